@@ -96,7 +96,9 @@ def digest(case: Case) -> dict[str, Any]:
             return {"error": str(error).replace(scratch, "")}
         files = {str(f.relative_to(place / "out")): f for f in sorted((place / "out").rglob("*")) if f.is_file()}
         hashes = {name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items()}
-        metrics = [json.loads(json.dumps(asdict(m), default=float)) for m in (result.metrics, result.single)]
+        metrics = [
+            json.loads(json.dumps(asdict(m), default=float)) for m in (result.metrics, result.single_device_metrics)
+        ]
         return {"metrics": metrics, "files": hashes}
 
 

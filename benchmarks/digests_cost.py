@@ -34,7 +34,7 @@ def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
     """Seconds until all devices are ready, and until the first output is there."""
     from dicompiler_targets.sockets import processes
 
-    processes.ENTRY = entry
+    processes.RUNTIME_COMMAND = entry
     shape = load_json(directory / "artifact.json")["inputs"][0]
     inputs = {shape["name"]: np.zeros(shape["shape"], np.float32)}
     begin = time.perf_counter()
@@ -52,7 +52,7 @@ def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
 def main(network: str, platform: str, strategy: str, rounds: int) -> None:
     from dicompiler_targets.sockets import processes
 
-    entries = {"with": processes.ENTRY, "without": ("-P", "-c", SKIP)}
+    entries = {"with": processes.RUNTIME_COMMAND, "without": ("-P", "-c", SKIP)}
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "net")
         dicompiler.compile(build(network), platform, strategy, output=place)

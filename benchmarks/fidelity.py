@@ -29,17 +29,17 @@ from rich.table import Table
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.emulate import LATE_LIMIT, emulate
-from dicompiler.driver.emulated_boards import costs_here, times_here
-from dicompiler.driver.fidelity import crowded
+from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN, emulate
+from dicompiler.driver.emulated_boards import measure_runtime_costs, runtime_cost_factor
+from dicompiler.driver.fidelity import share_processors
 from dicompiler.ir.devices import Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
-from dicompiler.target.seal import open_artifact
-from dicompiler.verify.executor import Session
-from dicompiler.verify.given import given_inputs
+from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.seal import load_artifact
+from dicompiler.verify.executor import OrtSession
+from dicompiler.verify.given import prepare_inputs
 
 NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
@@ -89,7 +89,7 @@ class Case:
         return self.network, self.line, self.cluster, self.target
 
     def __str__(self) -> str:
-        doubt = f"  host late by {self.late:.0%}" if self.late > LATE_LIMIT else ""
+        doubt = f"  host late by {self.late:.0%}" if self.late > MAX_COMPUTE_SLOWDOWN else ""
         times = f"{1000 * self.predicted_s:9.2f} ms predicted {1000 * self.measured_s:9.2f} measured"
         ratios = f"{self.measured_s / self.predicted_s:6.3f} ({self.measured_s / self.timed_s:.3f} of what was played)"
         return (
@@ -131,12 +131,12 @@ class Setup:
         slower. `place` takes profiles."""
         count = len(platform.devices)
         if not self.slower:
-            return f"analytic{{runtime={times_here(target, count) / self.dilation:.3g}}}"
-        here, files = crowded(costs_here(target).times(1 / self.dilation), count), []
+            return f"analytic{{runtime={runtime_cost_factor(target, count) / self.dilation:.3g}}}"
+        here, files = share_processors(measure_runtime_costs(target).scaled_by(1 / self.dilation), count), []
         profile, then_s = profile_of(network, target)
         slower = self.slower * whole_s(network) / then_s
         for device in platform.devices:
-            times = slower * platform.fastest.rate / device.rate
+            times = slower * platform.fastest_device.rate / device.rate
             document = slowed(profile, times)
             runtime = {name: getattr(here, name) for name in LETTERS}
             own = document["runtime"][target]
@@ -167,8 +167,8 @@ def profile_of(network: str, target: str) -> tuple[dict[str, Any], float]:
 def whole_s(network: str) -> float:
     """Seconds of the network on one core of this host now."""
     model = Model.load(built(network))
-    session = Session(model.proto, model.weights, network, "all")
-    inputs, times = given_inputs(model, None), []
+    session = OrtSession(model.proto, model.weights, network, "all")
+    inputs, times = prepare_inputs(model, None), []
     end = time.monotonic() + WHOLE_S
     while time.monotonic() < end or len(times) < 5:
         start = time.thread_time()
@@ -210,7 +210,7 @@ def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) ->
         )
         keys = Path(scratch, "keys") if setup.tls else None
         if keys is not None:
-            make(open_artifact(artifact)["devices"], keys)
+            make_keys(load_artifact(artifact)["devices"], keys)
         options = RunOptions(in_flight=setup.in_flight, keys=keys)
         frames = setup.frames * setup.in_flight + 1
         found = emulate(
@@ -221,7 +221,7 @@ def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) ->
             options=options,
             dilation=setup.dilation,
         )
-    return Case(*setting, strategy, found.predicted_s, found.timed_s, found.frame_s, found.late)
+    return Case(*setting, strategy, found.predicted_s, found.simulated_s, found.frame_s, found.compute_slowdown)
 
 
 def cases(settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], setup: Setup) -> Iterator[Case]:

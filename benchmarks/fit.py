@@ -17,9 +17,9 @@ from support.fitting import boards, fitted, quantised, same_bits
 
 from dicompiler import networks
 from dicompiler.base.units import format_bytes
-from dicompiler.cli.tables import show
-from dicompiler.cost.counting import macs, task_macs
-from dicompiler.ir.compilation import Compilation
+from dicompiler.cli.tables import print_table
+from dicompiler.cost.counting import count_macs, count_task_macs
+from dicompiler.ir.compilation import PipelineState
 
 RAM = 256 * 1024
 ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))
@@ -55,20 +55,20 @@ def row(size: int, count: int, strategy: str, directory: Path) -> Row:
     assert found.plan is not None
     return Row(
         size,
-        len(found.occupied),
+        len(found.footprints),
         max(map(len, found.plan.layers.values())),
-        max(one.ram for one in found.occupied),
-        max(one.ram for one in found.occupied_single),
+        max(one.ram for one in found.footprints),
+        max(one.ram for one in found.single_device_footprints),
         _multiplications(found),
         seconds,
         same_bits(model, directory / "parts", directory / "whole"),
     )
 
 
-def _multiplications(found: Compilation) -> float:
+def _multiplications(found: PipelineState) -> float:
     assert found.layers is not None and found.routing is not None
-    whole = sum(macs(found.layers, layer) for layer in found.layers.layers)
-    return sum(task_macs(found.layers, task) for task in found.routing.tasks) / whole
+    whole = sum(count_macs(found.layers, layer) for layer in found.layers.layers)
+    return sum(count_task_macs(found.layers, task) for task in found.routing.tasks) / whole
 
 
 def main() -> int:
@@ -87,7 +87,7 @@ def main() -> int:
         "same bits",
         "compile s",
     )
-    show(
+    print_table(
         headers,
         [
             (

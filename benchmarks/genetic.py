@@ -16,10 +16,10 @@ from support.layer_graphs import formed
 
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
-from dicompiler.search.fronts import AUTODICE
+from dicompiler.search.fronts import AUTODICE_OBJECTIVES
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import AnalyticModel, analytic_model
-from dicompiler_strategies.genetic.exploring import Options, explore
+from dicompiler_strategies.genetic.analytic import BatchedModel, build_batched_model
+from dicompiler_strategies.genetic.exploring import ExplorationOptions, explore
 
 PLANS = 40_000
 LEAST = 20_000
@@ -30,7 +30,7 @@ VARIANTS = {
 }
 
 
-def speed(tables: AnalyticModel) -> float:
+def speed(tables: BatchedModel) -> float:
     """Random pipelines of whole layers that the model evaluates in a second."""
     layers, devices = tables.seconds.shape
     rows = np.sort(np.random.default_rng(0).integers(0, devices, (PLANS, layers)), axis=1)
@@ -39,11 +39,11 @@ def speed(tables: AnalyticModel) -> float:
     return PLANS / (time.perf_counter() - start)
 
 
-def reference(tables: AnalyticModel) -> list[float]:
+def reference(tables: BatchedModel) -> list[float]:
     """The fixed reference point: in each objective the worst of the plans on one device alone."""
     layers, devices = tables.seconds.shape
     alone = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
-    return [float(alone.objective(name).max()) for name in AUTODICE]
+    return [float(alone.objective(name).max()) for name in AUTODICE_OBJECTIVES]
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10)
     given = parser.parse_args()
     problem = Problem(formed(build(given.network)), Platform.load(given.platform))
-    tables = analytic_model(problem)
+    tables = build_batched_model(problem)
     rate = speed(tables)
     print(
         f"{given.network} on {given.platform}: {len(problem.layers.layers)} layers, {rate:.0f} pipeline plans a second"
@@ -66,11 +66,11 @@ def main() -> int:
     for name, variant in VARIANTS.items():
         evaluations = []
         for seed in range(given.seeds):
-            options = Options(
+            options = ExplorationOptions(
                 population=given.population, generations=given.generations, measured=0, paper=True, seed=seed, **variant
             )
             front = explore(problem, options)
-            points = np.array([[point.objectives[name] for name in AUTODICE] for point in front.points])
+            points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])
             volumes.setdefault(name, []).append(float(HV(ref_point=np.ones(3))(points / worst)))
             evaluations.append(front.evaluations)
         own = sorted(volumes[name])

@@ -13,17 +13,17 @@ from time import perf_counter
 
 from support.layer_graphs import formed, vgg16
 
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import NAMES, build
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.gradient.landscape import landscapes
-from dicompiler_strategies.gradient.relax import Descent, descend
+from dicompiler_strategies.gradient.landscape import build_objective_tables
+from dicompiler_strategies.gradient.relax import DescentSettings, minimise_relaxation
 from dicompiler_strategies.gradient.strategy import Gradient
-from dicompiler_strategies.joint.elimination import graph, minimise
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.joint.elimination import build_elimination_order, minimise_exactly
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 GAP = 3.0  # percent
 
@@ -37,16 +37,20 @@ def setting(count: int) -> Platform:
 
 def row(layers: LayerGraph, count: int, seeds: int) -> bool:
     """Prints the row of one number of devices; whether the default is near enough."""
-    problem = Problem(layers, setting(count), Analytic(pools=False, elementwise=False, weights=False))
+    problem = Problem(layers, setting(count), AnalyticModel(pools=False, elementwise=False, weights=False))
     start = perf_counter()
-    found = tables(problem, Gradient().choices(problem))
+    found = build_cost_tables(problem, Gradient().choice_set(problem))
     made = perf_counter()
-    exact, _ = minimise(graph([len(own) for own in found.node], list(found.edge)), found.node, found.edge)
+    exact, _ = minimise_exactly(
+        build_elimination_order([len(own) for own in found.node_seconds], list(found.edge_seconds)),
+        found.node_seconds,
+        found.edge_seconds,
+    )
     eliminated = perf_counter()
-    best = [Gradient(seed=seed).search(found).value for seed in range(seeds)]
+    best = [Gradient(seed=seed).search_tables(found).value for seed in range(seeds)]
     searched = perf_counter()
-    (land,) = landscapes(found, "latency")
-    bare = [float(land.values(descend(land, Descent(seed=seed))).min()) for seed in range(seeds)]
+    (land,) = build_objective_tables(found, "latency")
+    bare = [float(land.values(minimise_relaxation(land, DescentSettings(seed=seed))).min()) for seed in range(seeds)]
     again = perf_counter()
     printed = problem.estimate(Gradient(paper=True).plan(problem)).latency_s
     done = perf_counter()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
@@ -23,10 +23,10 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
-from dicompiler_strategies.joint.fitting import fitting
-from dicompiler_strategies.joint.search import solve
+from dicompiler_strategies.joint.fitting import affordable_choices
+from dicompiler_strategies.joint.search import solve_jointly
 from dicompiler_strategies.modnn import Modnn
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 NETWORKS = ("vgg16", "resnet50", "mobilenet_v2", "yolov2")
 DEVICES = (2, 4, 8)
@@ -44,17 +44,17 @@ def boards(count: int) -> Platform:
 
 def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
     """A row of the table, and whether it is proven in time."""
-    problem = Problem(layers, boards(count), Analytic(pools=False, elementwise=False, weights=False))
+    problem = Problem(layers, boards(count), AnalyticModel(pools=False, elementwise=False, weights=False))
     start = time.process_time()
-    known = tables(problem, fitting(problem, CpSat().options()))
+    known = build_cost_tables(problem, affordable_choices(problem, CpSat().choice_set()))
     filled = time.process_time()
-    found = solve(known)
+    found = solve_jointly(known)
     end = time.process_time()
-    one, modnn = known.value([0] * len(layers.layers)), problem.estimate(Modnn().plan(problem)).latency_s
-    choices = f"{sum(known.counts) / len(layers.layers):.0f}"
+    one, modnn = known.total_seconds([0] * len(layers.layers)), problem.estimate(Modnn().plan(problem)).latency_s
+    choices = f"{sum(known.choice_counts) / len(layers.layers):.0f}"
     cells = [name, str(count), choices, f"{one:.4f}", f"{modnn:.4f}", f"{found.value:.4f}", f"{found.bound:.4f}"]
-    good = found.proven and end - start <= LIMIT_S
-    return [*cells, "yes" if found.proven else "no", f"{filled - start:.2f}", f"{end - filled:.2f}"], good
+    good = found.is_proven and end - start <= LIMIT_S
+    return [*cells, "yes" if found.is_proven else "no", f"{filled - start:.2f}", f"{end - filled:.2f}"], good
 
 
 def main(names: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from onnx import helper, numpy_helper
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.cli.tables import show
+from dicompiler.cli.tables import print_table
 from dicompiler.cost.memory import program_memory
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.target.records import RunOptions
@@ -60,8 +60,8 @@ def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str =
         program = made.program
         assert program is not None
         reports = target.run(Path(place, "a"), [random_inputs(program.inputs)], RunOptions()).reports
-    held, added = program_memory(program), target.memory(program)
-    return [Row(name, r.device, held[r.device].total, added[r.device], r.memory_peak) for r in reports]
+    held, added = program_memory(program), target.memory_overhead(program)
+    return [Row(name, r.device, held[r.device].total, added[r.device], r.peak_memory_bytes) for r in reports]
 
 
 # -- where the constants come from: networks of one thing each
@@ -145,7 +145,7 @@ def report(rows: Sequence[Row]) -> bool:
         (r.name, r.device, *(f"{value / MIB:.1f}" for value in (r.held, r.added, r.measured)), f"{r.ratio:.3f}")
         for r in rows
     ]
-    show(headers, texts, right=range(2, len(headers)))
+    print_table(headers, texts, right=range(2, len(headers)))
     ratios = [row.ratio for row in rows]
     click.echo(f"predicted / measured: from {min(ratios):.3f} to {max(ratios):.3f} (allowed: {UNDER} to {OVER})")
     return all(UNDER <= ratio <= OVER for ratio in ratios)

@@ -29,20 +29,20 @@ from support.splits import ALL, Case, splits
 import dicompiler
 from dicompiler import networks
 from dicompiler.driver.artifact import install, run
-from dicompiler.driver.compiler import decide
-from dicompiler.driver.prepare import pose, prepare
+from dicompiler.driver.compiler import choose_plan
+from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir import plan
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import LIGHT_NAMES
-from dicompiler.partition.lowering import split
+from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.seal import seal
-from dicompiler.verify.comparison import compare, random_inputs, transfers
+from dicompiler.target.seal import write_integrity
+from dicompiler.verify.comparison import check_transfers, compare_value, random_inputs
 from dicompiler.verify.exact import check_model
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
@@ -58,7 +58,7 @@ def main() -> None:
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
 
 
-def compiled(model: Any, strategy: str, platform: str, place: Path) -> Compilation:
+def compiled(model: Any, strategy: str, platform: str, place: Path) -> PipelineState:
     """An artifact whose segments have one thread."""
     return dicompiler.compile(
         model, platform=platform, strategy=strategy, objective="throughput", target="mpi{threads=1}", output=place
@@ -93,7 +93,9 @@ def single(names: Sequence[str], frames: int, rounds: int) -> None:
             model = Path(place, "a", "reference", "model.onnx")
             for _ in range(rounds):
                 python = in_python(model, inputs, frames)
-                result = MpiTarget().run(Path(place, "a"), [inputs] * (frames + 2), RunOptions(in_flight=1, keep=1))
+                result = MpiTarget().run(
+                    Path(place, "a"), [inputs] * (frames + 2), RunOptions(in_flight=1, kept_frames=1)
+                )
                 ratios.append(statistics.median(result.frames_s[2:]) / python)
         ratio = statistics.median(ratios)
         reached = reached and ratio <= OVERHEAD
@@ -116,7 +118,7 @@ def pipeline(network: str, frames: int, rounds: int) -> None:
         compiled(model, "single", "rpi4x1", Path(place, "one"))
         assert made.program is not None
         given = [random_inputs(made.program.inputs)] * frames
-        options = RunOptions(in_flight=0, pin=True, keep=1)
+        options = RunOptions(in_flight=0, pin=True, kept_frames=1)
         for _ in range(rounds):
             two = MpiTarget().run(Path(place, "two"), given, options)
             os.sched_setaffinity(0, cores[:1])
@@ -161,7 +163,7 @@ def lowering(network: str, rounds: int) -> None:
             out = scratch / "out"
             shutil.rmtree(out, ignore_errors=True)
             out.mkdir()
-            MpiTarget().emit(split(replace(prepare(model), plan=chosen, platform=platform)), out)
+            MpiTarget().emit(lower(replace(prepare(model), plan=chosen, platform=platform)), out)
 
         copy_s = fastest(lambda: shutil.copyfile(path, scratch / "copy.onnx"), rounds)
         lower_s = fastest(lower, rounds)
@@ -176,21 +178,21 @@ def lowering(network: str, rounds: int) -> None:
 
 def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
     """What is wrong where the ranks run `model` under the plan: an output, or a transfer; empty where nothing is."""
-    made = split(replace(prepare(model), plan=plan_, platform=case.compilation.platform))
+    made = lower(replace(prepare(model), plan=plan_, platform=case.compilation.platform))
     assert made.program is not None
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
-    seal(place)
+    write_integrity(place)
     result = MpiTarget().run(place, [inputs], RunOptions())
     shutil.rmtree(place)
     reference = run_model(model, inputs)
     checks = [
-        compare(name, reference[name], value, exact=exact_)
-        for outputs in result.delivered[0].values()
+        compare_value(name, reference[name], value, exact=exact_)
+        for outputs in result.outputs_by_device[0].values()
         for name, value in outputs.items()
     ]
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
-    checks.append(transfers(made.program.transfers, sent, 1))
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
+    checks.append(check_transfers(made.program.transfers, sent, 1))
     return next((f"{check.name}: {check.detail}" for check in checks if not check.passed), "")
 
 
@@ -205,7 +207,7 @@ def matrix(names: Sequence[str], kinds: Sequence[str], counts: Sequence[int]) ->
     for name, count in itertools.product(names, counts):
         case = Case.of(networks.build(name), count)
         single = registry().make("strategies", "single")
-        plans = [("single", decide(pose(case.compilation), single, None))] if count == 1 else []
+        plans = [("single", choose_plan(make_problem(case.compilation), single, None))] if count == 1 else []
         if count > 1:
             plans += [(one.kind, case.plan(one)) for one in splits(case.layers, kinds, sets=1, devices=count)]
         for kind, chosen in plans:
@@ -241,12 +243,12 @@ def cluster(network: str, strategy: str, frames: int) -> None:
         net, hosts = Path(place, "net"), Hosts.load(made.hosts(Path(place, "hosts.toml")))
         compilation = compiled(networks.build(network), strategy, "rpi4x4", net)
         assert compilation.program is not None and compilation.platform is not None
-        options = RunOptions(in_flight=1, keep=1, hosts=hosts, insecure=True)
+        options = RunOptions(in_flight=1, kept_frames=1, hosts=hosts, insecure=True)
         install(net, options)
         given = random_inputs(compilation.program.inputs)
         result = run(net, {value: given[value] for value in given}, frames, options=options)
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
-    check = transfers(compilation.program.transfers, sent, frames)
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
+    check = check_transfers(compilation.program.transfers, sent, frames)
     click.echo(f"{network}, {strategy}: {check.detail}")
     computing = max(report.compute_s for report in result.reports) / frames
     assert compilation.metrics is not None

@@ -20,72 +20,72 @@ import click
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.driver.compiler import Compiled
+from dicompiler.driver.compiler import CompileResult
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.devices import Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.partition.lowering import split
+from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
-from dicompiler.verify.comparison import exact
+from dicompiler.verify.comparison import check_exact
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "networks.md"
 BEGIN, END = "<!-- networks -->\n", "<!-- end -->"
-HEADS = (
+COLUMN_HEADINGS = (
     "network", "operators", "layers", "cut at 1000", "exact", "× at 100 Mbit/s", "× at 1000 Mbit/s", "compile CPU s",
 )  # fmt: skip
-ALL = (*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES))
+ALL_NETWORKS = (*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES))
 
 
-def platform(mbits: float) -> Platform:
+def pi_platform(mbits: float) -> Platform:
     """Four Raspberry Pi 4 on a switch."""
     return replace(Platform.load("rpi4x4"), name=f"rpi4x4-{mbits:g}", network=Network("switch", mbits * 1e6))
 
 
-def exact_layers(model: Model, compiled: Compiled) -> str:
+def count_exact_layers(model: Model, compiled: CompileResult) -> str:
     """How many layers' geometry was proved bit-equal for this plan, of all; '-' where the level does not apply."""
 
     def program(variant: Model) -> Program:
-        made = split(replace(prepare(variant), platform=compiled.platform, plan=compiled.plan)).program
+        made = lower(replace(prepare(variant), platform=compiled.platform, plan=compiled.plan)).program
         assert made is not None
         return made
 
-    check = exact(model, program, rules=registry().rules, layers=compiled.layers)
+    check = check_exact(model, program, rules=registry().operator_rules, layers=compiled.layers)
     assert check.passed, check.detail
     found = re.search(r", (\d+ of \d+) layers", check.detail)
     return found[1] if check.applies and found else "-"
 
 
-def row(name: str) -> str:
+def table_row(name: str) -> str:
     """The network's row of the table."""
     proto = networks.build(name)
     faster, seconds, compiled = [], 0.0, None
     for mbits in (100, 1000):
         start = time.process_time()
-        compiled = dicompiler.compile(proto, platform(mbits))
+        compiled = dicompiler.compile(proto, pi_platform(mbits))
         seconds = time.process_time() - start
-        assert compiled.metrics is not None and compiled.single is not None and compiled.plan is not None
+        assert compiled.metrics is not None and compiled.single_device_metrics is not None and compiled.plan is not None
         if compiled.plan.note:
             raise click.ClickException(f"{name}: {compiled.plan.note}: give it an idle machine")
-        faster.append(f"{compiled.metrics.faster_than(compiled.single, 'latency'):.2f}")
+        faster.append(f"{compiled.metrics.speedup_over(compiled.single_device_metrics, 'latency'):.2f}")
     assert compiled is not None and compiled.layers is not None and compiled.plan is not None
     cut = sum(len({part.device for part in parts}) > 1 for parts in compiled.plan.layers.values())
     counts = (len(proto.graph.node), len(compiled.layers.layers), cut)
-    checked = exact_layers(compiled.reference or compiled.model, compiled)
+    checked = count_exact_layers(compiled.reference or compiled.model, compiled)
     return "| " + " | ".join([name, *map(str, counts), checked, *faster, f"{seconds:.1f}"]) + " |"
 
 
 @click.command(help=__doc__)
-@click.argument("names", nargs=-1, type=click.Choice(ALL))
+@click.argument("names", nargs=-1, type=click.Choice(ALL_NETWORKS))
 @click.option("--write", is_flag=True, help="Put the rows into docs/networks.md; rows of other networks stay.")
 @click.option("--here", is_flag=True, hidden=True)
 def main(names: Sequence[str], write: bool, here: bool) -> None:
     if here:
-        click.echo(row(names[0]))
+        click.echo(table_row(names[0]))
         return
     rows = {}
-    for name in names or ALL:
+    for name in names or ALL_NETWORKS:
         process = subprocess.Popen([sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         text = process.stdout.read().strip()
@@ -97,15 +97,19 @@ def main(names: Sequence[str], write: bool, here: bool) -> None:
         click.echo(text)
         click.echo(f"{used.ru_utime + used.ru_stime:.1f} CPU s, {used.ru_maxrss / 1024:.0f} MiB", err=True)
         if write:  # at once: all of them take long
-            DOCUMENT.write_text(with_rows(DOCUMENT.read_text(), rows))
+            DOCUMENT.write_text(replace_rows(DOCUMENT.read_text(), rows))
 
 
-def with_rows(text: str, rows: dict[str, str]) -> str:
+def replace_rows(text: str, rows: dict[str, str]) -> str:
     """The document with these rows in its table, in the order of ALL."""
     head, rest = text.split(BEGIN)
     table, _, tail = rest.partition(END)
     known = {line.split("|")[1].strip(): line for line in table.splitlines()[2:]} | rows
-    lines = ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS), *(known[n] for n in ALL if n in known)]
+    lines = [
+        "| " + " | ".join(COLUMN_HEADINGS) + " |",
+        "|" + "---|" * len(COLUMN_HEADINGS),
+        *(known[n] for n in ALL_NETWORKS if n in known),
+    ]
     return head + BEGIN + "\n".join(lines) + "\n" + END + tail
 
 

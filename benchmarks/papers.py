@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from support.layer_graphs import alexnet, formed, stack, vgg16
 from support.stahl_paper import chained, communication, memory, table_2, variant
 
-from dicompiler.cost.counting import macs
+from dicompiler.cost.counting import count_macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.networks import build
-from dicompiler_strategies.dp.coopai import Result, best_k, chain, mls
+from dicompiler_strategies.dp.coopai import CoopaiResult, best_k, build_chain, minimise_latency
 from dicompiler_strategies.stahl import (
-    Scheme,
-    network_sizes,
+    PartitionScheme,
+    build_ilp_layers,
     solve_ilp,
 )
 
@@ -57,7 +57,7 @@ def longest_path(layers: LayerGraph) -> list[Layer]:
         producers = [layers.producer[name] for name in layer.inputs if name in layers.producer]
         best = max(producers, key=lambda producer: length[producer.name], default=None)
         before[layer.name] = best
-        multiplies = 0 if layer.reason else int(macs(layers, layer) > 0)
+        multiplies = 0 if layer.whole_reason else int(count_macs(layers, layer) > 0)
         length[layer.name] = multiplies + (length[best.name] if best else 0)
     ends = [layers.producer[name] for name in layers.outputs if name in layers.producer]
     at: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
@@ -70,9 +70,9 @@ def longest_path(layers: LayerGraph) -> list[Layer]:
 
 def coopai(name: str, graph: LayerGraph) -> None:
     """One network's rows. YOLOv2 has a branch: its longest path stands for it."""
-    layers = chain(graph, longest_path(graph))
-    many = [mls(layers, F, G, k) for k in COUNTS]
-    single = [mls(layers, F, G, k, single=True) for k in COUNTS]
+    layers = build_chain(graph, longest_path(graph))
+    many = [minimise_latency(layers, F, G, k) for k in COUNTS]
+    single = [minimise_latency(layers, F, G, k, single=True) for k in COUNTS]
     blocks, counts, saved = COOPAI[name]
     best, base = best_k(many), best_k(single)
     print(line(f"{name}: blocks, k = 1…10", blocks, (len(result.blocks) for result in many)))
@@ -82,14 +82,14 @@ def coopai(name: str, graph: LayerGraph) -> None:
     print(line(f"{name}: seconds, k = 1, 2, 4, 7", (), (f"{many[k - 1].seconds:.4f}" for k in (1, 2, 4, 7))))
 
 
-def _saved(ours: Result, other: Result) -> float:
+def _saved(ours: CoopaiResult, other: CoopaiResult) -> float:
     return 100 * (1 - ours.seconds / other.seconds)
 
 
 def stahl(yolo: LayerGraph) -> None:
     """The example, table 2 and the memory column."""
     example = chained((4, 8, 16, 4, 4))
-    rows: Sequence[tuple[str, int, tuple[Scheme, ...]]] = (
+    rows: Sequence[tuple[str, int, tuple[PartitionScheme, ...]]] = (
         ("LOP", 34, ("o", "o", "o", "o")),
         ("LIP", 48, ("i", "i", "i", "i")),
         ("two pairs fused", 40, ("f", "s", "f", "s")),
@@ -104,7 +104,7 @@ def stahl(yolo: LayerGraph) -> None:
         print(line(f"table 2: {name}, MB", (published_mb,), (f"{found:.3f}",)))
     for name, lip in (("optimum without LIP", False), ("optimum of the ILP", True)):
         print(line(f"table 2: {name}, MB", (68.1,), (f"{solve_ilp(table_2(), 6, lip=lip).communication / MB:.3f}",)))
-    weights = network_sizes(yolo)
+    weights = build_ilp_layers(yolo)
     print(
         line("table 1: MB of weights, each of N", MEMORY.values(), (f"{memory(weights, n) / MB:.1f}" for n in MEMORY))
     )

@@ -29,8 +29,8 @@ from dicompiler.base.schema import load_json
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.seams import Seam
-from dicompiler_targets.sockets.runtime.values import from_bytes, make_sessions, run_segment
+from dicompiler_targets.sockets.runtime.seams import SegmentIO
+from dicompiler_targets.sockets.runtime.values import make_sessions, run_segment, value_from_bytes
 
 SLACK, SPEEDUP = 1.05, 1.6
 """The time of a frame must be within 5 % of what its parts take; throughput must grow by that."""
@@ -74,16 +74,16 @@ def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> fl
     for device in load_json(directory / "artifact.json")["devices"]:
         manifest = load_json(directory / device / "manifest.json")
         todo += zip(make_sessions(directory / device, manifest, 1), manifest["segments"], strict=True)
-        given |= {value["name"]: from_bytes(_bytes(inputs[value["name"]]), value) for value in manifest["inputs"]}
+        given |= {value["name"]: value_from_bytes(_bytes(inputs[value["name"]]), value) for value in manifest["inputs"]}
     seconds: dict[str, list[float]] = {segment["name"]: [] for _, segment in todo}
     for _ in range(times):
         values, left = dict(given), list(todo)
         while left:
             session, segment = next(entry for entry in left if all(name in values for name in entry[1]["inputs"]))
             left.remove((session, segment))
-            seam = Seam(segment, session)
+            seam = SegmentIO(segment, session)
             start = time.perf_counter()
-            values.update(seam.cut(run_segment(session, seam.inner, seam.joined(values))))
+            values.update(seam.cut_outputs(run_segment(session, seam.inner, seam.join_inputs(values))))
             seconds[segment["name"]].append(time.perf_counter() - start)
     return sum(map(statistics.median, seconds.values()))
 
@@ -118,11 +118,11 @@ def wire(count: int, times: int) -> float:
 def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) -> Round:
     """One repetition of everything, so that what else the host does falls on all of it."""
     target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), used()
-    one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, keep=1))
-    stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, keep=1))
+    one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, kept_frames=1))
+    stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
     os.sched_setaffinity(0, cores[:1])
     try:
-        alone = target.run(single, [inputs] * frames, RunOptions(in_flight=0, pin=True, keep=1))
+        alone = target.run(single, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
         alone_s = segments_alone(pair, inputs, max(5, frames // 2))
     finally:
         os.sched_setaffinity(0, cores)

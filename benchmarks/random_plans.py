@@ -17,12 +17,12 @@ from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 
 def fault(seed: int) -> str:
@@ -31,12 +31,12 @@ def fault(seed: int) -> str:
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
     plan = random_plan(rng, layers)
-    placed = Partition().run(Compilation(model=model, layers=layers, plan=plan))
+    placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=plan))
     placed.model.check("partition")
     inputs = integers(rng, model.proto)
     reference = run_model(model, inputs)
-    program = cut(placed.model, plan.devices)
-    execution = Executor(program).run(inputs)
+    program = build_program(placed.model, plan.devices)
+    execution = ProgramExecutor(program).run(inputs)
     for device, outputs in execution.delivered.items():
         for name, value in outputs.items():
             if not np.array_equal(reference[name], value):

@@ -28,11 +28,11 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Network
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin_api import tile
+from dicompiler.plugin_api import tile_layer
 from dicompiler.search.problem import Problem
 
 LIMIT_S = 60.0
-COSTS = RuntimeCosts(send=50e-6, receive=60e-6, byte=1e-9, gap=10e-6, call=20e-6, copy=0.1e-9)
+COSTS = RuntimeCosts(send=50e-6, receive=60e-6, per_byte=1e-9, gap=10e-6, call=20e-6, per_copied_byte=0.1e-9)
 
 
 def posed(layers: int, devices: int, rows: int) -> Problem:
@@ -48,8 +48,8 @@ def in_turn(problem: Problem, parts: int) -> Plan:
     shared = {}
     for i, layer in enumerate(problem.layers.layers):
         own = [names[(i * parts + k) % len(names)] for k in range(parts)]
-        shared[layer.name] = tile(problem.layers, layer, "height", [1.0] * parts, own)
-    return problem.plan(shared)
+        shared[layer.name] = tile_layer(problem.layers, layer, "height", [1.0] * parts, own)
+    return problem.build_plan(shared)
 
 
 @click.command()
@@ -69,7 +69,7 @@ def main(layers: int, devices: int, frames: int, shares: Sequence[int]) -> None:
         segments, messages = frames * sum(len(one.jobs) for one in work.devices), frames * len(work.messages)
         for in_flight in dict.fromkeys((1, frames)):
             start, cpu = time.perf_counter(), time.process_time()
-            simulate(work, problem.platform, frames, in_flight, spans=False)
+            simulate(work, problem.platform, frames, in_flight, keep_spans=False)
             wall, cpu = time.perf_counter() - start, time.process_time() - cpu
             over = over or wall > LIMIT_S
             rate = f"{(segments + messages) / wall:,.0f}"

@@ -17,12 +17,12 @@ import click
 import dicompiler
 from dicompiler import networks
 from dicompiler.driver.emulate import emulate
-from dicompiler.driver.emulated_boards import times_here
-from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.emulated_boards import runtime_cost_factor
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.devices import Network
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
-from dicompiler_strategies.stahl import Scheme, network_parts
+from dicompiler_strategies.stahl import PartitionScheme, network_parts
 
 BOARDS = 6
 PAPER = {10: 1.16, 100: 1.15, 1000: 1.06}
@@ -43,11 +43,11 @@ class Case:
     late: float
 
 
-def parts(tiled: Compilation, kind: str) -> Mapping[str, tuple[Part, ...]]:
+def parts(tiled: PipelineState, kind: str) -> Mapping[str, tuple[Part, ...]]:
     """Early layers in height tiles, as `tiled` has them, late ones by channels."""
     layers, plan = tiled.layers, tiled.plan
     assert layers is not None and plan is not None
-    schemes: dict[str, Scheme] = dict.fromkeys(CONVOLUTIONS.values(), "o")
+    schemes: dict[str, PartitionScheme] = dict.fromkeys(CONVOLUTIONS.values(), "o")
     for first, second in PAIRS[kind]:
         schemes |= {CONVOLUTIONS[first]: "f", CONVOLUTIONS[second]: "s"}
     late = network_parts(layers, schemes, plan.devices, plan.devices[0])
@@ -55,16 +55,16 @@ def parts(tiled: Compilation, kind: str) -> Mapping[str, tuple[Part, ...]]:
     return {layer.name: (plan.layers if i < begin else late)[layer.name] for i, layer in enumerate(layers.layers)}
 
 
-def measured(tiled: Compilation, platform: Platform, kind: str, frames: int) -> Case:
+def measured(tiled: PipelineState, platform: Platform, kind: str, frames: int) -> Case:
     """One plan on boards of that platform."""
     assert tiled.plan is not None
     plan = replace(tiled.plan, layers=parts(tiled, kind))
-    cost = f"analytic{{runtime={times_here('sockets', BOARDS):.3g}}}"
+    cost = f"analytic{{runtime={runtime_cost_factor('sockets', BOARDS):.3g}}}"
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch, "net")
         dicompiler.compile(networks.build("yolov2"), platform, plan=plan, cost=cost, output=place)
         found = emulate(place, frames=frames, cost=cost)
-    return Case(found.predicted_s, found.frame_s, found.late)
+    return Case(found.predicted_s, found.frame_s, found.compute_slowdown)
 
 
 @click.command(help=__doc__)

@@ -106,11 +106,11 @@ def run(case: Case) -> Result:
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     given = replace(problem(case.network), platform=case.platform())
     found = compare(given, {name: registry().make("strategies", name) for name in STRATEGIES[:-1]})
-    longest = max(row.seconds for row in found.rows)
+    longest = max(row.search_s for row in found.results)
     auto = compare(given, {"auto": registry().make("strategies", f"auto{{budget={max(BUDGET, longest)}}}")})
-    rows = (*found.rows, *auto.rows)
-    values = {row.strategy: math.inf if row.metrics is None else found.value(row) for row in rows}
-    return Result(case, values, {row.strategy: row.seconds for row in rows}, found.bound or 0.0)
+    rows = (*found.results, *auto.results)
+    values = {row.strategy: math.inf if row.metrics is None else found.objective_value(row) for row in rows}
+    return Result(case, values, {row.strategy: row.search_s for row in rows}, found.lower_bound or 0.0)
 
 
 def summary(done: Sequence[Result]) -> int:

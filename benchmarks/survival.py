@@ -37,7 +37,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.sockets.session import ClusterSession
 
 WAYS = ("kill", "stop", "cable", "sshd")
 AT_ONCE_S, BEATS = 0.3, 3.75
@@ -224,7 +224,7 @@ def main(
         SocketsTarget().install(net, options)
         try:
             with dicompiler.connect(net, options) as session:
-                assert isinstance(session, Session)
+                assert isinstance(session, ClusterSession)
                 watch.begun = session.begun_s
                 steps = plot(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1, end_s)
 

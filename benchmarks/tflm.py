@@ -24,9 +24,9 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.verify.comparison import Check, Tolerance, compare
-from dicompiler_targets.tflm.proof import LiteRt, tolerances
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.verify.comparison import Check, Tolerance, compare_value
+from dicompiler_targets.tflm.proof import LiteRtRuntime, make_tolerances
 
 NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name in ("autoencoder", "ds_cnn", "resnet8", "person_detection", "squeezenet")},
@@ -85,7 +85,7 @@ def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
                 made = case.with_plan(plan())
                 got = play(made, case.inputs)
                 if devices == 1 and numbers == "int8":
-                    whole, litert = got, play(made, case.inputs, LiteRt)
+                    whole, litert = got, play(made, case.inputs, LiteRtRuntime)
                 checks = _checks(model, case, got, whole, litert)
             except DicompilerError as error:
                 checks = (Check("error", False, str(error)),)
@@ -94,7 +94,7 @@ def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
 
 def _whole(case: Case) -> Plan:
     assert case.compilation.platform is not None
-    return whole_plan(case.layers, case.compilation.platform.fastest.name)
+    return single_device_plan(case.layers, case.compilation.platform.fastest_device.name)
 
 
 def _checks(
@@ -104,12 +104,12 @@ def _checks(
     whole: Mapping[str, NDArray[Any]],
     litert: Mapping[str, NDArray[Any]],
 ) -> tuple[Check, ...]:
-    allowed = tolerances(model)
+    allowed = make_tolerances(model)
     (name,) = got
-    checks = [compare("onnxruntime", case.reference[name], got[name], allowed=allowed[name])]
+    checks = [compare_value("onnxruntime", case.reference[name], got[name], tolerance=allowed[name])]
     if whole:
-        checks.append(compare("uncut", whole[name], got[name], exact=True))
-        checks.append(compare("LiteRT", litert[name], got[name], allowed=Tolerance(1, allowed[name].step)))
+        checks.append(compare_value("uncut", whole[name], got[name], exact=True))
+        checks.append(compare_value("LiteRT", litert[name], got[name], tolerance=Tolerance(1, allowed[name].step)))
     return tuple(checks)
 
 

@@ -19,10 +19,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
-    from dicompiler.driver.compiled import Compiled
+    from dicompiler.driver.compiled import CompileResult
     from dicompiler.driver.compiler import compile
     from dicompiler.driver.executors import open_executor
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_WHERE = {
+_MODULES = {
     "Compilation": "ir.compilation",
     "Compiled": "driver.compiled",
     "DicompilerError": "base.errors",
@@ -51,11 +51,11 @@ _WHERE = {
 }
 
 __all__ = [
-    "Compilation",
-    "Compiled",
+    "CompileResult",
     "DicompilerError",
     "Model",
     "Part",
+    "PipelineState",
     "Plan",
     "Platform",
     "PluginError",
@@ -78,8 +78,8 @@ def __getattr__(name: str) -> Any:
     value: Any
     if name == "__version__":
         value = import_module("dicompiler.base.version").version()
-    elif name in _WHERE:
-        value = getattr(import_module(f"dicompiler.{_WHERE[name]}"), name)
+    elif name in _MODULES:
+        value = getattr(import_module(f"dicompiler.{_MODULES[name]}"), name)
     else:
         raise AttributeError(f"module 'dicompiler' has no attribute {name!r}")
     globals()[name] = value

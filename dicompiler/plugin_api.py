@@ -18,190 +18,409 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # The hooks, and what they yield
     # Errors, options, files, numbers
-    from dicompiler.base.bounding import bounded_memory
-    from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, expect, nearest, one_line
-    from dicompiler.base.given import check_rows, given_array
+    from dicompiler.base.bounding import memory_limit
+    from dicompiler.base.errors import (
+        DicompilerError,
+        PluginError,
+        RunError,
+        UsageError,
+        check_type,
+        did_you_mean,
+        one_line,
+    )
+    from dicompiler.base.given import check_index_range, coerce_input
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
-    from dicompiler.base.remembering import Remembers, remembered
+    from dicompiler.base.remembering import Memoizing, memoized
     from dicompiler.base.schema import load_json, read_text, validate
     from dicompiler.base.specs import Spec
     from dicompiler.base.units import format_bytes
-    from dicompiler.base.version import version
-    from dicompiler.base.written import Written
+    from dicompiler.base.version import package_version
+    from dicompiler.base.written import CapturedOutput
 
     # What a plan comes to
-    from dicompiler.cost.counting import Count, count, flops, macs, task_macs, weight_regions
-    from dicompiler.cost.memory import constant_sizes, peak, program_memory, segment_values
-    from dicompiler.cost.model import Analytic, CostModel
-    from dicompiler.cost.runtime import FREE, RuntimeCosts
-    from dicompiler.cost.workload import look_ups
+    from dicompiler.cost.counting import (
+        OpCounts,
+        count_flops,
+        count_macs,
+        count_operations,
+        count_task_macs,
+        weight_regions,
+    )
+    from dicompiler.cost.memory import constant_sizes, peak_nbytes, program_memory, segment_value_sizes
+    from dicompiler.cost.model import AnalyticModel, CostModel
+    from dicompiler.cost.runtime import FREE_RUNTIME, RuntimeCosts
+    from dicompiler.cost.workload import count_lookup_copies
 
     # Layers, plans, platforms
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.devices import Device, Host, Link, Network
-    from dicompiler.ir.drawing import draws
+    from dicompiler.ir.drawing import is_random
     from dicompiler.ir.layers import Layer, LayerGraph
-    from dicompiler.ir.lineage import Lineage
-    from dicompiler.ir.metrics import DeviceMetrics, Metrics, Occupied
+    from dicompiler.ir.lineage import NodeOrigins
+    from dicompiler.ir.metrics import DeviceFootprint, DeviceMetrics, Metrics
 
     # Models
-    from dicompiler.ir.onnx.file import without
-    from dicompiler.ir.onnx.graph import ConstantValues, Graph, HeldAttribute, Variable, names_read
+    from dicompiler.ir.onnx.file import copy_without
+    from dicompiler.ir.onnx.graph import ConstantValues, ModelGraph, OpaqueAttribute, Variable, names_read
     from dicompiler.ir.onnx.graph_export import export_node
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.onnx.names import unique
-    from dicompiler.ir.onnx.soundness import check_size
-    from dicompiler.ir.onnx.structure import captures
+    from dicompiler.ir.onnx.names import unique_name
+    from dicompiler.ir.onnx.soundness import check_tensor_size
+    from dicompiler.ir.onnx.structure import captured_names
     from dicompiler.ir.onnx.weights import (
-        LARGE,
+        MIN_WEIGHT_BYTES,
         Weight,
         array_dtype,
-        dense,
         dtype_name,
-        hollow,
-        is_hollow,
+        is_fixed_size,
+        is_placeholder,
+        make_placeholder,
         raw_nbytes,
-        sized,
+        to_dense,
     )
-    from dicompiler.ir.plan import Part, Plan, Share, load_plan
+    from dicompiler.ir.plan import LayerShare, Part, Plan, load_plan
     from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat
 
     # From a plan to a program
-    from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Step, Transfer, Value
+    from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
 
     # Regions
     from dicompiler.ir.regions import (
         Interval,
         Region,
         Shape,
-        bounding,
+        bounding_region,
         contains,
-        full,
+        full_region,
         intersect,
         is_empty,
-        shape_of,
-        shares,
-        shift,
-        slices,
+        region_shape,
+        relative_to,
+        split_proportionally,
+        to_slices,
         volume,
         with_interval,
     )
-    from dicompiler.ir.routing import Box, Routing, leaves
+    from dicompiler.ir.routing import Box, Routing, assembly_leaves
     from dicompiler.ir.rule import (
         STAND_IN_DOMAIN,
         CostFunction,
-        Effort,
         Node,
+        OpCost,
         Operation,
         OperatorRule,
         Piece,
         PieceFunction,
-        Tensor,
-        counted,
-        each,
-        free,
-        taken,
-        whole,
+        TensorInfo,
+        cost_per_input,
+        cost_per_output,
+        counted_rules,
+        whole_tensor,
+        zero_cost,
     )
-    from dicompiler.ir.states import set_states, states_of
-    from dicompiler.ir.tasks import Key, ShareTask, Task, TaskId, Work
-    from dicompiler.ir.wire import Wire, sent_dtype, sent_nbytes
-    from dicompiler.partition.annotations import part_of, unannotated
-    from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
-    from dicompiler.partition.lowering import partition, split
-    from dicompiler.partition.routing import route_on
+    from dicompiler.ir.states import read_states, write_states
+    from dicompiler.ir.tasks import ShareTask, Task, TaskId, TaskNode, TensorKey
+    from dicompiler.ir.wire import WireFormat, sent_dtype, sent_nbytes
+    from dicompiler.partition.annotations import read_part, remove_annotations
+    from dicompiler.partition.bounds_inference import (
+        align_region,
+        cuttable_axes,
+        make_share_task,
+        output_shape,
+        reduction_length,
+    )
+    from dicompiler.partition.lowering import lower, partition
+    from dicompiler.partition.routing import route_on_platform
     from dicompiler.partition.tiling import (
-        Label,
-        aligned_cuts,
-        axis_of,
-        cut_axis,
-        exit_of,
+        AxisLabel,
+        align_cuts,
+        exit_layer,
         fused_regions,
         grid_tiles,
+        is_read_only_within,
+        labelled_axis,
         named_axes,
-        read_within,
-        tile,
-        whole_plan,
+        single_device_plan,
+        split_axis,
+        tile_layer,
     )
     from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
-    from dicompiler.plugin.pass_manager import PassManager, pipeline
-    from dicompiler.plugin.passes import Instrument, Pass, PassFailure
+    from dicompiler.plugin.pass_manager import PassManager, make_pipeline
+    from dicompiler.plugin.passes import Instrument, Pass, PassError
     from dicompiler.plugin.registry import registry
-    from dicompiler.search.allowance import BUDGET, Allowance, Spent
+    from dicompiler.search.allowance import DEFAULT_BUDGET_S, BudgetExceeded, WorkBudget
     from dicompiler.search.constraints import (
         check_constraints,
-        check_occupied,
+        check_measured_memory,
         fits_constraints,
         free_memory,
-        memory_lacking,
-        memory_needed,
-        memory_used,
+        missing_memory,
+        needed_memory,
+        used_memory,
     )
-    from dicompiler.search.fronts import AUTODICE, Front, Measurement, Point, Tell, check_objectives, objective_values
-    from dicompiler.search.problem import WORTH, Problem, RemoteEvaluator
-    from dicompiler.search.strategy import INTERRUPTED, Strategy
+    from dicompiler.search.fronts import (
+        AUTODICE_OBJECTIVES,
+        MeasuredMetrics,
+        ParetoFront,
+        ParetoPoint,
+        ProgressCallback,
+        check_objectives,
+        objective_values,
+    )
+    from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem, RemoteEvaluator
+    from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
 
     # Artifacts and their runs
     from dicompiler.target.client import Session
-    from dicompiler.target.digests import file_digest, file_record
+    from dicompiler.target.digests import file_digest, make_file_record
     from dicompiler.target.interface import Service, Target
     from dicompiler.target.manifest import (
-        ARTIFACT,
-        TYPES,
+        ARTIFACT_FORMAT,
+        SENDABLE_TYPES,
         Json,
-        artifact_document,
-        json_text,
-        transfer_document,
-        value_document,
+        describe_artifact,
+        describe_transfer,
+        describe_value,
+        format_json,
     )
     from dicompiler.target.records import (
-        Call,
-        Copying,
+        CopyFunction,
         DeviceReport,
         DeviceStatus,
         Emulation,
-        Installed,
+        InstalledDevice,
         RunEvent,
         RunOptions,
         RunResult,
-        Timed,
+        SegmentCall,
+        TimelineEntry,
     )
     from dicompiler.target.remote import ssh
-    from dicompiler.target.remote.certificates import DEVICES
-    from dicompiler.target.remote.hosts import Hosts, Place
-    from dicompiler.target.seal import check_files, open_artifact, read_sealed, sealed_text
-    from dicompiler.verify.comparison import Check, compare, graph_inputs, random_inputs
-    from dicompiler.verify.executor import Executor, run_model
+    from dicompiler.target.remote.certificates import DEVICES_DIRECTORY
+    from dicompiler.target.remote.hosts import DeviceLocation, Hosts
+    from dicompiler.target.seal import check_files, format_checksummed_json, load_artifact, read_checksummed_json
+    from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
+    from dicompiler.verify.executor import ProgramExecutor, run_model
     from dicompiler.verify.levels import Optimization
     from dicompiler.verify.samples import Samples, read_samples
-    from dicompiler.verify.tolerances import Tolerance, in_steps
+    from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
 
 __all__ = [
-    "API_VERSION", "ARTIFACT", "AUTODICE", "BUDGET", "DEVICES", "FREE", "INTERRUPTED", "LARGE", "OBJECTIVES",
-    "STAND_IN_DOMAIN", "TYPES", "WORTH", "Allowance", "Analytic", "Box", "Call", "Check", "Compilation",
-    "ConstantValues", "Copying", "CostFunction", "CostModel", "Count", "Device", "DeviceMetrics", "DeviceProgram",
-    "DeviceReport", "DeviceStatus", "DicompilerError", "Effort", "Emulation", "Executor", "Front", "Graph",
-    "HeldAttribute", "Host", "Hosts", "Installed", "Instrument", "Interval", "Json", "Key", "Label", "Layer",
-    "LayerGraph", "Lineage", "Link", "Measurement", "Metrics", "Model", "Network", "Node", "Occupied", "Operation",
-    "OperatorRule", "Optimization", "Part", "Pass", "PassFailure", "PassManager", "Piece", "PieceFunction", "Place",
-    "Plan", "Platform", "PlatformFamily", "PlatformFormat", "PluginError", "Point", "Problem", "Program", "Region",
-    "Remembers", "RemoteEvaluator", "Routing", "RunError", "RunEvent", "RunOptions", "RunResult", "RuntimeCosts",
-    "Samples", "Segment", "Service", "Session", "Shape", "Share", "ShareTask", "Spec", "Spent", "State", "Step",
-    "Strategy", "Target", "Task", "TaskId", "Tell", "Tensor", "Timed", "Tolerance", "Transfer", "UsageError", "Value",
-    "Variable", "Weight", "Wire", "Work", "Written", "align", "aligned_cuts", "array_dtype", "artifact_document",
-    "axis_of", "bounded_memory", "bounding", "captures", "check_constraints", "check_files", "check_objectives",
-    "check_occupied", "check_rows", "check_size", "compare", "constant_sizes", "contains", "count", "counted",
-    "cut_axis", "cuttable", "dense", "draws", "dtype_name", "each", "exit_of", "expect", "export_node", "file_digest",
-    "file_record", "fits_constraints", "flops", "format_bytes", "free", "free_memory", "full", "fused_regions",
-    "given_array", "graph_inputs", "grid_tiles", "hollow", "hookimpl", "in_steps", "intersect", "is_empty", "is_hollow",
-    "json_text", "leaves", "load_json", "load_plan", "look_ups", "macs", "memory_lacking", "memory_needed",
-    "memory_used", "named_axes", "names_read", "nearest", "objective_terms", "objective_values", "one_line",
-    "open_artifact", "output_shape", "part_of", "partition", "peak", "pipeline", "program_memory", "random_inputs",
-    "raw_nbytes", "read_samples", "read_sealed", "read_text", "read_within", "reduction", "registry", "remembered",
-    "route_on", "run_model", "sealed_text", "segment_values", "sent_dtype", "sent_nbytes", "set_states", "shape_of",
-    "share_task", "shares", "shift", "sized", "slices", "split", "ssh", "states_of", "taken", "task_macs", "tile",
-    "transfer_document", "unannotated", "unique", "validate", "value_document", "version", "volume", "weight_regions",
-    "whole", "whole_plan", "with_interval", "without",
+    "API_VERSION",
+    "ARTIFACT_FORMAT",
+    "AUTODICE_OBJECTIVES",
+    "DEFAULT_BUDGET_S",
+    "DEVICES_DIRECTORY",
+    "FREE_RUNTIME",
+    "INTERRUPTED_NOTE",
+    "MIN_SPLIT_GAIN",
+    "MIN_WEIGHT_BYTES",
+    "OBJECTIVES",
+    "SENDABLE_TYPES",
+    "STAND_IN_DOMAIN",
+    "AnalyticModel",
+    "AxisLabel",
+    "Box",
+    "BudgetExceeded",
+    "CapturedOutput",
+    "Check",
+    "ConstantValues",
+    "CopyFunction",
+    "CostFunction",
+    "CostModel",
+    "Device",
+    "DeviceFootprint",
+    "DeviceLocation",
+    "DeviceMetrics",
+    "DeviceProgram",
+    "DeviceReport",
+    "DeviceState",
+    "DeviceStatus",
+    "DicompilerError",
+    "Emulation",
+    "Host",
+    "Hosts",
+    "InstalledDevice",
+    "Instrument",
+    "Interval",
+    "Json",
+    "Layer",
+    "LayerGraph",
+    "LayerShare",
+    "Link",
+    "MeasuredMetrics",
+    "Memoizing",
+    "Metrics",
+    "Model",
+    "ModelGraph",
+    "Network",
+    "Node",
+    "NodeOrigins",
+    "OpCost",
+    "OpCounts",
+    "OpaqueAttribute",
+    "Operation",
+    "OperatorRule",
+    "Optimization",
+    "ParetoFront",
+    "ParetoPoint",
+    "Part",
+    "Pass",
+    "PassError",
+    "PassManager",
+    "Piece",
+    "PieceFunction",
+    "PipelineState",
+    "Plan",
+    "Platform",
+    "PlatformFamily",
+    "PlatformFormat",
+    "PluginError",
+    "Problem",
+    "Program",
+    "ProgramExecutor",
+    "ProgressCallback",
+    "Region",
+    "RemoteEvaluator",
+    "Routing",
+    "RunError",
+    "RunEvent",
+    "RunOptions",
+    "RunResult",
+    "RuntimeCosts",
+    "Samples",
+    "Segment",
+    "SegmentCall",
+    "Service",
+    "Session",
+    "Shape",
+    "ShareTask",
+    "Spec",
+    "Step",
+    "Strategy",
+    "Target",
+    "Task",
+    "TaskId",
+    "TaskNode",
+    "TensorInfo",
+    "TensorKey",
+    "TensorSpec",
+    "TimelineEntry",
+    "Tolerance",
+    "Transfer",
+    "UsageError",
+    "Variable",
+    "Weight",
+    "WireFormat",
+    "WorkBudget",
+    "align_cuts",
+    "align_region",
+    "array_dtype",
+    "assembly_leaves",
+    "bounding_region",
+    "captured_names",
+    "check_constraints",
+    "check_files",
+    "check_index_range",
+    "check_measured_memory",
+    "check_objectives",
+    "check_tensor_size",
+    "check_type",
+    "coerce_input",
+    "compare_value",
+    "constant_sizes",
+    "contains",
+    "copy_without",
+    "cost_per_input",
+    "cost_per_output",
+    "count_flops",
+    "count_lookup_copies",
+    "count_macs",
+    "count_operations",
+    "count_task_macs",
+    "counted_rules",
+    "cuttable_axes",
+    "describe_artifact",
+    "describe_transfer",
+    "describe_value",
+    "did_you_mean",
+    "dtype_name",
+    "exit_layer",
+    "export_node",
+    "file_digest",
+    "fits_constraints",
+    "format_bytes",
+    "format_checksummed_json",
+    "format_json",
+    "free_memory",
+    "full_region",
+    "fused_regions",
+    "graph_inputs",
+    "grid_tiles",
+    "hookimpl",
+    "intersect",
+    "is_empty",
+    "is_fixed_size",
+    "is_placeholder",
+    "is_random",
+    "is_read_only_within",
+    "labelled_axis",
+    "load_artifact",
+    "load_json",
+    "load_plan",
+    "lower",
+    "make_file_record",
+    "make_pipeline",
+    "make_placeholder",
+    "make_share_task",
+    "memoized",
+    "memory_limit",
+    "missing_memory",
+    "named_axes",
+    "names_read",
+    "needed_memory",
+    "objective_terms",
+    "objective_values",
+    "one_line",
+    "output_shape",
+    "package_version",
+    "partition",
+    "peak_nbytes",
+    "program_memory",
+    "quantized_tolerances",
+    "random_inputs",
+    "raw_nbytes",
+    "read_checksummed_json",
+    "read_part",
+    "read_samples",
+    "read_states",
+    "read_text",
+    "reduction_length",
+    "region_shape",
+    "registry",
+    "relative_to",
+    "remove_annotations",
+    "route_on_platform",
+    "run_model",
+    "segment_value_sizes",
+    "sent_dtype",
+    "sent_nbytes",
+    "single_device_plan",
+    "split_axis",
+    "split_proportionally",
+    "ssh",
+    "tile_layer",
+    "to_dense",
+    "to_slices",
+    "unique_name",
+    "used_memory",
+    "validate",
+    "volume",
+    "weight_regions",
+    "whole_tensor",
+    "with_interval",
+    "write_states",
+    "zero_cost",
 ]  # fmt: skip
 
 

@@ -18,9 +18,9 @@ from support.console import blocks
 from dicompiler import networks
 from dicompiler.base.schema import validate
 from dicompiler.driver.compiler import compile
-from dicompiler.ir.plan import from_json, load_plan
-from dicompiler.ir.platform import from_toml
-from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
+from dicompiler.ir.plan import load_plan, plan_from_json
+from dicompiler.ir.platform import platform_from_toml
+from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
 
 BUILDING = console.DOCUMENT.parent / "docs" / "build-systems.md"
 README = console.DOCUMENT.read_text(encoding="utf-8")
@@ -75,7 +75,7 @@ def test_the_commands_of_the_readme_and_the_guide_print_what_they_show(walked: P
 
 def test_the_plan_in_the_guide_is_the_one_that_its_commands_make(walked: Path) -> None:
     (block,) = blocks(GUIDE, "json")
-    shown, made = from_json(json.loads(block)), load_plan(walked / "by-hand.json")
+    shown, made = plan_from_json(json.loads(block)), load_plan(walked / "by-hand.json")
     assert (shown.source, shown.sink) == (made.source, made.sink)
     assert shown.layers.items() <= made.layers.items()
     assert len(made.layers) == 8
@@ -116,8 +116,8 @@ def test_the_plugin_of_the_guide_works(walked: Path) -> None:
 
 def test_the_guide_says_how_much_slower_mobilenet_is_predicted_to_be() -> None:
     result = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="modnn")
-    assert result.metrics is not None and result.single is not None
-    split, alone = 1000 * result.metrics.latency_s, 1000 * result.single.latency_s
+    assert result.metrics is not None and result.single_device_metrics is not None
+    split, alone = 1000 * result.metrics.latency_s, 1000 * result.single_device_metrics.latency_s
     assert f"it predicts {split:.0f} ms with `modnn`, and {alone:.0f} ms" in GUIDE
     assert f"predicted {alone / split:.2f} times as fast: `auto` takes one board" in README
     auto = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="auto{tries=2}")
@@ -179,15 +179,15 @@ def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
 def test_the_examples_of_the_formats_load(tmp_path: Path) -> None:
     plan, mapping, artifact, manifest, _, _, log, profile = map(json.loads, blocks(FORMATS, "json"))
     cluster, hosts = blocks(FORMATS, "toml")
-    platform = from_toml(cluster)
-    places = [hosts_from_toml(hosts).place(device.name, device.host, "net") for device in platform.devices]
-    assert [place.ssh for place in places] == ["pi@192.168.1.10", "pi@192.168.1.11", "jetson", "jetson"]
-    assert [device.computes for device in platform.devices] == [False, True, True, True]
+    platform = platform_from_toml(cluster)
+    places = [hosts_from_toml(hosts).locate_device(device.name, device.host, "net") for device in platform.devices]
+    assert [place.ssh_destination for place in places] == ["pi@192.168.1.10", "pi@192.168.1.11", "jetson", "jetson"]
+    assert [device.can_compute for device in platform.devices] == [False, True, True, True]
     validate(artifact, "artifact", "docs/formats.md")
     validate(manifest, "manifest", "docs/formats.md")
     validate(log, "run", "docs/formats.md")
     validate(profile, "profile", "docs/formats.md")
-    result = compile(networks.build("lenet"), platform="rpi4x2", plan=from_json(plan))
+    result = compile(networks.build("lenet"), platform="rpi4x2", plan=plan_from_json(plan))
     assert result.metrics is not None and result.metrics.total_bytes > 0
     (tmp_path / "mapping.json").write_text(json.dumps(mapping))
     manual = f"manual{{mapping={tmp_path / 'mapping.json'}}}"

@@ -12,7 +12,7 @@ import pytest
 
 import dicompiler
 from dicompiler.base.schema import load_json
-from dicompiler.cost.profile import load
+from dicompiler.cost.profile import load_profile
 from dicompiler.driver import profile as profiling
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
@@ -65,4 +65,4 @@ def test_another_file_of_the_same_device_is_loaded_as_ever(tmp_path: Path, monke
 def test_its_profile_is_measured_whole(tmp_path: Path) -> None:
     profiling.write_package(prepare(Model.load(onnx.parser.parse_model(TEXT))), tmp_path, (1,))
     profiling.run_package(tmp_path, tmp_path / "profile.json", None, 1)
-    assert not load(tmp_path / "profile.json").unmeasured
+    assert not load_profile(tmp_path / "profile.json").unmeasured

@@ -20,21 +20,21 @@ from support.generators import random_plan
 
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.onnx.importing import accepts
+from dicompiler.ir.compilation import PipelineState
+from dicompiler.ir.onnx.importing import ort_accepts
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import nameless
-from dicompiler.partition.lowering import split
-from dicompiler.verify.comparison import compare, graph_inputs, random_inputs
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.partition.lowering import lower
+from dicompiler.verify.comparison import compare_value, graph_inputs, random_inputs
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
 FIXTURES = Path(__file__).parent / "fixtures" / "torch"
 FILES = sorted(path.name for path in FIXTURES.glob("*.onnx"))
 SHAPES = {"residual_dynamic": ("x0=3x3x32x32",), "transformer_dynamic": ("x0=3x7",)}
 DEVICES = ("d0", "d1", "d2")
-NEWEST = next(version for version in range(64, 0, -1) if accepts(10, version))
-NEWEST_IR = next(version for version in range(64, 0, -1) if accepts(version, 17))
+NEWEST = next(version for version in range(64, 0, -1) if ort_accepts(10, version))
+NEWEST_IR = next(version for version in range(64, 0, -1) if ort_accepts(version, 17))
 Values = Mapping[str, NDArray[Any]]
 
 CONVOLUTIONS = """
@@ -70,7 +70,7 @@ def convolutions(head: str, dtype: str = "float", batch: int = 1) -> Model:
 
 def check_parts(
     model: Model, inputs: Values, shape: Sequence[str] = (), plans: int = 6, exact: bool = True
-) -> Compilation:
+) -> PipelineState:
     """Asserts that random plans over three devices compute the outputs of onnxruntime. Gives the last compilation."""
     prepared = prepare(model, shape)
     assert prepared.layers is not None
@@ -78,20 +78,20 @@ def check_parts(
     compiled = prepared
     for seed in range(plans):
         plan = random_plan(Random(seed), prepared.layers, DEVICES)
-        compiled = split(replace(prepared, plan=plan, platform=nameless(3)))
+        compiled = lower(replace(prepared, plan=plan, platform=uniform_platform(3)))
         assert compiled.program is not None
-        outputs = Executor(compiled.program).run(inputs).outputs
+        outputs = ProgramExecutor(compiled.program).run(inputs).outputs
         assert list(outputs) == list(reference)
         for name, value in reference.items():
-            check = compare(name, value, outputs[name], exact)
+            check = compare_value(name, value, outputs[name], exact)
             assert check.passed, (seed, check)
     return compiled
 
 
-def whole(compiled: Compilation) -> set[str]:
+def whole(compiled: PipelineState) -> set[str]:
     """The operators in layers that stay whole."""
     assert compiled.layers is not None
-    return {node.op for layer in compiled.layers.layers if layer.reason for node in layer.nodes}
+    return {node.op for layer in compiled.layers.layers if layer.whole_reason for node in layer.nodes}
 
 
 class TestExporters:
@@ -104,7 +104,7 @@ class TestExporters:
         inputs = random_inputs(graph_inputs(prepare(model, shape).model))
         compiled = check_parts(model, inputs, shape, 4, exact=False)
         assert compiled.layers is not None
-        assert any(not layer.reason for layer in compiled.layers.layers)
+        assert any(not layer.whole_reason for layer in compiled.layers.layers)
 
     @pytest.mark.parametrize("file", FILES)
     def test_preparing_twice_changes_nothing(self, file: str) -> None:
@@ -253,9 +253,9 @@ class TestSharing:
         assert prepared.layers is not None
         for seed in range(6):
             plan = random_plan(Random(seed), prepared.layers, DEVICES)
-            program = split(replace(prepared, plan=plan, platform=nameless(3))).program
+            program = lower(replace(prepared, plan=plan, platform=uniform_platform(3))).program
             assert program is not None
-            first, second, third = Executor(program).run(inputs).outputs.values()
+            first, second, third = ProgramExecutor(program).run(inputs).outputs.values()
             assert np.array_equal(first, inputs["x"] + inputs["k"])
             assert np.array_equal(second, inputs["x"])
             assert np.array_equal(third, first * inputs["k"])
@@ -339,7 +339,7 @@ class TestWhole:
         weights = integers({"w": (4, 4, 1, 1), "v": (1, 8)}) | {"one": np.array(1)}
         compiled = check_parts(model_of(text, weights=weights), integers({"x": (1, 4, 6, 6)}), plans=10)
         assert compiled.layers is not None
-        joined = [layer for layer in compiled.layers.layers if len(layer.nodes) > 1 and layer.reason]
+        joined = [layer for layer in compiled.layers.layers if len(layer.nodes) > 1 and layer.whole_reason]
         assert {"NonZero", "MatMul"} <= {node.op for layer in joined for node in layer.nodes}
 
 
@@ -369,7 +369,7 @@ class TestLarge:
         assert prepared.layers is not None
         halves = (Part("d1", ((0, 3), (0, 8))), Part("d2", ((0, 3), (8, 16))))
         plan = Plan({"found": (Part("d0"),), "y": halves}, ("d0",), ("d1",))
-        program = split(replace(prepared, plan=plan, platform=nameless(3))).program
+        program = lower(replace(prepared, plan=plan, platform=uniform_platform(3))).program
         assert program is not None
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB: the table was not touched
         assert max(weight.nbytes for weight in program.weights.values()) == rows * width * 4

@@ -13,7 +13,7 @@ from support.splits import ALL, FUSED, Case, branches, random_sets, splits
 
 from dicompiler import networks
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.partition.tiling import exit_of
+from dicompiler.partition.tiling import exit_layer
 
 #: Options, random sets for each fused kind, and how many layers each of ALL cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
@@ -74,5 +74,5 @@ def test_random_sets_are_convex_and_have_one_exit_and_branches(name: str, kind: 
         names = {layer.name for layer in chosen}
         outside = {layer.name for layer in layers.layers} - names
         assert not ahead(layers, ahead(layers, names) & outside) & names
-        assert exit_of(layers, chosen) is chosen[-1]
+        assert exit_layer(layers, chosen) is chosen[-1]
         assert branches(layers, chosen)

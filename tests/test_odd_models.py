@@ -15,14 +15,14 @@ from support.weighing import check_unwritten
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Execution, Executor, run_model
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.executor import Execution, ProgramExecutor, run_model
 from dicompiler_passes import infer_shapes
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 RNG = np.random.default_rng(0)
 POOL = "MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]>"
@@ -51,12 +51,12 @@ def inputs_of(proto: onnx.ModelProto) -> dict[str, Any]:
     }
 
 
-def split(proto: onnx.ModelProto, plan: Plan) -> tuple[Compilation, Program]:
+def split(proto: onnx.ModelProto, plan: Plan) -> tuple[PipelineState, Program]:
     before = replace(prepare(Model.load(proto)), plan=plan)
-    placed = Partition().run(before)
+    placed = PartitionPass().run(before)
     placed.model.check("partition")
     assert placed.routing is not None
-    program = cut(placed.model, plan.devices)
+    program = build_program(placed.model, plan.devices)
     check_unwritten(before.model, placed.routing, plan, program)
     return placed, program
 
@@ -66,7 +66,7 @@ def check_same(proto: onnx.ModelProto, plan: Plan, inputs: dict[str, Any] | None
     inputs = inputs_of(proto) if inputs is None else inputs
     reference = run_model(Model.load(proto), inputs)
     placed, program = split(proto, plan)
-    execution = Executor(program).run(inputs)
+    execution = ProgramExecutor(program).run(inputs)
     assert placed.routing is not None
     assert sum(execution.sent) == placed.routing.total_bytes
     assert set(execution.outputs) == set(reference)

@@ -28,8 +28,8 @@ from test_documents import check
 import dicompiler
 from dicompiler import plugin_api
 from dicompiler.cli.group import root
-from dicompiler.ir.platform import from_toml
-from dicompiler.target.remote.hosts import from_toml as hosts_from_toml
+from dicompiler.ir.platform import platform_from_toml
+from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
 
 ROOT = console.DOCUMENT.parent
 BELOW = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
@@ -42,7 +42,7 @@ API = (console.DOCUMENT.parent / "docs" / "api.md").read_text(encoding="utf-8")
 @pytest.fixture
 def boards(tmp_path: Path) -> Iterator[Cluster]:
     """The tutorial's boards, as network namespaces."""
-    names = [host.name for host in from_toml(blocks(TUTORIAL, "toml")[0]).hosts]
+    names = [host.name for host in platform_from_toml(blocks(TUTORIAL, "toml")[0]).hosts]
     place = tmp_path / "boards"
     place.mkdir()
     with cluster(place, names) as made, made.inside():
@@ -57,8 +57,12 @@ def test_the_network_of_the_tutorial_is_what_its_export_writes() -> None:
 
 def test_the_commands_of_the_tutorial_print_what_it_shows(boards: Cluster, tmp_path: Path) -> None:
     platform, hosts = blocks(TUTORIAL, "toml")
-    for device in from_toml(platform).devices:
-        assert hosts_from_toml(hosts).place(device.name, device.host, "camera").ssh.startswith("pi@192.168.1.")
+    for device in platform_from_toml(platform).devices:
+        assert (
+            hosts_from_toml(hosts)
+            .locate_device(device.name, device.host, "camera")
+            .ssh_destination.startswith("pi@192.168.1.")
+        )
     console.tutorial_files(TUTORIAL, tmp_path)
     boards.hosts(tmp_path / "hosts.toml")
     for command in console.shown(TUTORIAL):
@@ -95,7 +99,7 @@ def test_python_of_a_page_is_python_and_toml_loads() -> None:
         for code in blocks(text, "python"):
             compile(textwrap.dedent(code), str(page), "exec")
     hosts = blocks((ROOT / "docs" / "how-to" / "raspberry-pi.md").read_text(), "toml")[0]
-    assert hosts_from_toml(hosts).place("pi04", "pi04", "net").python == "dicompiler/bin/python"
+    assert hosts_from_toml(hosts).locate_device("pi04", "pi04", "net").python == "dicompiler/bin/python"
 
 
 @pytest.fixture(scope="module")

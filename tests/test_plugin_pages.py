@@ -14,13 +14,13 @@ from support import acme_pages
 
 from dicompiler import testing
 from dicompiler.plugin import hookspecs
-from dicompiler.plugin.registry import KINDS
+from dicompiler.plugin.registry import PLUGIN_KINDS
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "plugins").glob("*.md"))}
 INDEX = PAGES["README.md"]
 ROWS = re.findall(r"^\| [^|]+ \| `(\w+)` \| \[[\w.-]+\]\(([\w.-]+)\) \| `(\w+)` \|$", INDEX, re.MULTILINE)
-HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec"))
+HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PLUGGY_PROJECT}_spec"))
 
 
 def page_tests(page: str) -> dict[str, str]:
@@ -30,9 +30,9 @@ def page_tests(page: str) -> dict[str, str]:
 
 
 def test_every_hook_has_a_page_a_check_and_a_part_in_the_example() -> None:
-    assert sorted(hook for hook, _, _ in ROWS) == HOOKS == sorted(kind.hook for kind in KINDS.values())
+    assert sorted(hook for hook, _, _ in ROWS) == HOOKS == sorted(kind.hook for kind in PLUGIN_KINDS.values())
     assert {page for _, page, _ in ROWS} == {*PAGES} - {"README.md"}
-    checks = {kind.hook: testing.CHECKS[name].__name__ for name, kind in KINDS.items()}
+    checks = {kind.hook: testing.CHECKS[name].__name__ for name, kind in PLUGIN_KINDS.items()}
     hooks_of_the_example = acme_pages.EXAMPLE.joinpath("acme_dicompiler", "__init__.py").read_text()
     for hook, page, check in ROWS:
         assert check == checks[hook]

@@ -14,28 +14,30 @@ from hypothesis import strategies as st
 from support.generators import DEVICES, integers, random_model, random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import dumps, from_json
-from dicompiler.ir.wire import Wire
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.plan import dumps, plan_from_json
+from dicompiler.ir.wire import WireFormat
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 EXACT = 2.0**24
-HALVED = Wire((("*", "float16"),))
+HALVED = WireFormat((("*", "float16"),))
 
 
-def compiled(seed: int) -> tuple[Compilation, Model, Random]:
+def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
     """A random network with a random plan, partitioned; every other one with all that narrowing would put on a border,
     but with numbers as they are."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
-    plan = replace(random_plan(rng, layers), wire=HALVED if seed % 2 else Wire())
-    plan = from_json(json.loads(dumps(plan)))
-    placed = Partition().run(Compilation(model=model, layers=layers, plan=replace(plan, wire=plan.wire.exact)))
+    plan = replace(random_plan(rng, layers), wire=HALVED if seed % 2 else WireFormat())
+    plan = plan_from_json(json.loads(dumps(plan)))
+    placed = PartitionPass().run(
+        PipelineState(model=model, layers=layers, plan=replace(plan, wire_format=plan.wire_format.with_exact_stand_ins))
+    )
     placed.model.check("partition")
     return placed, model, rng
 
@@ -49,8 +51,8 @@ def test_any_network_under_any_plan_is_bit_equal_and_sends_what_was_predicted(se
     reference = run_model(model, inputs)
     assert all(np.abs(value).max(initial=0) < EXACT for value in reference.values())
 
-    program = cut(placed.model, placed.plan.devices)
-    execution = Executor(program).run(inputs)
+    program = build_program(placed.model, placed.plan.devices)
+    execution = ProgramExecutor(program).run(inputs)
 
     assert set(execution.outputs) == set(reference)
     assert set(execution.delivered) == set(placed.plan.sink)
@@ -75,7 +77,7 @@ def test_no_element_reaches_a_device_twice_and_what_was_received_is_never_sent_o
     placed, _, _ = compiled(seed)
     assert placed.routing is not None
     arrived: dict[object, set[tuple[int, ...]]] = {}
-    for box in placed.routing.received:
+    for box in placed.routing.received_boxes:
         assert box.origin is not None and box.origin.origin is None
         assert box.origin.device != box.device
         assert box.region is not None
@@ -91,12 +93,12 @@ def test_no_element_reaches_a_device_twice_and_what_was_received_is_never_sent_o
 def test_every_segment_depends_only_on_earlier_ones(seed: int) -> None:
     placed, _, _ = compiled(seed)
     assert placed.plan is not None
-    program = cut(placed.model, placed.plan.devices)
+    program = build_program(placed.model, placed.plan.devices)
     there = {device.device: set(device.sources) for device in program.devices}
     for transfer in program.transfers:
         if transfer.value.name in there[transfer.sender]:
             there[transfer.receiver].add(transfer.value.name)
-    for device_index, index in program.order:
+    for device_index, index in program.segment_order:
         device = program.devices[device_index]
         segment = device.segments[index]
         assert set(segment.inputs) <= there[device.device]
@@ -111,14 +113,14 @@ def test_every_segment_depends_only_on_earlier_ones(seed: int) -> None:
 def test_in_float16_half_the_bytes_of_the_same_boxes_travel(seed: int) -> None:
     placed, model, rng = compiled(seed)
     assert placed.plan is not None and placed.layers is not None and placed.routing is not None
-    plan = replace(placed.plan, wire=HALVED)
-    narrow = Partition().run(Compilation(model=model, layers=placed.layers, plan=plan))
-    assert narrow.routing is not None and narrow.routing.received == placed.routing.received
+    plan = replace(placed.plan, wire_format=HALVED)
+    narrow = PartitionPass().run(PipelineState(model=model, layers=placed.layers, plan=plan))
+    assert narrow.routing is not None and narrow.routing.received_boxes == placed.routing.received_boxes
 
-    execution = Executor(cut(narrow.model, plan.devices)).run(integers(rng, model.proto))
+    execution = ProgramExecutor(build_program(narrow.model, plan.devices)).run(integers(rng, model.proto))
 
     floats = {name for name, tensor in placed.layers.tensors.items() if tensor.dtype == onnx.TensorProto.FLOAT}
-    kept = sum(placed.routing.nbytes(box) for box in placed.routing.received if box.key.tensor not in floats)
+    kept = sum(placed.routing.nbytes(box) for box in placed.routing.received_boxes if box.key.tensor not in floats)
     assert 2 * (sum(execution.sent) - kept) == placed.routing.total_bytes - kept
     assert sum(execution.sent) == narrow.routing.total_bytes
 
@@ -134,6 +136,6 @@ def test_the_generator_makes_every_kind_of_part(seed: int) -> None:
         cut_parts += sum(len(own) > 1 for own in placed.plan.layers.values())
         partials += sum(part.reduce is not None for part in parts)
         lanes += sum(part.lane > 0 for part in parts)
-        travelling += len(placed.routing.received)
+        travelling += len(placed.routing.received_boxes)
         assert {part.device for part in parts} <= set(DEVICES)
     assert min(cut_parts, partials, lanes, travelling) >= 10

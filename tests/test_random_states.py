@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.stateful import fed_back, integer_frames, placed_states
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.routing import leaves
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Executor
+from dicompiler.ir.routing import assembly_leaves
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.executor import ProgramExecutor
 
 FRAMES = 4
 
@@ -24,7 +24,7 @@ def test_states_kept_in_pieces_give_the_bits_of_states_fed_back(seed: int) -> No
     placed = placed_states(rng)
     assert isinstance(placed.reference, Model) and placed.plan is not None and placed.routing is not None
     frames = integer_frames(rng, placed.reference, FRAMES)
-    executor = Executor(cut(placed.model, placed.plan.devices))
+    executor = ProgramExecutor(build_program(placed.model, placed.plan.devices))
 
     for reference, frame in zip(fed_back(placed.reference, frames), frames, strict=True):
         execution = executor.run(frame)
@@ -38,10 +38,10 @@ def test_what_a_device_reads_and_makes_of_a_state_does_not_travel() -> None:
     for seed in range(60):
         placed = placed_states(Random(seed))
         assert placed.routing is not None
-        pasts = {kept.past for kept in placed.routing.keepings}
-        assert not any(box.key.tensor in pasts for box in placed.routing.received)
-        for kept in placed.routing.keepings:
+        pasts = {kept.past for kept in placed.routing.state_retentions}
+        assert not any(box.key.tensor in pasts for box in placed.routing.received_boxes)
+        for kept in placed.routing.state_retentions:
             shape = placed.routing.layers.tensors[kept.past].shape
             pieces += kept.region != tuple((0, extent) for extent in shape or ())
-            stay += all(leaf.box.origin is None for leaf in leaves(kept.tree))
+            stay += all(leaf.box.origin is None for leaf in assembly_leaves(kept.assembly))
     assert min(pieces, stay) >= 10

@@ -12,8 +12,8 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
-from dicompiler.testing import cluster
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.testing import make_cluster
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_strategies.heads import Heads
 
 PAST, NEW, TOKENS = 8, 3, np.array([[3, 1, 4, 1, 5, 9, 2]])
@@ -22,14 +22,14 @@ SMALL: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "
 
 def posed(size: int, static: bool) -> Problem:
     model = networks.build("llama_small", 1, **SMALL, size=size, past=PAST, static=static)
-    return load_problem(model, cluster("switch", 1, 1), objective="memory", state=["auto"])
+    return load_problem(model, make_cluster("switch", 1, 1), objective="memory", state=["auto"])
 
 
 def programmed(problem: Problem) -> Program:
     """By heads on two devices, each of which keeps its part of the caches."""
-    compilation = problem.sketch(Heads().plan(problem))
+    compilation = problem.draft_program(Heads().plan(problem))
     assert compilation.routing is not None and compilation.program is not None
-    assert len({kept.device for kept in compilation.routing.keepings}) == 2
+    assert len({kept.device for kept in compilation.routing.state_retentions}) == 2
     return compilation.program
 
 
@@ -50,7 +50,7 @@ def expected() -> np.ndarray:
 
 @pytest.mark.parametrize("static", [False, True])
 def test_frames_of_three_tokens_go_on_where_the_last_ended(static: bool) -> None:
-    executor = Executor(programmed(posed(NEW, static)))
+    executor = ProgramExecutor(programmed(posed(NEW, static)))
     for start in (0, NEW):
         (logits,) = executor.run(frame(start, NEW, static)).outputs.values()
         assert np.allclose(logits, expected()[:, start : start + NEW], atol=1e-5)
@@ -65,7 +65,7 @@ def test_a_prompt_in_one_frame_gives_single_steps_their_caches(static: bool) -> 
              and name.count(".") == 2 and name.endswith(("key", "value"))}  # fmt: skip
     made = run_model(prompt, {**zeros, **frame(0, NEW, static)})
     given = {past: made[past.replace("past_key_values", "present")][:, :, -PAST:] for past in zeros}
-    executor = Executor(programmed(posed(1, static)))
+    executor = ProgramExecutor(programmed(posed(1, static)))
     for start in range(NEW, TOKENS.size):
         (logits,) = executor.run({**frame(start, 1, static), **(given if start == NEW else {})}).outputs.values()
         assert np.allclose(logits, expected()[:, start : start + 1], atol=1e-5)

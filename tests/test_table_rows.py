@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import numpy_helper, parser
-from support.operator_cases import OPSETS, Case, check_cut, integers
+from support.operator_cases import OPSETS, RuleCase, check_cut, integers
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
@@ -21,19 +21,19 @@ from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.rule import LOOK_UP
-from dicompiler.testing.rules import layers_of, run_split
+from dicompiler.ir.rule import TABLE_LOOKUP_NODE_COUNT
+from dicompiler.testing.rules import form_layers, run_split
 from dicompiler_strategies.tables.choices import Choice
-from dicompiler_strategies.tables.footprints import footprint
+from dicompiler_strategies.tables.footprints import build_footprint
 
 ROWS = (Part("a", None, (0, 1)), Part("b", None, (1, 3)), Part("c", None, (3, 4)), Part("a"))
 TABLE = np.array([[1, -0.0], [np.nan, 0.0], [np.inf, -np.inf], [-0.0, 5]], np.float32)
 
 
 def looked_up(numbers: list[int]) -> NDArray[Any]:
-    case = Case("Gather", (TABLE, np.array([0, 1, 2, 3, -1, -4])), {}, computed=(1,))
+    case = RuleCase("Gather", (TABLE, np.array([0, 1, 2, 3, -1, -4])), {}, graph_inputs=(1,))
     model = case.model()
-    return run_split(model, layers_of(model), ROWS, {"x1": np.array(numbers)})
+    return run_split(model, form_layers(model), ROWS, {"x1": np.array(numbers)})
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -48,7 +48,7 @@ def test_rows_of_any_range_add_up(data: st.DataObject) -> None:
     numbers = np.random.default_rng(draw(st.integers(0, 99))).integers(low, shape[0], count)
     table = integers(draw, *shape).astype(draw(st.sampled_from((np.float32, np.float64, np.float16, np.int64))))
     kind = draw(st.sampled_from((np.int32, np.int64)))
-    check_cut(Case("Gather", (table, np.asarray(numbers).astype(kind)), {}, opset, (1,)), draw)
+    check_cut(RuleCase("Gather", (table, np.asarray(numbers).astype(kind)), {}, opset, (1,)), draw)
 
 
 def test_what_is_no_number_of_one_device_is_none_of_the_others() -> None:
@@ -82,7 +82,7 @@ def test_devices_hold_their_rows_alone(target: str, tmp_path: Path) -> None:
     assert max(weight.nbytes for weight in result.program.weights.values()) == 8_000
     for device in result.program.devices:
         names = [node.name for segment in device.segments for node in segment.model.graph.node]
-        assert sum("?" in name for name in names) == LOOK_UP - 1  # the last makes what the layer makes
+        assert sum("?" in name for name in names) == TABLE_LOOKUP_NODE_COUNT - 1  # the last makes what the layer makes
     verified = result.verify()
     assert verified.passed, verified
     wrong, told = (
@@ -100,14 +100,14 @@ def test_what_stands_around_look_ups_is_predicted() -> None:
     """As slices are, by the simulator and by the tables of strategies."""
     platform = Platform.load("rpi4x2")
     free = replace(load_problem(embedding(), platform), runtime={})
-    problem = replace(free, runtime=dict.fromkeys(("pi01", "pi02"), RuntimeCosts(slice=1.0)))
+    problem = replace(free, runtime_costs=dict.fromkeys(("pi01", "pi02"), RuntimeCosts(per_copy=1.0)))
     rows = tuple(Part(name, None, own) for name, own in (("pi01", (0, 2_000)), ("pi02", (2_000, 4_000))))
     choice = (*rows, Part("pi01"))
     plan = Plan({"found": choice}, ("pi01",), ("pi01",))
-    took = [one.workload(plan)[1].seconds for one in (problem, free)]
+    took = [one.workload(plan)[1].task_seconds for one in (problem, free)]
     assert {task: took[0][task] - took[1][task] for task in took[0]} == pytest.approx(
-        {("found", 0): LOOK_UP, ("found", 1): LOOK_UP, ("found", 2): 0}
+        {("found", 0): TABLE_LOOKUP_NODE_COUNT, ("found", 1): TABLE_LOOKUP_NODE_COUNT, ("found", 2): 0}
     )
     (layer,) = problem.layers.layers
-    partial = [footprint(one, layer, [Choice("lip", "rows", choice)]).partial for one in (problem, free)]
-    np.testing.assert_allclose(partial[0] - partial[1], [[LOOK_UP, LOOK_UP]])
+    partial = [build_footprint(one, layer, [Choice("lip", "rows", choice)]).partial_seconds for one in (problem, free)]
+    np.testing.assert_allclose(partial[0] - partial[1], [[TABLE_LOOKUP_NODE_COUNT, TABLE_LOOKUP_NODE_COUNT]])

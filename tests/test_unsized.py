@@ -46,8 +46,8 @@ def test_layers_on_other_devices_than_source_and_sink_get_and_give_words_themsel
     verified = made.verify()
     assert verified.passed, verified.checks
     assert made.program is not None
-    assert all(transfer.value.sized for transfer in made.program.transfers)
-    inputs = {value.name for value in made.program.inputs if not value.sized}
+    assert all(transfer.value.is_fixed_size for transfer in made.program.transfers)
+    inputs = {value.name for value in made.program.inputs if not value.is_fixed_size}
     given = [set(device.sources) & inputs for device in made.program.devices]
     assert set().union(*given) == inputs
     assert not given[0] | given[3]  # who reads none of them is given none

@@ -16,7 +16,7 @@ from dicompiler.driver.emulate import emulate
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.target.records import FLYING, RunOptions, RunResult
+from dicompiler.target.records import IN_FLIGHT_PER_DEVICE, RunOptions, RunResult
 from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
@@ -69,9 +69,9 @@ def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 artifact = Path(scratch, "artifact")
                 made = dicompiler.compile(networks.build(name), BOARDS, strategy, objective=objective, output=artifact)
                 assert made.program is not None
-                options = RunOptions(in_flight=FLYING * len(BOARDS.devices))
+                options = RunOptions(in_flight=IN_FLIGHT_PER_DEVICE * len(BOARDS.devices))
                 runs = [emulate(artifact, frames=6 * frames, slower=SLOWER, options=options) for _ in range(rounds)]
-                times = [period(one.result) / busiest(made.program, one.computing) for one in runs]
+                times = [period(one.result) / busiest(made.program, one.segments_s) for one in runs]
             figures.append(Figure(f"{name}, {strategy} by {objective}", statistics.median(times), min(times), STREAM))
             click.echo(figures[-1])
     return figures

@@ -63,7 +63,7 @@ def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Si
     assert made.program is not None
     if command(["keys", str(place / "sockets")]):
         sys.exit("no keys could be made")
-    inputs, options = inputs_of(place / "sockets"), RunOptions(in_flight=1, keep=1)
+    inputs, options = inputs_of(place / "sockets"), RunOptions(in_flight=1, kept_frames=1)
     alone = ort.InferenceSession(str(place / "sockets" / "reference" / "model.onnx"))
     return {
         "onnxruntime": timed(lambda: alone.run(None, inputs), frames),

@@ -50,7 +50,7 @@ def in_python(model: Path, frames: int) -> Side:
 
 def in_cpp(model: Path, frames: int, place: Path) -> Side:
     """bare.cc, built with the headers and the library of the MPI target."""
-    found, program = tools.find(), place / "bare"
+    found, program = tools.find_toolchain(), place / "bare"
     library = place / "libonnxruntime.so.1"  # the wheel's file does not bear the name by which programs load it
     library.symlink_to(found.library)
     source = Path(__file__).with_name("bare.cc")
@@ -84,7 +84,7 @@ def in_session(artifact: Path, frames: int, stack: ExitStack) -> Side:
 
 def in_runs(artifact: Path, frames: int, _stack: ExitStack) -> Side:
     """The frames of an MPI program, one after another."""
-    inputs, options = inputs_of(artifact), RunOptions(in_flight=1, keep=1)
+    inputs, options = inputs_of(artifact), RunOptions(in_flight=1, kept_frames=1)
     return lambda: MpiTarget().run(artifact, [inputs] * (frames + FIRST), options).frames_s[FIRST:]
 
 
@@ -96,7 +96,9 @@ def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
             place = Path(scratch)
             proto, samples = build(name, place)
             model = place / "model.onnx"
-            prepare(Model.load(proto), calibrate=samples).model.save(model) if samples else onnx.save(proto, model)
+            prepare(Model.load(proto), quantize_samples=samples).model.save(model) if samples else onnx.save(
+                proto, model
+            )
             python, cpp = in_python(model, frames), in_cpp(model, frames, place)
             for target, base, start in (("sockets", python, in_session), ("mpi", cpp, in_runs)):
                 dicompiler.compile(

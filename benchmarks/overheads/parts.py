@@ -18,15 +18,15 @@ from support.cpp_copies import prepared
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.driver.compiler import Compiled
-from dicompiler.ir.onnx.weights import Weight, is_hollow
+from dicompiler.driver.compiler import CompileResult
+from dicompiler.ir.onnx.weights import Weight, is_placeholder
 from dicompiler.ir.program import Program, Segment
-from dicompiler.partition.annotations import annotation_of
+from dicompiler.partition.annotations import read_annotation
 from dicompiler.verify.comparison import random_inputs
-from dicompiler.verify.executor import Executor, to_ort
+from dicompiler.verify.executor import ProgramExecutor, to_ort
 from dicompiler_targets import moves, seams
-from dicompiler_targets.moves import Peeled
-from dicompiler_targets.sockets.runtime.seams import Seam, copied
+from dicompiler_targets.moves import HoistedSegment
+from dicompiler_targets.sockets.runtime.seams import SegmentIO, run_copies
 from overheads.measuring import Figure
 
 IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
@@ -41,7 +41,7 @@ TARGETS = ("sockets", "mpi")
 SETTLED = 4
 """Runs before those that count: a segment's weights come from memory first, which is told apart."""
 
-Ends = tuple[Segment, Peeled]
+Ends = tuple[Segment, HoistedSegment]
 """A segment and what is left of it."""
 Side = Callable[[], float]
 
@@ -79,7 +79,7 @@ class Bound:
         options.graph_optimization_level = LEVELS[level]
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
-        names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
+        names = [tensor.name for tensor in proto.graph.initializer if is_placeholder(tensor)]
         self._kept = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._kept)
         self._session = session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
@@ -96,15 +96,15 @@ class Bound:
 
     def _in_numpy(self, seam: Ends) -> Side:
         segment, peeled = seam
-        ends = {"inputs": list(segment.inputs), "outputs": list(segment.outputs), **seams.copies_document(peeled)}
-        copies = Seam(ends, self._session).bound(lambda name: self._memory[name].reshape(-1).view(np.uint8))
-        return partial(self._seconds, *(partial(copied, own) for own in copies))
+        ends = {"inputs": list(segment.inputs), "outputs": list(segment.outputs), **seams.describe_copies(peeled)}
+        copies = SegmentIO(ends, self._session).bind_copies(lambda name: self._memory[name].reshape(-1).view(np.uint8))
+        return partial(self._seconds, *(partial(run_copies, own) for own in copies))
 
     def _in_cpp(self, seam: Ends) -> Side:
         _, peeled = seam
         copies = (
-            [copy for name, one in own.items() for copy in moves.copies(name, one, peeled.values)]
-            for own in (peeled.joins, peeled.cuts)
+            [copy for name, one in own.items() for copy in moves.make_copies(name, one, peeled.values)]
+            for own in (peeled.assembled_inputs, peeled.assembled_outputs)
         )
         return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
 
@@ -123,7 +123,7 @@ class Case:
     of the program by those of the network."""
 
     where: str
-    made: Compiled
+    made: CompileResult
     program: Program
     inputs: Mapping[str, Any]
     values: Mapping[str, Any]
@@ -133,10 +133,12 @@ class Case:
     def of(cls, name: str) -> Case:
         made = dicompiler.compile(networks.build(name), platform=PLATFORM, strategy=STRATEGY)
         program = made.program
-        assert program is not None and made.metrics is not None and made.single is not None
+        assert program is not None and made.metrics is not None and made.single_device_metrics is not None
         inputs = random_inputs(program.inputs)
-        values = {k: v for held in Executor(program).run(inputs, True).values.values() for k, v in held.items()}
-        again = sum(one.flops for one in made.metrics.devices) / sum(one.flops for one in made.single.devices)
+        values = {k: v for held in ProgramExecutor(program).run(inputs, True).values.values() for k, v in held.items()}
+        again = sum(one.flops for one in made.metrics.devices) / sum(
+            one.flops for one in made.single_device_metrics.devices
+        )
         count = sum(len(device.segments) for device in program.devices)
         where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {again:.3f} times the operations"
         return cls(where, made, program, inputs, values, again)
@@ -150,7 +152,7 @@ class Case:
         split = [
             [
                 Bound(seam.segment and seam.segment.model, program.weights, self.values, level, (one, seam)).sides
-                for one, seam in zip(device.segments, seams.seams(device), strict=True)
+                for one, seam in zip(device.segments, seams.hoist_device_copies(device), strict=True)
             ]
             for device in program.devices
         ]
@@ -232,7 +234,7 @@ def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
 def nbytes(program: Program) -> int:
     """Bytes of weights that all segments together read."""
     tensors = (t for device in program.devices for s in device.segments for t in s.model.graph.initializer)
-    return sum(program.weights[t.name].nbytes for t in tensors if is_hollow(t))
+    return sum(program.weights[t.name].nbytes for t in tensors if is_placeholder(t))
 
 
 def without_cuts(proto: onnx.ModelProto, own: Collection[str]) -> onnx.ModelProto:
@@ -243,7 +245,7 @@ def without_cuts(proto: onnx.ModelProto, own: Collection[str]) -> onnx.ModelProt
     bare.CopyFrom(proto)
     graph = bare.graph
     made = {"Slice", "Concat"}
-    cuts = {n.output[0] for n in graph.node if n.op_type in made and annotation_of(n).origin not in own}
+    cuts = {n.output[0] for n in graph.node if n.op_type in made and read_annotation(n).origin not in own}
     outputs = [value for value in graph.output if value.name not in cuts]
     if not outputs:
         return proto

@@ -18,46 +18,46 @@ from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
 
-LISTED = ".outputs"
+TRACKED_LIST_NAME = ".outputs"
 """The file in a directory of ours that names what is ours in it: a relative path each line, the main file first."""
 
-MADE = ".made-by-dicompiler"
+OWNER_MARK_NAME = ".made-by-dicompiler"
 """The file in a hidden directory that is being filled, which says so."""
-_NAME = 200
+_MAX_NAME_CHARS = 200
 """Characters of an output's name that a hidden directory beside it begins with."""
 
 
 @contextmanager
-def whole(path: Path, cannot: str = "it cannot be written") -> Iterator[Path]:
+def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Path]:
     """A path to write instead of `path`, in a hidden directory beside it; moved in when the block ends well, unless a
     file with the same bytes is there already, which stays as it is, with its times.
 
     Nothing is left behind by a block that fails, and what one that was killed has left goes with the next that writes
     there. DicompilerError, in the words of `cannot`, where it cannot be written.
     """
-    with _refusing(path, cannot), _scratch(path) as scratch:
+    with _os_errors_as_ours(path, cannot), _scratch_directory(path) as scratch:
         (scratch / "new").mkdir()
         stage = scratch / "new" / path.name
         yield stage
-        if not _same_bytes(stage, path):
+        if not _has_same_bytes(stage, path):
             os.replace(stage, path)
 
 
-def check_place(output: Path, mark: str, what: str) -> None:
+def check_output_directory(output: Path, mark: str, what: str) -> None:
     """An earlier output of the same kind, known by LISTED, which begins with `mark`, is replaced; anything else that is
     there is refused (a directory without a file is nothing). `what`: how errors call such an output ("artifact")."""
-    with _refusing(output):
-        _check_kind(output, mark, what)
-        check_parent(output)
+    with _os_errors_as_ours(output):
+        _check_replaceable(output, mark, what)
+        check_writable(output)
 
 
-def _check_kind(output: Path, mark: str, what: str) -> None:
-    if (output / LISTED).is_file():
-        known = listed(output)[0] == mark
+def _check_replaceable(output: Path, mark: str, what: str) -> None:
+    if (output / TRACKED_LIST_NAME).is_file():
+        known = tracked_files(output)[0] == mark
     else:
-        known = not output.exists() or (output.is_dir() and not _holds_any(output))
+        known = not output.exists() or (output.is_dir() and not _has_any_file(output))
     if not known:
-        missing = f" (its list, {LISTED!r}, is missing)" if (output / mark).is_file() else ""
+        missing = f" (its list, {TRACKED_LIST_NAME!r}, is missing)" if (output / mark).is_file() else ""
         raise DicompilerError(
             f"{output}: it exists and is no {what} of ours{missing}: choose another place or remove it"
         )
@@ -65,7 +65,7 @@ def _check_kind(output: Path, mark: str, what: str) -> None:
         raise DicompilerError(f"{output}: its parent is no directory: create it first")
 
 
-def check_parent(path: Path | None) -> None:
+def check_writable(path: Path | None) -> None:
     """DicompilerError where nothing can be written at `path`: said before the work, not after."""
     if path is None:
         return
@@ -79,7 +79,7 @@ def check_parent(path: Path | None) -> None:
 
 
 @contextmanager
-def _refusing(path: Path, cannot: str = "it cannot be written") -> Iterator[None]:
+def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iterator[None]:
     """DicompilerError, in the words of `cannot`, for what the system refuses in the block."""
     try:
         yield
@@ -88,7 +88,7 @@ def _refusing(path: Path, cannot: str = "it cannot be written") -> Iterator[None
 
 
 @contextmanager
-def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
+def atomic_directory(output: Path, mark: str, what: str) -> Iterator[Path]:
     """A fresh directory beside `output` that takes its place in the end; see `check_place`.
 
     What was ours in `output` and is not written again goes. A file of the same bytes and mode stays the very file, with
@@ -97,79 +97,81 @@ def moved_in_whole(output: Path, mark: str, what: str) -> Iterator[Path]:
     goes.
     """
     place = output.resolve() if output.is_symlink() else output
-    check_place(output, mark, what)
-    with _refusing(output), _scratch(place.absolute()) as scratch:
+    check_output_directory(output, mark, what)
+    with _os_errors_as_ours(output), _scratch_directory(place.absolute()) as scratch:
         stage = scratch / "new"
         stage.mkdir()
         yield stage
-        files, _ = _entries(stage)
+        files, _ = _relative_entries(stage)
         names = [mark, *sorted(files - {mark})]
-        (stage / LISTED).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
-        shutil.copymode(stage / mark, stage / LISTED)  # who may not read what is there need not know its names
+        (stage / TRACKED_LIST_NAME).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
+        shutil.copymode(
+            stage / mark, stage / TRACKED_LIST_NAME
+        )  # who may not read what is there need not know its names
         if place.exists() and not _carry_over(place, stage, names):
             return
         if not place.exists():
             stage.rename(place)
-        elif not _exchanged(stage, place):
+        elif not _swap_directories(stage, place):
             place.rename(scratch / "old")
             stage.rename(place)
 
 
 @contextmanager
-def _scratch(place: Path) -> Iterator[Path]:
+def _scratch_directory(place: Path) -> Iterator[Path]:
     """A hidden directory beside `place`, in the end taken away; so are those of the same place whose makers are dead.
 
     Each holds MADE, which its maker has locked as long as it lives: the system lets go of that lock, however it ends.
     """
-    _clear(place)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_NAME]}.", dir=place.parent))
+    _remove_abandoned(place)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
     try:
         with (scratch / "unlocked").open("wb") as file:
             with suppress(OSError):  # some file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (scratch / "unlocked").rename(scratch / MADE)  # nobody sees it without its lock
+                (scratch / "unlocked").rename(scratch / OWNER_MARK_NAME)  # nobody sees it without its lock
             yield scratch
     finally:
-        _remove(scratch)
+        _remove_scratch(scratch)
 
 
-def _remove(scratch: Path) -> None:
+def _remove_scratch(scratch: Path) -> None:
     """Takes a directory of `_scratch` away, MADE last: whoever is killed meanwhile leaves what can be recognised."""
     for part in ("new", "old"):
         shutil.rmtree(scratch / part, ignore_errors=True)
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _clear(place: Path) -> None:
+def _remove_abandoned(place: Path) -> None:
     """Takes away what dead makers have left beside `place`."""
-    pattern = re.compile(rf"\.{re.escape(place.name[:_NAME])}\.[a-z0-9_]{{8}}")
+    pattern = re.compile(rf"\.{re.escape(place.name[:_MAX_NAME_CHARS])}\.[a-z0-9_]{{8}}")
     with suppress(OSError):
         for name in sorted(name for name in os.listdir(place.parent) if pattern.fullmatch(name)):
-            _clear_one(place, place.parent / name)
+            _remove_if_abandoned(place, place.parent / name)
 
 
-def _clear_one(place: Path, scratch: Path) -> None:
+def _remove_if_abandoned(place: Path, scratch: Path) -> None:
     with suppress(OSError):
-        if scratch.lstat().st_uid != os.geteuid() or not stat.S_ISREG((scratch / MADE).lstat().st_mode):
+        if scratch.lstat().st_uid != os.geteuid() or not stat.S_ISREG((scratch / OWNER_MARK_NAME).lstat().st_mode):
             return
-        with (scratch / MADE).open("rb") as file:
+        with (scratch / OWNER_MARK_NAME).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its maker lives
             old = scratch / "old"
             if old.is_dir() and not os.path.lexists(place):  # killed between the two moves: what was there goes back
                 old.rename(place)
-            if not _holds_more(old, place):
-                _remove(scratch)
+            if not _has_unsaved_files(old, place):
+                _remove_scratch(scratch)
 
 
-def _holds_more(old: Path, place: Path) -> bool:
+def _has_unsaved_files(old: Path, place: Path) -> bool:
     """Whether there is anything in `old` that is not ours and not in `place` as well."""
     if not old.is_dir():
         return False
-    ours = {*(listed(old) if (old / LISTED).is_file() else ()), LISTED}
-    return any(not _same_bytes(old / name, place / name) for name in _entries(old)[0] - ours)
+    ours = {*(tracked_files(old) if (old / TRACKED_LIST_NAME).is_file() else ()), TRACKED_LIST_NAME}
+    return any(not _has_same_bytes(old / name, place / name) for name in _relative_entries(old)[0] - ours)
 
 
-def _exchanged(one: Path, other: Path) -> bool:
+def _swap_directories(one: Path, other: Path) -> bool:
     """Whether two directories have changed places, in a single step: at no time is either missing. Linux alone can."""
     import ctypes
 
@@ -178,9 +180,9 @@ def _exchanged(one: Path, other: Path) -> bool:
     return exchange is not None and exchange(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
 
 
-def listed(output: Path) -> tuple[str, ...]:
+def tracked_files(output: Path) -> tuple[str, ...]:
     """The files in a directory of ours that are ours, by relative path, the main file first."""
-    return tuple(os.fsdecode((output / LISTED).read_bytes()).removesuffix("\n").split("\n"))
+    return tuple(os.fsdecode((output / TRACKED_LIST_NAME).read_bytes()).removesuffix("\n").split("\n"))
 
 
 def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
@@ -189,29 +191,32 @@ def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
 
     `old` stays as it is, so that a failure leaves it.
     """
-    before = set(listed(old)) if (old / LISTED).is_file() else set[str]()
-    same = [name for name in names if name in before and _same(old / name, stage / name)]
+    before = set(tracked_files(old)) if (old / TRACKED_LIST_NAME).is_file() else set[str]()
+    same = [name for name in names if name in before and _has_same_bytes_and_mode(old / name, stage / name)]
     if len(same) == len(names) == len(before):
         return False
-    for name in (*set(same) - {names[0]}, *([LISTED] if _same(old / LISTED, stage / LISTED) else [])):
+    for name in (
+        *set(same) - {names[0]},
+        *([TRACKED_LIST_NAME] if _has_same_bytes_and_mode(old / TRACKED_LIST_NAME, stage / TRACKED_LIST_NAME) else []),
+    ):
         (stage / name).unlink()
-        _link(old / name, stage / name)
-    files, directories = _entries(old)
-    ours = {*before, LISTED}
+        _link_or_copy(old / name, stage / name)
+    files, directories = _relative_entries(old)
+    ours = {*before, TRACKED_LIST_NAME}
     holding = {str(parent) for name in ours for parent in Path(name).parents}
     for name in sorted(directories - holding):
-        _make_way(old, stage, name, (stage / name).is_dir())
+        _check_not_in_the_way(old, stage, name, (stage / name).is_dir())
         (stage / name).mkdir(parents=True, exist_ok=True)
     for name in sorted(files - ours):
-        _make_way(old, stage, name, False)
+        _check_not_in_the_way(old, stage, name, False)
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
-        _link(old / name, stage / name)
+        _link_or_copy(old / name, stage / name)
     for name in sorted(directories - holding, reverse=True):
         shutil.copystat(old / name, stage / name)
     return True
 
 
-def _make_way(old: Path, stage: Path, name: str, fits: bool) -> None:
+def _check_not_in_the_way(old: Path, stage: Path, name: str, fits: bool) -> None:
     """DicompilerError where something that is not ours stands where we write a file, or the other way round."""
     taken = [path for path in (stage / name, *(stage / name).parents) if path.is_relative_to(stage)]
     blocked = any(path.is_file() or path.is_symlink() for path in taken)
@@ -219,13 +224,13 @@ def _make_way(old: Path, stage: Path, name: str, fits: bool) -> None:
         raise DicompilerError(f"{old / name}: it is not ours, and stands where we write: move it elsewhere")
 
 
-def _holds_any(root: Path) -> bool:
+def _has_any_file(root: Path) -> bool:
     """Whether there is a file or link anywhere below `root`."""
     walk = os.walk(root)
     return any(names or any(Path(base, name).is_symlink() for name in inner) for base, inner, names in walk)
 
 
-def _entries(root: Path) -> tuple[set[str], set[str]]:
+def _relative_entries(root: Path) -> tuple[set[str], set[str]]:
     """The files and links below `root`, and the directories, by relative path."""
     files, directories = set[str](), set[str]()
     for base, inner, names in os.walk(root):
@@ -235,11 +240,11 @@ def _entries(root: Path) -> tuple[set[str], set[str]]:
     return files, directories
 
 
-def _same(one: Path, other: Path) -> bool:
-    return _same_bytes(one, other) and one.stat().st_mode == other.stat().st_mode
+def _has_same_bytes_and_mode(one: Path, other: Path) -> bool:
+    return _has_same_bytes(one, other) and one.stat().st_mode == other.stat().st_mode
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
+def _has_same_bytes(one: Path, other: Path) -> bool:
     """Whether both are plain files, and equal."""
     if not all(path.is_file() and not path.is_symlink() for path in (one, other)):
         return False
@@ -252,7 +257,7 @@ def _same_bytes(one: Path, other: Path) -> bool:
     return True
 
 
-def _link(old: Path, new: Path) -> None:
+def _link_or_copy(old: Path, new: Path) -> None:
     """Makes `new` the file that `old` is; where it may not be linked, a copy with its times."""
     try:
         os.link(old, new, follow_symlinks=False)

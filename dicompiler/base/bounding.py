@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def bounded_memory(more: int) -> Iterator[None]:
+def memory_limit(more: int) -> Iterator[None]:
     """Within, the process gets at most `more` bytes of address space beyond what it has: MemoryError then. It holds for
     all threads, so it is for short calls. Where the system cannot do it nothing is bounded."""
     try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """The collector waits: what is made in between makes no cycles, but there is so much of it that the collector would
     go through all of the heap again and again, a fifth of the time."""
     enabled = gc.isenabled()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-LINE = 1500
+MAX_MESSAGE_CHARS = 1500
 """Characters of an error or a warning that are shown."""
 
 
@@ -33,34 +33,34 @@ class RunError(DicompilerError):
     """A compiled program did not finish: names the device and the cause."""
 
 
-def expect(given: object, kinds: tuple[type, ...], place: str, wanted: str) -> None:
+def check_type(given: object, kinds: tuple[type, ...], place: str, wanted: str) -> None:
     """UsageError where a caller gave something else: `expect(5, (str, Path), "compile: output", "a path")`."""
     if not isinstance(given, kinds):
         raise UsageError(f"{place} must be {wanted}, not {one_line(repr(given), 60)} ({type(given).__name__})")
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """The text with what cannot be printed as an escape: names come from files, and a terminal obeys."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
-def one_line(text: str, limit: int = LINE) -> str:
+def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
     """The text, printable, with every run of blanks and line ends as one blank. One longer than `limit` is cut in its
     middle."""
-    line = printable(" ".join(text.split()))
+    line = escape_unprintable(" ".join(text.split()))
     cut = f" … ({len(line) - limit} characters) … "
     return line if len(line) <= limit else line[: limit * 2 // 3] + cut + line[-limit // 3 :]
 
 
-def cause(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An exception as one line; ours without its type."""
     text = one_line(str(error))
     return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of an "unknown name" message: `nearest("tile-heigth", passes)` → ` (did you mean 'tile-height'?)`.
 
     Without a near name it lists what is known, at most twelve names.

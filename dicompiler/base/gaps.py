@@ -12,7 +12,7 @@ Interval = tuple[int, int]
 Region = tuple[Interval, ...]
 
 
-def in_a_row(
+def cover_along_axis(
     need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
     """(the one axis along which pieces of `need` lie, what is taken of which, as `covered`); None: there is no such
@@ -21,11 +21,11 @@ def in_a_row(
     if len(axes) != 1:
         return None
     (axis,) = axes
-    row = covered(need[axis], [(region[axis], distance, order) for region, distance, _, order, _ in pieces])
+    row = cover_interval(need[axis], [(region[axis], distance, order) for region, distance, _, order, _ in pieces])
     return axis, [((*need[:axis], cut, *need[axis + 1 :]), i) for cut, i in row]
 
 
-def covered(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
+def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
     """What is taken of which piece (its number), in order; None: what no piece has.
 
     pieces: (interval, distance, order): the nearest is taken first, then the one with the largest part of what is still
@@ -38,7 +38,7 @@ def covered(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list
     heapq.heapify(heap)
     while heap:
         distance, claimed, order, i = heapq.heappop(heap)
-        part = _largest(starts, stops, pieces[i][0])
+        part = _largest_overlap(starts, stops, pieces[i][0])
         if part is None:
             continue
         low, high, at = part
@@ -53,7 +53,7 @@ def covered(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list
     return sorted([*taken, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
 
 
-def _largest(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
+def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
     """(start, stop, number of the gap) of the largest part of a piece that lies in a gap, of equals the first."""
     best, at = None, max(0, bisect_right(starts, piece[0]) - 1)
     while at < len(starts) and starts[at] < piece[1]:

@@ -12,16 +12,16 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError, one_line
 
-WORDS = np.dtype(object)
+STRING_DTYPE = np.dtype(object)
 """The type of arrays of words."""
 
 
-def given_array(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None, place: str) -> Any:
+def coerce_input(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None, place: str) -> Any:
     """What was given as an array in C order, of `dtype` and, where that is known, `shape`. Numbers, words and lists
     become of the type where that changes none of them; arrays must have it, but for words, which numpy may keep as text
     or bytes. DicompilerError, naming `place`, for what does not fit."""
-    array = as_array(given, dtype, place)
-    if dtype == WORDS and array.dtype.kind in "SU":
+    array = to_array(given, dtype, place)
+    if dtype == STRING_DTYPE and array.dtype.kind in "SU":
         array = array.astype(str).astype(object)
     if array.dtype != dtype:
         raise DicompilerError(f"{place} must be of type {dtype}, not {array.dtype}")
@@ -30,14 +30,14 @@ def given_array(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None,
     return array
 
 
-def as_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
+def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
     """What was given as an array in C order. Numbers, words and lists become of `dtype` where that changes none of
     them; arrays keep theirs. DicompilerError for what is no array, or would change."""
     try:
         array = np.asarray(given, order="C")
         if isinstance(given, np.ndarray | np.generic):
             return array
-        made = np.array(given, object) if dtype == WORDS else array.astype(dtype)
+        made = np.array(given, object) if dtype == STRING_DTYPE else array.astype(dtype)
     except (ValueError, TypeError) as error:
         raise DicompilerError(f"{place} is no array: {one_line(str(error))}") from None
     if array.size and array.dtype.kind not in "biufcUO":
@@ -47,7 +47,7 @@ def as_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
     return made
 
 
-def check_rows(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
+def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
     """DicompilerError, naming `place`, the number and the table, where a whole number is no row of a table that it is
     looked up in. tables: each with its name, `table`, how many `rows` it has, and the `least` number that it takes:
     those below 0 count from its end. Where it has them: `type`, to which numbers are cast first, `offset`, which is

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, did_you_mean
 
 OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
 """throughput is measured by the seconds between two frames of a stream."""
@@ -28,21 +28,21 @@ def objective_terms(text: str) -> Mapping[str, float]:
         weight, star, name = term.rpartition("*")
         name = name.strip()
         if name not in OBJECTIVES:
-            raise UsageError(f"unknown objective {name!r}{nearest(name, OBJECTIVES)}")
+            raise UsageError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}")
         if name in weights:
             raise UsageError(f"objective {text!r}: {name} stands twice: give it one weight")
-        weights[name] = _weight(weight, text) if star else 1.0
+        weights[name] = _parse_weight(weight, text) if star else 1.0
     return MappingProxyType(weights)
 
 
-def speed_key(objective: str) -> str:
+def speed_metric(objective: str) -> str:
     """Which of the metrics says how fast a plan is for who wants that objective: the seconds between frames where it
     is of throughput and not of latency, else those of a frame."""
     wanted = objective_terms(objective)
     return "period_s" if "throughput" in wanted and "latency" not in wanted else "latency_s"
 
 
-def _weight(text: str, objective: str) -> float:
+def _parse_weight(text: str, objective: str) -> float:
     try:
         weight = float(text)
     except ValueError:

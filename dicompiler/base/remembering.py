@@ -13,11 +13,11 @@ from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 
-class Remembers:
+class Memoizing:
     """A base of frozen dataclasses: objects that keep what `remembered` functions found out about them."""
 
     @cached_property
-    def known(self) -> defaultdict[object, dict[tuple[object, ...], Any]]:
+    def memo(self) -> defaultdict[object, dict[tuple[object, ...], Any]]:
         """Function → arguments → result."""
         return defaultdict(dict)
 
@@ -26,24 +26,24 @@ class Remembers:
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
 
-_NOTHING: Any = object()
+_MISSING: Any = object()
 P = ParamSpec("P")
 T = TypeVar("T")
-Owner = TypeVar("Owner", bound=Remembers)
+Owner = TypeVar("Owner", bound=Memoizing)
 
 
-def remembered(function: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
+def memoized(function: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
     """The function, or method, with a memory of what it returned, in its first argument. The others must be hashable,
     and nobody may change what it returns."""
 
     @wraps(function)
     def recall(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         if kwargs:
-            known, key = owner.known[function, *kwargs], (*args, *kwargs.values())
+            known, key = owner.memo[function, *kwargs], (*args, *kwargs.values())
         else:
-            known, key = owner.known[function], args
-        result: T = known.get(key, _NOTHING)
-        if result is _NOTHING:
+            known, key = owner.memo[function], args
+        result: T = known.get(key, _MISSING)
+        if result is _MISSING:
             result = known[key] = function(owner, *args, **kwargs)
         return result
 

@@ -13,10 +13,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.base.mistaken import mistaken
+from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.base.mistaken import describe_wrong_path
 
-_TYPES = {
+_TYPE_NAMES = {
     "object": "an object",
     "array": "a list",
     "string": "a text",
@@ -25,10 +25,10 @@ _TYPES = {
     "boolean": "true or false",
     "null": "null",
 }
-_DIGITS = 100
+_MAX_DIGITS = 100
 """So many characters at most may a whole number have; Python's own limit speaks of Python's settings."""
 # Of several errors the first of these kinds is shown: a misspelt key is also a missing one, and the first says more.
-_ORDER = ("const", "additionalProperties", "required", "type", "enum")
+_VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
 
 
 def read_text(path: str | Path, missing: str = "no such file") -> str:
@@ -40,7 +40,7 @@ def read_text(path: str | Path, missing: str = "no such file") -> str:
         raise DicompilerError(f"{path}: {missing}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
-        more = mistaken(path) if isinstance(error, IsADirectoryError) else ""
+        more = describe_wrong_path(path) if isinstance(error, IsADirectoryError) else ""
         raise DicompilerError(f"{path}: cannot be read: {reason}{more}") from None
 
 
@@ -50,9 +50,9 @@ def load_json(path: str | Path) -> Any:
     try:
         return json.loads(
             text,
-            object_pairs_hook=lambda pairs: _unique(pairs, path),
-            parse_constant=_no_constant,
-            parse_int=_int,
+            object_pairs_hook=lambda pairs: _reject_duplicate_keys(pairs, path),
+            parse_constant=_reject_constant,
+            parse_int=_parse_int,
         )
     except json.JSONDecodeError as error:
         raise DicompilerError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
@@ -62,7 +62,7 @@ def load_json(path: str | Path) -> Any:
         raise DicompilerError(f"{path}: not a document of ours: nested too deeply") from None
 
 
-def _unique(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
     # JSON keeps the last of two equal keys and says nothing: in a hand-written plan that hides a layer.
     entries: dict[str, Any] = {}
     for key, value in pairs:
@@ -72,18 +72,18 @@ def _unique(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
     return entries
 
 
-def _no_constant(text: str) -> None:
+def _reject_constant(text: str) -> None:
     raise ValueError(f"{text} is not a JSON number")
 
 
-def _int(text: str) -> int:
-    if len(text) > _DIGITS:
+def _parse_int(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
         raise ValueError(f"a number of {len(text)} digits is too long")
     return int(text)
 
 
 @cache
-def schema(name: str) -> dict[str, Any]:
+def load_schema(name: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of format `name`: "plan", "platform", "manifest"."""
     file = resources.files("dicompiler.base") / "schemas" / f"{name}.schema.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def _validator(name: str) -> Any:
 
     # JSON Schema takes 12.0 for a whole number; what counts elements must be one in Python too.
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return extend(Draft202012Validator, type_checker=types)(schema(name))
+    return extend(Draft202012Validator, type_checker=types)(load_schema(name))
 
 
 def validate(document: Any, name: str, place: str) -> None:
@@ -108,30 +108,34 @@ def validate(document: Any, name: str, place: str) -> None:
     errors = list(_validator(name).iter_errors(document))
     if not errors:
         return
-    error = _deepest(min(errors, key=_rank))
-    path = key_path(error.absolute_path)
-    raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_cause(error)}")
+    error = _most_specific(min(errors, key=_error_priority))
+    path = format_key_path(error.absolute_path)
+    raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_describe_error(error)}")
 
 
-def _rank(error: Any) -> tuple[int, int, str]:
+def _error_priority(error: Any) -> tuple[int, int, str]:
     # A wrong version of the whole file explains every other error; then the kinds above; then the file's own order.
-    kind = _ORDER.index(error.validator) if error.validator in _ORDER else len(_ORDER)
+    kind = (
+        _VALIDATOR_PRIORITY.index(error.validator)
+        if error.validator in _VALIDATOR_PRIORITY
+        else len(_VALIDATOR_PRIORITY)
+    )
     if error.validator == "const" and list(error.absolute_path) != ["format"]:
-        kind = len(_ORDER)
-    return kind, len(error.absolute_path), key_path(error.absolute_path)
+        kind = len(_VALIDATOR_PRIORITY)
+    return kind, len(error.absolute_path), format_key_path(error.absolute_path)
 
 
-def _deepest(error: Any) -> Any:
+def _most_specific(error: Any) -> Any:
     # Of the branches of an anyOf only those are of interest whose type the value has: a list that is no interval.
     while error.validator == "anyOf":
         fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
         if not fitting:
             return error
-        error = min(fitting, key=_rank)
+        error = min(fitting, key=_error_priority)
     return error
 
 
-def key_path(keys: Iterable[str | int]) -> str:
+def format_key_path(keys: Iterable[str | int]) -> str:
     """("layers", "conv1", 0, "device") → `layers.conv1[0].device`; other names are quoted: `layers['a/b']`."""
     text = ""
     for key in keys:
@@ -144,12 +148,12 @@ def key_path(keys: Iterable[str | int]) -> str:
     return text
 
 
-def _cause(error: Any) -> str:
+def _describe_error(error: Any) -> str:
     kind, allowed, value = error.validator, error.validator_value, error.instance
     if kind == "additionalProperties":
         known = list(error.schema.get("properties", {}))
         key = next(key for key in value if key not in known)
-        close = nearest(key, known)
+        close = did_you_mean(key, known)
         hint = close if "did you mean" in close else ""
         return f"unknown key {key!r}{hint}; allowed: {', '.join(known)}"
     if kind == "required":
@@ -157,18 +161,22 @@ def _cause(error: Any) -> str:
         return f"missing key {missing!r} (required: {', '.join(allowed)})"
     if kind == "type":
         examples = " or ".join(map(json.dumps, error.schema.get("examples", ())))
-        return f"expected {_types(allowed)}{f' such as {examples}' if examples else ''}, got {_shown(value)}"
+        return (
+            f"expected {_type_names(allowed)}{f' such as {examples}' if examples else ''}, got {_format_value(value)}"
+        )
     if kind == "const":
-        return f"{_shown(value)} is not supported (allowed: {json.dumps(allowed)})"
+        return f"{_format_value(value)} is not supported (allowed: {json.dumps(allowed)})"
     if kind == "enum":
-        return f"{_shown(value)} is not allowed (allowed: {', '.join(map(str, allowed))})"
+        return f"{_format_value(value)} is not allowed (allowed: {', '.join(map(str, allowed))})"
     if kind == "anyOf":
-        return f"{_shown(value)} is not allowed (allowed: {' or '.join(_branch(sub) for sub in allowed)})"
-    return _limit(kind, allowed, value)
+        return (
+            f"{_format_value(value)} is not allowed (allowed: {' or '.join(_describe_branch(sub) for sub in allowed)})"
+        )
+    return _describe_limit_error(kind, allowed, value)
 
 
-def _limit(kind: str, allowed: Any, value: Any) -> str:
-    shown = _shown(value)
+def _describe_limit_error(kind: str, allowed: Any, value: Any) -> str:
+    shown = _format_value(value)
     many = f"{len(value)} {'entry' if len(value) == 1 else 'entries'}" if isinstance(value, list) else ""
     texts = {
         "minimum": f"{shown} is too small (allowed: {allowed} or more)",
@@ -185,19 +193,19 @@ def _limit(kind: str, allowed: Any, value: Any) -> str:
     return texts.get(kind, f"{shown} does not fit the schema's {kind}")
 
 
-def _types(allowed: str | Sequence[str]) -> str:
-    return " or ".join(_TYPES[name] for name in ([allowed] if isinstance(allowed, str) else allowed))
+def _type_names(allowed: str | Sequence[str]) -> str:
+    return " or ".join(_TYPE_NAMES[name] for name in ([allowed] if isinstance(allowed, str) else allowed))
 
 
-def _branch(sub: dict[str, Any]) -> str:
+def _describe_branch(sub: dict[str, Any]) -> str:
     if "const" in sub:
         return json.dumps(sub["const"])
     if "required" in sub:
         return f"an object with {', '.join(sub['required'])}"
-    return _types(sub["type"]) if "type" in sub else sub.get("title", "another form")
+    return _type_names(sub["type"]) if "type" in sub else sub.get("title", "another form")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """The value on one line and not too long; a container by its kind only."""
     if isinstance(value, dict):
         return "an object"

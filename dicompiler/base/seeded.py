@@ -10,7 +10,7 @@ import hashlib
 import numpy as np
 
 
-def generator(seed: int, name: str) -> np.random.Generator:
+def named_generator(seed: int, name: str) -> np.random.Generator:
     """The random generator of `name` under `seed` (a number of at least 0)."""
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

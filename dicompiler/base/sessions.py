@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 
-def session(model: bytes, options: Any) -> Any:
+def create_session(model: bytes, options: Any) -> Any:
     """An onnxruntime session of a model on the processor. Raises onnxruntime's errors.
 
     On processors where onnxruntime makes uint8 of int8 it then refuses its own QuantizeLinear of opset 21 (its issue

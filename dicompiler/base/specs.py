@@ -17,14 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, Union
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # '=' is left out on purpose: else the slip `{layers=a,parts=4}` would quietly mean two layers.
-_PLAIN = re.compile(r"[A-Za-z0-9_/.:+*@-]+")
+_UNQUOTED_VALUE = re.compile(r"[A-Za-z0-9_/.:+*@-]+")
 _BLANK = re.compile(r"\s*")
 
 
@@ -45,7 +45,7 @@ class Spec:
             raise ValueError(f"not a spec: name {self.name!r}, options {keys!r}")
 
     @classmethod
-    def of(cls, name: str, options: Mapping[str, str | tuple[str, ...]]) -> Spec:
+    def from_mapping(cls, name: str, options: Mapping[str, str | tuple[str, ...]]) -> Spec:
         """`Spec.of("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`."""
         return cls(name, tuple((key, (v,) if isinstance(v, str) else tuple(v)) for key, v in options.items()))
 
@@ -57,103 +57,107 @@ class Spec:
 
 
 def _quote(value: str) -> str:
-    return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+    return value if _UNQUOTED_VALUE.fullmatch(value) else json.dumps(value, ensure_ascii=False)
 
 
-class _Reader:
+class _SpecParser:
     """Reads one text from left to right; `at` is the position of the next character. Errors count columns from 1."""
 
     def __init__(self, text: str, what: str) -> None:
-        self.text, self.what, self.at = text, what, 0
+        self.text, self.label, self.position = text, what, 0
 
-    def fail(self, expected: str, note: str = "") -> UsageError:
-        found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
+    def syntax_error(self, expected: str, note: str = "") -> UsageError:
+        found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
         # Shown as it is where it can be, so that the column can be counted.
         shown = f"'{self.text}'" if self.text.isprintable() else repr(self.text)
-        return UsageError(f"{self.what} {shown}: expected {expected} at column {self.at + 1}, found {found}{note}")
+        return UsageError(
+            f"{self.label} {shown}: expected {expected} at column {self.position + 1}, found {found}{note}"
+        )
 
     def match(self, pattern: re.Pattern[str], expected: str) -> str:
-        match = pattern.match(self.text, self.at)
+        match = pattern.match(self.text, self.position)
         if not match:
-            raise self.fail(expected)
-        self.at = match.end()
+            raise self.syntax_error(expected)
+        self.position = match.end()
         return match.group()
 
-    def blank(self) -> None:
+    def skip_blanks(self) -> None:
         self.match(_BLANK, "a blank")
 
-    def take(self, character: str) -> bool:
+    def accept(self, character: str) -> bool:
         """Steps over `character` if it is next."""
-        taken = self.text.startswith(character, self.at)
-        self.at += taken
+        taken = self.text.startswith(character, self.position)
+        self.position += taken
         return taken
 
-    def ended(self) -> bool:
-        return self.at == len(self.text)
+    def is_at_end(self) -> bool:
+        return self.position == len(self.text)
 
-    def value(self) -> str:
-        if not self.text.startswith('"', self.at):
-            return self.match(_PLAIN, "a value, plain or in double quotes")
+    def parse_value(self) -> str:
+        if not self.text.startswith('"', self.position):
+            return self.match(_UNQUOTED_VALUE, "a value, plain or in double quotes")
         try:
-            value, self.at = json.JSONDecoder().raw_decode(self.text, self.at)
+            value, self.position = json.JSONDecoder().raw_decode(self.text, self.position)
         except json.JSONDecodeError as error:
-            self.at = min(error.pos, len(self.text))
-            raise self.fail("a whole quoted value", " (escapes are those of JSON)") from None
+            self.position = min(error.pos, len(self.text))
+            raise self.syntax_error("a whole quoted value", " (escapes are those of JSON)") from None
         return str(value)
 
-    def values(self) -> tuple[str, ...]:
+    def parse_values(self) -> tuple[str, ...]:
         """What stands behind `key=`: nothing, or values joined by commas."""
-        if self.ended() or self.text[self.at] == "}" or self.text[self.at].isspace():
+        if self.is_at_end() or self.text[self.position] == "}" or self.text[self.position].isspace():
             return ()
-        values = [self.value()]
-        while self.take(","):
-            values.append(self.value())
+        values = [self.parse_value()]
+        while self.accept(","):
+            values.append(self.parse_value())
         return tuple(values)
 
-    def options(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def parse_options(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """What stands between the braces, closing brace included."""
         options: dict[str, tuple[str, ...]] = {}
-        self.blank()
-        while not self.take("}"):
-            start = self.at
+        self.skip_blanks()
+        while not self.accept("}"):
+            start = self.position
             key = self.match(_KEY, "an option or '}'")
             if key in options:
-                self.at = start
-                raise self.fail(f"another option than {key!r}, which is given already")
-            if not self.take("="):
-                raise self.fail(f"'=' after option {key!r}")
-            options[key] = self.values()
-            if not self.ended() and self.text[self.at] != "}" and not self.text[self.at].isspace():
-                raise self.fail("',' between values, a blank between options or '}'", ' (quote other values: "…")')
-            self.blank()
+                self.position = start
+                raise self.syntax_error(f"another option than {key!r}, which is given already")
+            if not self.accept("="):
+                raise self.syntax_error(f"'=' after option {key!r}")
+            options[key] = self.parse_values()
+            if not self.is_at_end() and self.text[self.position] != "}" and not self.text[self.position].isspace():
+                raise self.syntax_error(
+                    "',' between values, a blank between options or '}'", ' (quote other values: "…")'
+                )
+            self.skip_blanks()
         return tuple(options.items())
 
-    def spec(self) -> Spec:
+    def parse_spec(self) -> Spec:
         name = self.match(_NAME, "a name")
-        return Spec(name, self.options() if self.take("{") else ())
+        return Spec(name, self.parse_options() if self.accept("{") else ())
 
 
-def parse(text: str, what: str = "spec") -> Spec:
+def parse_spec(text: str, what: str = "spec") -> Spec:
     """One spec: `parse("modnn{axis=height}")`. UsageError names `what`, the column and what was expected there."""
-    reader = _Reader(text, what)
-    reader.blank()
-    spec = reader.spec()
-    reader.blank()
-    if not reader.ended():
-        raise reader.fail("the end" if "{" in text[: reader.at] else "'{' or the end")
+    reader = _SpecParser(text, what)
+    reader.skip_blanks()
+    spec = reader.parse_spec()
+    reader.skip_blanks()
+    if not reader.is_at_end():
+        raise reader.syntax_error("the end" if "{" in text[: reader.position] else "'{' or the end")
     return spec
 
 
 def parse_pipeline(text: str) -> tuple[Spec, ...]:
     """Specs joined by commas, at least one: `parse_pipeline("infer-shapes,lop{layers=fc6 parts=4}")`."""
-    reader = _Reader(text, "pipeline")
+    reader = _SpecParser(text, "pipeline")
     specs: list[Spec] = []
-    while not specs or reader.take(","):
-        reader.blank()
-        specs.append(reader.spec())
-        reader.blank()
-    if not reader.ended():
-        raise reader.fail("',' before the next pass or the end")
+    while not specs or reader.accept(","):
+        reader.skip_blanks()
+        specs.append(reader.parse_spec())
+        reader.skip_blanks()
+    if not reader.is_at_end():
+        raise reader.syntax_error("',' before the next pass or the end")
     return tuple(specs)
 
 
@@ -171,60 +175,62 @@ class Option:
 
 
 @dataclass(frozen=True)
-class _Type:
+class _OptionType:
     """How a field's values are read: each by `read`; `many`: any number of them; `optional`: none of them is None."""
 
     text: str
-    read: Callable[[str], Any]
-    many: bool = False
-    optional: bool = False
+    parse: Callable[[str], Any]
+    takes_many: bool = False
+    is_optional: bool = False
 
 
-def _int(text: str) -> int:
+def _parse_int(text: str) -> int:
     if not re.fullmatch(r"[+-]?[0-9]+", text):
         raise ValueError(text)
     return int(text)
 
 
-def _float(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     if math.isnan(value):
         raise ValueError(text)
     return value
 
 
-def _choice(choices: Mapping[str, Any], text: str) -> Any:
+def _parse_choice(choices: Mapping[str, Any], text: str) -> Any:
     if text not in choices:
         raise ValueError(text)
     return choices[text]
 
 
-_SCALARS = {
-    bool: _Type("true|false", functools.partial(_choice, {"true": True, "false": False})),
-    int: _Type("int", _int),
-    float: _Type("float", _float),
-    str: _Type("str", str),
+_SCALAR_TYPES = {
+    bool: _OptionType("true|false", functools.partial(_parse_choice, {"true": True, "false": False})),
+    int: _OptionType("int", _parse_int),
+    float: _OptionType("float", _parse_float),
+    str: _OptionType("str", str),
 }
 
 
-def _type(annotation: Any) -> _Type:
+def _option_type(annotation: Any) -> _OptionType:
     """The field type as we read it; TypeError for one that has no text."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation in _SCALARS:
-        return _SCALARS[annotation]
+    if annotation in _SCALAR_TYPES:
+        return _SCALAR_TYPES[annotation]
     if origin is Literal and all(isinstance(choice, str) for choice in arguments):
-        return _Type("|".join(arguments), functools.partial(_choice, {choice: choice for choice in arguments}))
+        return _OptionType(
+            "|".join(arguments), functools.partial(_parse_choice, {choice: choice for choice in arguments})
+        )
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        one = _type(arguments[0])
-        if not one.many and not one.optional:
-            return _Type(f"{one.text},…", one.read, many=True)
+        one = _option_type(arguments[0])
+        if not one.takes_many and not one.is_optional:
+            return _OptionType(f"{one.text},…", one.parse, takes_many=True)
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
-        one = _type(next(a for a in arguments if a is not type(None)))
-        return dataclasses.replace(one, optional=True)
+        one = _option_type(next(a for a in arguments if a is not type(None)))
+        return dataclasses.replace(one, is_optional=True)
     raise TypeError(f"{annotation} is no option's type: int, float, bool, str, Literal, tuple[…, ...], … | None")
 
 
-def _types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _Type]]:
+def _option_types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _OptionType]]:
     """The options of a dataclass: its init fields with how they are read. TypeError names the field."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
@@ -233,7 +239,7 @@ def _types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _Type]]:
     for field in dataclasses.fields(cls):
         if field.init:
             try:
-                types[field.name] = (field, _type(hints[field.name]))
+                types[field.name] = (field, _option_type(hints[field.name]))
             except TypeError as error:
                 raise TypeError(f"{cls.__name__}.{field.name}: {error}") from None
     return types
@@ -243,12 +249,12 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _write(value: Any) -> tuple[str, ...]:
+def _format_values(value: Any) -> tuple[str, ...]:
     """The texts of a field's value, as `_Type.read` reads them."""
     if value is None:
         return ()
     if isinstance(value, tuple | list):
-        return tuple(text for one in value for text in _write(one))
+        return tuple(text for one in value for text in _format_values(one))
     return (str(value).lower() if isinstance(value, bool) else str(value),)
 
 
@@ -259,32 +265,34 @@ def options_of(cls: type) -> tuple[Option, ...]:
     its author's mistake, found when the plugin is loaded.
     """
     options = []
-    for name, (field, kind) in _types(cls).items():
+    for name, (field, kind) in _option_types(cls).items():
         default = _default(field)
-        written = None if default is dataclasses.MISSING else ",".join(map(_quote, _write(default)))
+        written = None if default is dataclasses.MISSING else ",".join(map(_quote, _format_values(default)))
         options.append(Option(name, kind.text, written, str(field.metadata.get("help", ""))))
     return tuple(options)
 
 
-def files_of(instance: Any) -> tuple[str, ...]:
+def option_files(instance: Any) -> tuple[str, ...]:
     """The files that an instance's options name, in field order: those of fields with `metadata={"file": True}`."""
     named = [
-        getattr(instance, name) for name, (field, _) in _types(type(instance)).items() if field.metadata.get("file")
+        getattr(instance, name)
+        for name, (field, _) in _option_types(type(instance)).items()
+        if field.metadata.get("file")
     ]
-    return tuple(text for value in named for text in _write(value) if text)
+    return tuple(text for value in named for text in _format_values(value) if text)
 
 
-def _convert(kind: _Type, values: tuple[str, ...], place: str) -> Any:
-    if kind.optional and not kind.many and not values:
+def _convert_values(kind: _OptionType, values: tuple[str, ...], place: str) -> Any:
+    if kind.is_optional and not kind.takes_many and not values:
         return None
-    if not kind.many and len(values) != 1:
+    if not kind.takes_many and len(values) != 1:
         raise UsageError(f"{place}: expected one value ({kind.text}), got {len(values)}")
     try:
-        converted = tuple(map(kind.read, values))
+        converted = tuple(map(kind.parse, values))
     except ValueError:
         shown = ",".join(map(_quote, values))
         raise UsageError(f"{place}: expected {kind.text}, got {shown}") from None
-    return converted if kind.many else converted[0]
+    return converted if kind.takes_many else converted[0]
 
 
 def instantiate(cls: type[T], spec: Spec) -> T:
@@ -294,12 +302,12 @@ def instantiate(cls: type[T], spec: Spec) -> T:
     `… | None`, where `key=` is None unless the rest is a tuple. UsageError names the spec, the option and the nearest
     known one, or the value and what was expected. A ValueError of the class's `__post_init__` becomes a UsageError.
     """
-    known = _types(cls)
+    known = _option_types(cls)
     arguments = {}
     for key, values in spec.options:
         if key not in known:
-            raise UsageError(f"unknown option {key!r} of {spec.name!r}{nearest(key, known)}")
-        arguments[key] = _convert(known[key][1], values, f"option {key!r} of {spec.name!r}")
+            raise UsageError(f"unknown option {key!r} of {spec.name!r}{did_you_mean(key, known)}")
+        arguments[key] = _convert_values(known[key][1], values, f"option {key!r} of {spec.name!r}")
     missing = [n for n, (field, _) in known.items() if n not in arguments and _default(field) is dataclasses.MISSING]
     if missing:
         raise UsageError(f"{spec.name!r} needs option {missing[0]!r} ({known[missing[0]][1].text})")
@@ -316,10 +324,10 @@ def spec_of(instance: Any) -> Spec:
     None in an option of several values whose default is not None.
     """
     options = []
-    for name, (field, kind) in _types(type(instance)).items():
+    for name, (field, kind) in _option_types(type(instance)).items():
         value = getattr(instance, name)
         if value != _default(field):
-            if value is None and kind.many:
+            if value is None and kind.takes_many:
                 raise DicompilerError(f"option {name!r} of {instance.name!r}: None cannot be written")
-            options.append((name, _write(value)))
+            options.append((name, _format_values(value)))
     return Spec(instance.name, tuple(options))

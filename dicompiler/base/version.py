@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 
-def version() -> str:
+def package_version() -> str:
     """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such (tags may
     say another)."""
     try:

@@ -9,14 +9,14 @@ import os
 import threading
 from typing import IO
 
-KEPT = 1 << 19
+KEPT_BYTES = 1 << 19
 """Bytes that are kept of the beginning of what a process writes, and of its end."""
 
 
-class Written:
+class CapturedOutput:
     """What a process writes: all is read, or it would wait, and of much the first and the last `kept` bytes stay."""
 
-    def __init__(self, pipe: IO[bytes], kept: int = KEPT) -> None:
+    def __init__(self, pipe: IO[bytes], kept: int = KEPT_BYTES) -> None:
         self._kept = kept
         self._first, self._last, self._left_out = bytearray(), bytearray(), 0
         self._lock = threading.Lock()

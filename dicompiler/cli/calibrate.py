@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.cli.options import PATH, check_file, json_option, output_option
+from dicompiler.cli.options import PATH, check_output_file, json_option, output_option
 
 if TYPE_CHECKING:
     from dicompiler.driver.calibrate import Calibration, Figure
@@ -31,53 +31,56 @@ def command(
     """
     from dicompiler.cli.files import write_json, write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import show_json
+    from dicompiler.cli.tables import print_json
     from dicompiler.driver.calibrate import calibrate
-    from dicompiler.ir.platform import to_toml
+    from dicompiler.ir.platform import platform_to_toml
 
-    check_file(output)
+    check_output_file(output)
     with progress(f"calibrating by {len(logs)} run{'' if len(logs) == 1 else 's'}"):
         found = calibrate(logs, artifact, profile, force)
     if found.document is None:
-        write_text(output, to_toml(found.platform))
+        write_text(output, platform_to_toml(found.platform))
     else:
         write_json(output, found.document)
     if as_json:
         figures, frames = ([dataclasses.asdict(one) for one in each] for each in (found.figures, found.frames))
-        show_json({"figures": figures, "frames": frames, "doubts": found.doubts, "written": str(output)})
+        print_json({"figures": figures, "frames": frames, "doubts": found.warnings, "written": str(output)})
     else:
-        _show(found)
+        _show_calibration(found)
         click.echo(f"\nwritten: {output}")
 
 
-def _show(found: Calibration) -> None:
+def _show_calibration(found: Calibration) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import print_table
 
-    rows = [(one.name, _text(one, one.before), _text(one, one.after), _change(one)) for one in found.figures]
-    show(("figure", "before", "after", "was off by"), rows, right=(1, 2))
+    rows = [
+        (one.name, _format_figure(one, one.before), _format_figure(one, one.after), _format_change(one))
+        for one in found.figures
+    ]
+    print_table(("figure", "before", "after", "was off by"), rows, right=(1, 2))
     click.echo()
     times = [
         (one.log, *map(format_seconds, (one.measured_s, one.before_s, one.after_s)),
          *(f"{told / one.measured_s - 1:+.1%}" for told in (one.before_s, one.after_s)))
         for one in found.frames
     ]  # fmt: skip
-    show(("a frame of", "measured", "before", "after", "off before", "off after"), times, right=range(1, 6))
-    for doubt in found.doubts:
+    print_table(("a frame of", "measured", "before", "after", "off before", "off after"), times, right=range(1, 6))
+    for doubt in found.warnings:
         click.echo(f"doubtful: {doubt}")
 
 
-def _text(figure: Figure, value: float | None) -> str:
+def _format_figure(figure: Figure, value: float | None) -> str:
     """In the unit of platform files, with four digits."""
-    from dicompiler.base.units import BANDWIDTH, RATE, TIME, write
+    from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_quantity
 
     if value is None:
         return "left"
-    quantity = {"FLOP/s": RATE, "bit/s": BANDWIDTH, "s": TIME}.get(figure.unit)
-    return f"{value:.4g}" if quantity is None else write(float(f"{value:.4g}"), quantity)
+    quantity = {"FLOP/s": COMPUTE_RATE, "bit/s": BANDWIDTH, "s": TIME}.get(figure.unit)
+    return f"{value:.4g}" if quantity is None else format_quantity(float(f"{value:.4g}"), quantity)
 
 
-def _change(figure: Figure) -> str:
+def _format_change(figure: Figure) -> str:
     if figure.after is None:
-        return figure.why
+        return figure.reason
     return f"{figure.before / figure.after - 1:+.1%}" if figure.after else "it is nothing"

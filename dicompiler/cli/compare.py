@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from dicompiler.cli.options import (
-    Request,
+    CompileRequest,
     cost_options,
     executor_option,
-    handed,
     objective_option,
+    options_as,
     problem_options,
-    survive_option,
+    tolerate_failures_option,
     wire_option,
 )
 
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from dicompiler.search.strategy import Strategy
 
 # Those that need no file and no choice of the user's.
-DEFAULT = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
+DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 
 
 @click.command("compare")
 @problem_options
-@click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT}.")
+@click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT_STRATEGIES}.")
 @click.option("--why", "reasons", is_flag=True, help="Say of what stays whole why, and when a split would pay.")
 @objective_option
-@survive_option
+@tolerate_failures_option
 @wire_option
 @executor_option
 @cost_options
-@handed(request=Request)
-def command(request: Request, strategies: str | None, reasons: bool, executor: str | None, as_json: bool) -> None:
+@options_as(request=CompileRequest)
+def command(
+    request: CompileRequest, strategies: str | None, reasons: bool, executor: str | None, as_json: bool
+) -> None:
     """Compare strategies: what their plans come to, how long they searched, what holds the best back.
 
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
@@ -43,31 +45,31 @@ def command(request: Request, strategies: str | None, reasons: bool, executor: s
     """
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import comparison_document, show_comparison
-    from dicompiler.cli.tables import show_json
-    from dicompiler.cli.why import show_why, why_document
+    from dicompiler.cli.tables import print_json
+    from dicompiler.cli.why import explanation_document, show_explanation
     from dicompiler.driver.compare import compare
     from dicompiler.driver.executors import open_executor
-    from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
-    from dicompiler.driver.why import why
+    from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET, load_problem
+    from dicompiler.driver.why import explain
 
-    candidates = chosen(strategies or DEFAULT)
-    cost, objective = request.cost or DEFAULT_COST, request.objective or "latency"
+    candidates = parse_strategies(strategies or DEFAULT_STRATEGIES)
+    cost, objective = request.cost or DEFAULT_COST_MODEL, request.objective or "latency"
     target = request.target or DEFAULT_TARGET
     problem = load_problem(
-        request.model, request.platform, request.shape, objective, cost, request.wire, target, request.state
+        request.model, request.platform, request.shape, objective, cost, request.wire_dtype, target, request.state
     )
     with open_executor(executor) as spread, progress("single") as tell:
-        comparison = compare(replace(problem, executor=spread), candidates, tell, request.survive or 0)
-        said = why(comparison) if reasons else None
+        comparison = compare(replace(problem, executor=spread), candidates, tell, request.tolerate_failures or 0)
+        said = explain(comparison) if reasons else None
     if as_json:
-        show_json(comparison_document(comparison) | ({} if said is None else {"why": why_document(said)}))
+        print_json(comparison_document(comparison) | ({} if said is None else {"why": explanation_document(said)}))
         return
     show_comparison(comparison)
     if said is not None:
-        show_why(said)
+        show_explanation(said)
 
 
-def chosen(text: str) -> dict[str, Strategy]:
+def parse_strategies(text: str) -> dict[str, Strategy]:
     """`dp,cpsat{…}` → the strategies by their specs. UsageError for unknown names."""
     from dicompiler.base.specs import parse_pipeline
     from dicompiler.plugin.registry import registry

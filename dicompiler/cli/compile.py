@@ -6,24 +6,24 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.atomic import check_parent
+from dicompiler.base.atomic import check_writable
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.building import Building, building_options, plugins_of, print_paths
+from dicompiler.cli.building import BuildSystemOptions, build_system_options, make_plugins, print_paths
 from dicompiler.cli.options import (
     PATH,
-    Request,
+    CompileRequest,
     cost_option,
     executor_option,
-    handed,
     json_option,
     objective_option,
+    options_as,
     output_option,
     plan_option,
     problem_options,
     shape_options,
     strategy_option,
-    survive_option,
     target_option,
+    tolerate_failures_option,
     wire_options,
 )
 
@@ -38,7 +38,7 @@ from dicompiler.cli.options import (
     help="Find the fewest boards, or on one the coarsest tiles in turn, that fit RAM and flash: strategy fit.",
 )
 @objective_option
-@survive_option
+@tolerate_failures_option
 @cost_option
 @target_option(help="What to emit: see 'dicompiler list targets'. Default: sockets.")
 @shape_options
@@ -46,12 +46,12 @@ from dicompiler.cli.options import (
 @click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
 @wire_options
 @json_option
-@building_options
+@build_system_options
 @output_option(metavar="DIR", required=True, help="The directory to write.")
-@handed(request=Request, building=Building)
+@options_as(request=CompileRequest, building=BuildSystemOptions)
 def command(
-    request: Request,
-    building: Building,
+    request: CompileRequest,
+    building: BuildSystemOptions,
     fit: bool,
     executor: str | None,
     calibrate: Path | None,
@@ -62,24 +62,24 @@ def command(
 
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
-    from dicompiler.base.atomic import listed
+    from dicompiler.base.atomic import tracked_files
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_compiled
+    from dicompiler.cli.results import show_compilation
     from dicompiler.driver.executors import open_executor
-    from dicompiler.target.manifest import MANIFEST
+    from dicompiler.target.manifest import ARTIFACT_FILE
 
     strategy, plan = request.strategy, request.plan
     if strategy is not None and plan is not None:
         raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")
     if fit and (strategy is not None or plan is not None):
         raise UsageError("compile: --fit decides itself: leave out --strategy and --plan, or take --strategy 'fit{…}'")
-    check_parent(output)
-    parts = plugins_of(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
-    rule = building.rule([output / MANIFEST], request, parts.values())
+    check_writable(output)
+    parts = make_plugins(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
+    rule = building.depfile_rule([output / ARTIFACT_FILE], request, parts.values())
     with open_executor(executor) as spread, progress(f"compiling {request.model.name}"):
         result = request.compile(**parts, output=output, calibrate=calibrate, executor=spread)
     rule.write()
     if building.print_outputs and not as_json:
-        print_paths(output / name for name in listed(output))
+        print_paths(output / name for name in tracked_files(output))
     else:
-        show_compiled(result, as_json)
+        show_compilation(result, as_json)

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.base.atomic import check_parent
+from dicompiler.base.atomic import check_writable
 from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.driver.demo import Demo
+    from dicompiler.driver.demo import DemoResult
     from dicompiler.verify.comparison import Verification
 
-STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
+DEMO_STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
 
 
 @click.command("demo")
 @click.option("--network", metavar="NAME", default="resnet50", show_default=True, help="tiny, lenet, mobilenet_v2, …")
 @click.option("--platform", metavar="P", default="rpi4x4", show_default=True, help="A TOML file or a built-in one.")
-@click.option("--strategy", metavar="'NAME{…}'", default=STRATEGY, show_default=True, help="Who decides.")
+@click.option("--strategy", metavar="'NAME{…}'", default=DEMO_STRATEGY, show_default=True, help="Who decides.")
 @json_option
 @output_option(metavar="DIR", help="Keep what was compiled there. Default: do not.")
 def command(network: str, platform: str, strategy: str, as_json: bool, output: Path | None) -> None:
@@ -35,15 +35,15 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress
-    from dicompiler.driver.demo import demo
+    from dicompiler.driver.demo import run_demo
 
-    check_parent(output)
-    with _directory(output) as directory, progress("starting") as tell:
-        result = demo(network, platform, strategy, directory, tell)
+    check_writable(output)
+    with _output_directory(output) as directory, progress("starting") as tell:
+        result = run_demo(network, platform, strategy, directory, tell)
     if as_json:
         _show_json(result)
     else:
-        _show(result)
+        _show_demo(result)
         if output is not None:
             click.echo(f"\nwritten: {output}")
     for check in result.verification.checks:
@@ -52,7 +52,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
 
 @contextmanager
-def _directory(output: Path | None) -> Iterator[Path]:
+def _output_directory(output: Path | None) -> Iterator[Path]:
     """Where to compile to: `output`, or a temporary directory."""
     if output is not None:
         yield output
@@ -61,17 +61,17 @@ def _directory(output: Path | None) -> Iterator[Path]:
         yield Path(temporary, "demo")
 
 
-def _show_json(result: Demo) -> None:
+def _show_json(result: DemoResult) -> None:
     import dataclasses
 
-    from dicompiler.cli.tables import show_json
+    from dicompiler.cli.tables import print_json
 
-    show_json(dataclasses.asdict(result))
+    print_json(dataclasses.asdict(result))
 
 
-def _show(result: Demo) -> None:
+def _show_demo(result: DemoResult) -> None:
     """Who computes what, the times, and what was verified, in 80 columns."""
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import print_table
 
     work, weights = f"{result.flops / 1e9:.3g} GFLOP a frame", f"{result.weights / 2**20:.3g} MiB of weights"
     click.echo(f"{result.network}: {result.layers} layers, {work}, {weights}")
@@ -88,54 +88,54 @@ def _show(result: Demo) -> None:
         )
         for share in result.shares
     ]
-    show(headers, rows, right=range(1, len(headers)))
+    print_table(headers, rows, right=range(1, len(headers)))
     click.echo()
     _show_times(result)
     click.echo()
     _show_checks(result.verification)
 
 
-def _show_times(result: Demo) -> None:
+def _show_times(result: DemoResult) -> None:
     """Seconds of a frame with this plan and on one board, what they mean, and why they are no better."""
-    from dicompiler.cli.tables import show, wrapped
-    from dicompiler.driver.emulate import LATE_LIMIT
+    from dicompiler.cli.tables import print_table, wrap_text
+    from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN
 
     many, played = f"{len(result.shares)} board{'' if len(result.shares) == 1 else 's'}", result.emulated
-    pairs = [("predicted for the boards", result.predicted_s, result.predicted_alone_s)]
+    pairs = [("predicted for the boards", result.predicted_s, result.predicted_single_device_s)]
     if played is not None:
-        pairs.append(("emulated on this host", played.frame_s, played.alone_s))
+        pairs.append(("emulated on this host", played.frame_s, played.single_device_s))
     rows = [(name, f"{1000 * a:.4g} ms", f"{1000 * b:.4g} ms", f"{b / a:.2f}×") for name, a, b in pairs]
-    show(("a frame", many, "one alone", "faster"), rows, right=(1, 2, 3))
-    click.echo(wrapped(_why(result)))
+    print_table(("a frame", many, "one alone", "faster"), rows, right=(1, 2, 3))
+    click.echo(wrap_text(_explain_speedup(result)))
     if played is None:
-        told = f"Not measured on emulated boards: {result.why_not}."
+        told = f"Not measured on emulated boards: {result.not_emulated_reason}."
     else:
         told = (
             "Emulated: a process for each board, lines of the boards' rates, computing held back to their speed."
             f" Messages are handled at this host's speed, which is higher; the fastest of {played.frames} frames."
         )
-    click.echo(wrapped(told))
-    if played is not None and played.late > LATE_LIMIT:
-        click.echo(f"Doubtful: this host was busy: computing took {played.late:.0%} longer than on boards.")
+    click.echo(wrap_text(told))
+    if played is not None and played.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
+        click.echo(f"Doubtful: this host was busy: computing took {played.compute_slowdown:.0%} longer than on boards.")
 
 
-def _why(result: Demo) -> str:
+def _explain_speedup(result: DemoResult) -> str:
     """What a frame consists of on the board that computes most, and what would be if that were all."""
     most = max(result.shares, key=lambda share: share.compute_s)
     if len(result.shares) == 1:
         return "One board does all: predictions rest on its published figures."
     parts = f"{most.device} computes {1000 * most.compute_s:.0f} ms, handles messages for {1000 * most.message_s:.0f}"
-    gain = result.predicted_alone_s / result.predicted_s
+    gain = result.predicted_single_device_s / result.predicted_s
     return (
         f"{gain:.1f} times as fast as one board, not {len(result.shares)}: in a frame {parts} and waits for"
-        f" {1000 * most.wait_s:.0f}: {result.binding}. Predictions rest on the boards' published figures."
+        f" {1000 * most.wait_s:.0f}: {result.bottleneck}. Predictions rest on the boards' published figures."
     )
 
 
 def _show_checks(verification: Verification) -> None:
-    from dicompiler.cli.tables import wrapped
+    from dicompiler.cli.tables import wrap_text
 
     width = max(len(check.name) for check in verification.checks)
     for check in verification.checks:
         head = f"{check.name.ljust(width)}  {'ok' if check.passed else 'FAILED'}  "
-        click.echo(wrapped(check.detail, head))
+        click.echo(wrap_text(check.detail, head))

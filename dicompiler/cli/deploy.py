@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.atomic import check_parent
+from dicompiler.base.atomic import check_writable
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.options import (
     PATH,
-    Stream,
+    StreamOptions,
     cost_option,
     directory_argument,
-    handed,
     heartbeat_option,
     insecure_option,
     json_option,
     keys_option,
     listen_option,
     log_option,
+    options_as,
+    start_without_option,
     stream_options,
-    tell_expiry,
     timeout_option,
-    without_option,
+    warn_of_expiry,
 )
-from dicompiler.target.records import Installed, RunOptions
+from dicompiler.target.records import InstalledDevice, RunOptions
 
 if TYPE_CHECKING:
-    from dicompiler.driver.fidelity import Expected
+    from dicompiler.driver.fidelity import ExpectedTiming
 
 
 @click.command("deploy")
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @click.option("--verify", is_flag=True, help="Compare the outputs with those of onnxruntime.")
 @timeout_option(help="Seconds to copy, and to run. Default: 600.")
 @heartbeat_option
-@without_option
+@start_without_option
 @listen_option(help="Where devices reach this process. Default: found out, any port.")
 @insecure_option
 @click.option(
@@ -64,11 +64,11 @@ if TYPE_CHECKING:
 @log_option
 @cost_option
 @json_option
-@handed(stream=Stream, options=RunOptions)
+@options_as(stream=StreamOptions, options=RunOptions)
 def command(
     directory: Path,
     places: Path,
-    stream: Stream,
+    stream: StreamOptions,
     options: RunOptions,
     copy_only: bool,
     stays: bool,
@@ -92,45 +92,45 @@ def command(
         raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
     if sum((copy_only, stays, stop, units is not None)) > 1:
         raise UsageError("deploy: --copy-only, --keep, --stop and --units exclude each other: give one of them")
-    stream.check()
-    tell_expiry(options.keys)
-    check_parent(options.logs)
-    check_parent(units)
+    stream.check_paths()
+    warn_of_expiry(options.keys)
+    check_writable(options.logs)
+    check_writable(units)
     insecure = options.insecure or copy_only or stop  # nothing is sent where nothing is run
     options = dataclasses.replace(options, hosts=Hosts.load(places), insecure=insecure)
     if stop:
-        _stop(directory, options, as_json)
+        _stop_devices(directory, options, as_json)
         return
     if units is not None:
         _write_units(directory, options, units, as_json)
         return
-    expected = stream.expect(directory, cost, options)
-    _deploy(directory, stream, options, copy_only, stays, verify, expected, as_json)
+    expected = stream.predict(directory, cost, options)
+    _copy_and_run(directory, stream, options, copy_only, stays, verify, expected, as_json)
 
 
-def _stop(directory: Path, options: RunOptions, as_json: bool) -> None:
-    from dicompiler.cli.tables import show, show_json
-    from dicompiler.driver.artifact import service
+def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
+    from dicompiler.cli.tables import print_json, print_table
+    from dicompiler.driver.artifact import open_service
 
-    ran = service(directory, options).stop()
+    ran = open_service(directory, options).stop()
     if as_json:
-        show_json({"stopped": [name for name in ran if ran[name]], "installed": []})
+        print_json({"stopped": [name for name in ran if ran[name]], "installed": []})
     else:
-        show(("device", "was"), [(name, "stopped" if ran[name] else "not running") for name in ran])
+        print_table(("device", "was"), [(name, "stopped" if ran[name] else "not running") for name in ran])
 
 
 def _write_units(directory: Path, options: RunOptions, place: Path, as_json: bool) -> None:
-    from dicompiler.cli.tables import show_json
-    from dicompiler.driver.artifact import install, service
+    from dicompiler.cli.tables import print_json
+    from dicompiler.driver.artifact import install, open_service
 
     installed = install(directory, options)
-    units = service(directory, options).units()
+    units = open_service(directory, options).units()
     place.mkdir(exist_ok=True)
     for name, text in units.items():
         (place / name).touch(0o600)
         (place / name).write_text(text)
     if as_json:
-        show_json({"installed": [dataclasses.asdict(one) for one in installed], "units": sorted(units)})
+        print_json({"installed": [dataclasses.asdict(one) for one in installed], "units": sorted(units)})
         return
     _show_installed(installed)
     click.echo(f"\n{place}: {', '.join(sorted(units))}")
@@ -138,23 +138,23 @@ def _write_units(directory: Path, options: RunOptions, place: Path, as_json: boo
     click.echo("systemctl --user daemon-reload; systemctl --user enable --now UNIT")
 
 
-def _deploy(
+def _copy_and_run(
     directory: Path,
-    stream: Stream,
+    stream: StreamOptions,
     options: RunOptions,
     copy_only: bool,
     stays: bool,
     verify: bool,
-    expected: Expected | None,
+    expected: ExpectedTiming | None,
     as_json: bool,
 ) -> None:
     from dicompiler.cli.files import read_inputs, write_npz
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_verification
-    from dicompiler.cli.runs import show_partings, show_predicted, show_run
-    from dicompiler.cli.tables import show_json
+    from dicompiler.cli.runs import show_discrepancies, show_prediction, show_run
+    from dicompiler.cli.tables import print_json
     from dicompiler.driver import summary
-    from dicompiler.driver.artifact import compare_run, install, service
+    from dicompiler.driver.artifact import install, open_service, verify_run
     from dicompiler.verify.comparison import Verification
 
     given = read_inputs(stream.inputs)
@@ -165,37 +165,37 @@ def _deploy(
         _show_installed(installed)
     failed = None
     if stays:
-        report["kept"] = list(service(directory, options).start())
+        report["kept"] = list(open_service(directory, options).start())
     if not copy_only:
         result = stream.run(directory, given, options)
-        verification = compare_run(directory, result, given) if verify else Verification(())
+        verification = verify_run(directory, result, given) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)
-        report["run"] = stream.write(directory, result, options, expected)
+        report["run"] = stream.write_log(directory, result, options, expected)
         report["checks"] = [dataclasses.asdict(check) for check in verification.checks]
         if not as_json:
             click.echo()
             log = report["run"]
             show_run(result, log["in_flight"])
-            show_predicted(summary.load(directory), result, log["where"], log["in_flight"])
-            show_partings(expected, log)
+            show_prediction(summary.load_summary(directory), result, log["where"], log["in_flight"])
+            show_discrepancies(expected, log)
         if stream.outputs is not None and failed is None:
             write_npz(stream.outputs, result.outputs[0])
         if verify and not as_json:
             click.echo()
             show_verification(verification, directory, False)
     if as_json:
-        show_json(report)
+        print_json(report)
     if failed is not None:
         raise DicompilerError(f"{directory}: {failed.name}: {failed.detail}")
 
 
-def _show_installed(installed: Sequence[Installed]) -> None:
+def _show_installed(installed: Sequence[InstalledDevice]) -> None:
     """Prints for each device where it is, what was copied and what runs it there."""
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import print_table
 
     programs = list(installed[0].versions)
     rows = [
-        (one.device, one.host, one.directory, str(one.copied), *(one.versions[name] for name in programs))
+        (one.device, one.host, one.directory, str(one.copied_bytes), *(one.versions[name] for name in programs))
         for one in installed
     ]
-    show(("device", "host", "directory", "bytes copied", *programs), rows, right=(3,))
+    print_table(("device", "host", "directory", "bytes copied", *programs), rows, right=(3,))

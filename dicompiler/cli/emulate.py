@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.cli.options import (
-    Stream,
+    StreamOptions,
     cost_option,
     directory_argument,
     frames_option,
-    handed,
     inputs_option,
     json_option,
     keys_option,
     log_option,
+    options_as,
     platform_option,
-    tell_expiry,
     timeout_option,
+    warn_of_expiry,
 )
 from dicompiler.target.records import RunOptions
 
 if TYPE_CHECKING:
-    from dicompiler.driver.emulate import Emulated
+    from dicompiler.driver.emulate import EmulationResult
 
 
 @click.command("emulate")
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 @keys_option
 @log_option
 @json_option
-@handed(stream=Stream, options=RunOptions)
+@options_as(stream=StreamOptions, options=RunOptions)
 def command(
     directory: Path,
     platform: str | None,
     slower: float | None,
     dilation: float,
     cost: str | None,
-    stream: Stream,
+    stream: StreamOptions,
     options: RunOptions,
     as_json: bool,
 ) -> None:
@@ -77,38 +77,45 @@ def command(
     from dicompiler.cli.files import read_inputs, write_json
     from dicompiler.cli.progress import progress
     from dicompiler.driver.emulate import emulate
-    from dicompiler.driver.run_log import document
+    from dicompiler.driver.run_log import run_document
 
-    stream.check()
-    tell_expiry(options.keys)
+    stream.check_paths()
+    warn_of_expiry(options.keys)
     with progress(f"{directory}: {stream.frames} frames"):
         given = read_inputs(stream.inputs)
-        options = replace(options, keep=0)
+        options = replace(options, kept_frames=0)
         found = emulate(directory, platform, given, stream.frames, slower, cost or "", options, dilation)
     told = found.expected.document()
-    log = document(directory, found.result, options, stream.log, told, found.platform, found.runtime, dilation)
+    log = run_document(directory, found.result, options, stream.log, told, found.platform, found.runtime, dilation)
     if stream.log is not None:
         write_json(stream.log, log)
-    _show(found, log, as_json)
+    _show_emulation(found, log, as_json)
 
 
-def _show(found: Emulated, log: Mapping[str, Any], as_json: bool) -> None:
+def _show_emulation(found: EmulationResult, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.runs import show_partings, show_run
-    from dicompiler.cli.tables import show_json, tell
-    from dicompiler.driver.emulate import LATE_LIMIT, left_out
+    from dicompiler.cli.runs import show_discrepancies, show_run
+    from dicompiler.cli.tables import print_entries, print_json
+    from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
 
     if as_json:
-        figures = {"what": found.what, "frame_s": found.frame_s, "predicted_s": found.predicted_s, "late": found.late}
-        show_json({**figures, "run": log})
+        figures = {
+            "what": found.timed_unit,
+            "frame_s": found.frame_s,
+            "predicted_s": found.predicted_s,
+            "late": found.compute_slowdown,
+        }
+        print_json({**figures, "run": log})
         return
     show_run(found.result)
-    show_partings(found.expected, log)
+    show_discrepancies(found.expected, log)
     times = found.frame_s / found.predicted_s
     click.echo(
-        f"\n{found.what}: {format_seconds(found.frame_s)}, predicted {format_seconds(found.predicted_s)} "
+        f"\n{found.timed_unit}: {format_seconds(found.frame_s)}, predicted {format_seconds(found.predicted_s)} "
         f"({times:.2f} times as long)"
     )
-    if found.late > LATE_LIMIT:
-        tell([f"doubtful: this host was busy: computing took {found.late:.0%} longer than on the boards"])
-    tell([f"not emulated: {left_out(found.dilation)}"])
+    if found.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
+        print_entries(
+            [f"doubtful: this host was busy: computing took {found.compute_slowdown:.0%} longer than on the boards"]
+        )
+    print_entries([f"not emulated: {describe_limits(found.dilation)}"])

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from dicompiler.base.errors import DicompilerError, nearest, one_line
+from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
 from dicompiler.cli.group import COMMANDS, root
 
-INTERNAL = 70
-INTERRUPTED = 130
+EXIT_INTERNAL_ERROR = 70
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,38 +31,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Help, which comes at once, loads no plugin.
     if given and given[0] in COMMANDS and "--help" not in given:
-        from dicompiler.plugin.entry_points import third_parties
+        from dicompiler.plugin.entry_points import third_party_plugins
 
-        if plugins := third_parties(os.environ):
+        if plugins := third_party_plugins(os.environ):
             from dicompiler.plugin.guardian import sorted_stdout, watched
 
             if arguments is None:
-                return watched(lambda: _run(given), plugins)
+                return watched(lambda: _run_command(given), plugins)
             with sorted_stdout(plugins):
-                return _run(given)
-    return _run(given)
+                return _run_command(given)
+    return _run_command(given)
 
 
-def _run(given: list[str]) -> int:
+def _run_command(given: list[str]) -> int:
     try:
         result = root.main(given, prog_name="dicompiler", standalone_mode=False)
         # A full disk or a reader that went away shows only now.
         sys.stdout.flush()
     except BaseException as error:
-        if isinstance(error, BrokenPipeError) or _is_clicks_end(error):
-            _silence()
+        if isinstance(error, BrokenPipeError) or _is_click_exit(error):
+            _discard_stdout()
             return 1
         if "--debug" in given:
             import traceback
 
             traceback.print_exc()
-        code, line = _describe(error)
+        code, line = _describe_error(error)
         print(f"dicompiler: {line}", file=sys.stderr)
         return code
     return result if isinstance(result, int) else 0
 
 
-def _is_clicks_end(error: BaseException) -> bool:
+def _is_click_exit(error: BaseException) -> bool:
     """Whether click has ended the process: what it makes of a broken pipe."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -70,51 +70,58 @@ def _is_clicks_end(error: BaseException) -> bool:
     return isinstance(error, SystemExit) and trace is not None and trace.tb_frame.f_globals["__name__"] == "click.core"
 
 
-def _silence() -> None:
+def _discard_stdout() -> None:
     """Nobody reads stdout any more: lets the interpreter's last flush go nowhere instead of failing."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _describe(error: BaseException) -> tuple[int, str]:
+def _describe_error(error: BaseException) -> tuple[int, str]:
     """The exit code and the line for an error."""
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
-    if any(isinstance(one, click.Abort | KeyboardInterrupt) for one in _causes(error)):
-        return INTERRUPTED, "interrupted"
+    if any(isinstance(one, click.Abort | KeyboardInterrupt) for one in _cause_chain(error)):
+        return EXIT_INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
-        return error.exit_code, f"error: {_usage(error)}"
-    if line := _culprit(error):
+        return error.exit_code, f"error: {_describe_usage_error(error)}"
+    if line := _plugin_error_line(error):
         return 1, f"error: {line}"
     if isinstance(error, OSError) and error.errno is not None:
         place = f"{error.filename}: " if error.filename else ""
         return 1, f"error: {one_line(place + (error.strerror or str(error)))}"
-    from dicompiler.plugin.passes import PassFailure
+    from dicompiler.plugin.passes import PassError
 
-    cause = str(error) if isinstance(error, PassFailure) else f"{type(error).__name__}: {error}"
-    return INTERNAL, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
+    cause = str(error) if isinstance(error, PassError) else f"{type(error).__name__}: {error}"
+    return EXIT_INTERNAL_ERROR, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what it came of: a library that is interrupted while it is loaded says that it cannot be loaded."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
-def _culprit(error: BaseException) -> str | None:
+def _plugin_error_line(error: BaseException) -> str | None:
     """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
-    from dicompiler.plugin.entry_points import is_ours, top
-    from dicompiler.plugin.guard import culprit
+    from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
+    from dicompiler.plugin.guard import format_plugin_error
     from dicompiler.plugin.registry import registry
 
     try:
         plugins = registry().plugins
     except DicompilerError:  # two plugins collide: nothing was loaded
         return None
-    return culprit(error, {top(plugin.value): str(plugin) for plugin in plugins if not is_ours(plugin.distribution)})
+    return format_plugin_error(
+        error,
+        {
+            top_level_package(plugin.value): str(plugin)
+            for plugin in plugins
+            if not is_builtin_distribution(plugin.distribution)
+        },
+    )
 
 
-def _usage(error: click.ClickException) -> str:
+def _describe_usage_error(error: click.ClickException) -> str:
     """click's own errors in our words: the command, what is wrong with it, and the nearest valid name."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "dicompiler"
@@ -122,7 +129,7 @@ def _usage(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         params = [] if context is None else context.command.get_params(context)
         known = [name for param in params if isinstance(param, click.Option) for name in param.opts]
-        message = f"unknown option {error.option_name!r}{nearest(error.option_name, known)}"
+        message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, known)}"
     else:
         message = one_line(error.format_message()).rstrip(".")
         for theirs, ours in (("valid integer range", "whole number"), ("valid float range", "number")):

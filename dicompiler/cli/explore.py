@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.base.atomic import check_parent
+from dicompiler.base.atomic import check_writable
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
-    Request,
+    CompileRequest,
     cost_options,
     executor_option,
-    handed,
+    options_as,
     output_option,
     problem_options,
     wire_option,
 )
 
 if TYPE_CHECKING:
-    from dicompiler.search.fronts import Front
+    from dicompiler.search.fronts import ParetoFront
 
-SHOWN = 20
+MAX_SHOWN_PLANS = 20
 
 
 @click.command("explore")
@@ -41,9 +41,9 @@ SHOWN = 20
 @executor_option
 @cost_options
 @output_option(metavar="DIR", required=True, help="The directory to write.")
-@handed(request=Request)
+@options_as(request=CompileRequest)
 def command(
-    request: Request,
+    request: CompileRequest,
     objectives: str | None,
     generations: int | None,
     population: int | None,
@@ -59,55 +59,60 @@ def command(
     """
     from dicompiler.cli.progress import progress
     from dicompiler.driver.executors import open_executor
-    from dicompiler.driver.explore import explore, spec
-    from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET
+    from dicompiler.driver.explore import explore, override_options
+    from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET
 
     platform = request.platform
     if platform is None:
         raise UsageError("explore: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
-    check_parent(output)
+    check_writable(output)
     assert request.strategy is not None
     numbers = {"generations": generations, "population": population, "seed": seed}
     given: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
         given["objectives"] = tuple(objectives.split(","))
     with open_executor(executor) as spread, progress("reading the model") as tell:
-        search, cost = spec(request.strategy, given), DEFAULT_COST if request.cost is None else request.cost
+        search, cost = (
+            override_options(request.strategy, given),
+            DEFAULT_COST_MODEL if request.cost is None else request.cost,
+        )
         target = request.target or DEFAULT_TARGET
-        wanted = (cost, output, request.shape, tell, request.wire, target)
+        wanted = (cost, output, request.shape, tell, request.wire_dtype, target)
         front = explore(request.model, platform, search, *wanted, state=request.state, executor=spread)
-    _show(front, platform, output, as_json)
+    _show_front(front, platform, output, as_json)
 
 
-def _show(front: Front, platform: str, output: Path, as_json: bool) -> None:
+def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) -> None:
     """The points, or as JSON what front.json holds and where it is."""
     from dicompiler.base.schema import load_json
-    from dicompiler.cli.tables import show, show_json, wrapped
+    from dicompiler.cli.tables import print_json, print_table, wrap_text
 
     if front.interrupted:
         click.echo("dicompiler: interrupted: this is the front so far", err=True)
     document = load_json(output / "front.json")
     if as_json:
-        show_json({**document, "front": str(output)})
+        print_json({**document, "front": str(output)})
         return
     units = document["objectives"]
     rows = [
-        (str(i), str(point["devices"]), *(_number(point[name], unit) for name, unit in units.items()))
+        (str(i), str(point["devices"]), *(_format_value(point[name], unit) for name, unit in units.items()))
         for i, point in enumerate(document["points"])
     ]
     headers = ("plan", "devices", *units)
-    show(headers, rows[:SHOWN], right=range(len(headers)))
-    if len(rows) > SHOWN:
-        click.echo(f"… and {len(rows) - SHOWN} more")
-    searched = f"{front.evaluations} plans looked at on {platform}, {len(rows)} kept; the numbers are {_level(front)}"
-    click.echo(f"\n{wrapped(searched)}\nwritten: {output}")
+    print_table(headers, rows[:MAX_SHOWN_PLANS], right=range(len(headers)))
+    if len(rows) > MAX_SHOWN_PLANS:
+        click.echo(f"… and {len(rows) - MAX_SHOWN_PLANS} more")
+    searched = (
+        f"{front.evaluations} plans looked at on {platform}, {len(rows)} kept; the numbers are {_describe_level(front)}"
+    )
+    click.echo(f"\n{wrap_text(searched)}\nwritten: {output}")
 
 
-def _level(front: Front) -> str:
-    return "each plan's own evaluation" if front.level == "measured" else "those of the search's fast model"
+def _describe_level(front: ParetoFront) -> str:
+    return "each plan's own evaluation" if front.metrics_source == "measured" else "those of the search's fast model"
 
 
-def _number(value: float, unit: str) -> str:
+def _format_value(value: float, unit: str) -> str:
     if unit == "s":
         return f"{1000 * value:.4g} ms"
     if unit == "bytes":

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.base.atomic import whole
+from dicompiler.base.atomic import atomic_file
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file in UTF-8, whole or not at all."""
-    with whole(path) as stage:
+    with atomic_file(path) as stage:
         stage.write_text(text, encoding="utf-8")
 
 
@@ -37,14 +37,14 @@ def write_json(path: Path, document: Any) -> None:
 
 def read_plan(path: Path) -> Plan:
     """Reads a plan that somebody gives: no part may stand twice, which is harmless and never meant."""
-    from dicompiler.base.schema import key_path
+    from dicompiler.base.schema import format_key_path
     from dicompiler.ir.plan import load_plan
 
     plan = load_plan(path)
     for name, parts in plan.layers.items():
         for i, part in enumerate(parts):
             if part in parts[:i]:
-                place = key_path(("layers", name, i))
+                place = format_key_path(("layers", name, i))
                 raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
     return plan
 
@@ -58,21 +58,21 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
     import numpy as np
 
-    with whole(path) as stage, zipfile.ZipFile(stage, "w") as archive:
-        for name, array in _tensors(arrays):
+    with atomic_file(path) as stage, zipfile.ZipFile(stage, "w") as archive:
+        for name, array in _flatten_tensors(arrays):
             # A ZipInfo made from a name alone bears no time of writing.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, _storable(array, f"{path}: {name!r}"), allow_pickle=False)
+                np.lib.format.write_array(member, _require_tensor(array, f"{path}: {name!r}"), allow_pickle=False)
 
 
-def _tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """What is no tensor as tensors: of a sequence x → x_0, x_1, …; of a map → x_keys, x_values (of one to each number);
     of an optional value that is not there → nothing."""
     import numpy as np
 
     for name, value in values.items():
         if isinstance(value, list):
-            yield from _tensors({f"{name}_{i}": one for i, one in enumerate(value)})
+            yield from _flatten_tensors({f"{name}_{i}": one for i, one in enumerate(value)})
         elif isinstance(value, Mapping):
             yield f"{name}_keys", np.array(list(value))
             yield f"{name}_values", np.array(list(value.values()))
@@ -80,7 +80,7 @@ def _tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _array(value: Any, place: str) -> NDArray[Any]:
+def _require_array(value: Any, place: str) -> NDArray[Any]:
     """What an archive holds under a name; bytes where that is no array."""
     import numpy as np
 
@@ -89,7 +89,7 @@ def _array(value: Any, place: str) -> NDArray[Any]:
     return value
 
 
-def _storable(array: Any, place: str) -> NDArray[Any]:
+def _require_tensor(array: Any, place: str) -> NDArray[Any]:
     """The array, texts with a fixed length. DicompilerError for what is no tensor."""
     import numpy as np
 
@@ -121,7 +121,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         if isinstance(archive, np.ndarray):
             raise DicompilerError(f"{path}: holds a single array; expected an npz file (numpy.savez)")
         with archive:
-            return {name: _array(archive[name], f"{path}: {name!r}") for name in archive.files}
+            return {name: _require_array(archive[name], f"{path}: {name!r}") for name in archive.files}
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:

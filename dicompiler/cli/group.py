@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import UsageError, nearest, one_line
+from dicompiler.base.errors import UsageError, did_you_mean, one_line
 
 # Stated here so that `--help` imports no command; a test compares them with the commands' own.
 COMMANDS: Mapping[str, str] = {
@@ -45,14 +45,14 @@ class LazyGroup(click.Group):
         command = importlib.import_module(f"dicompiler.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         if not any(param.name == "debug" for param in command.params):
-            command.params.append(_debug())
+            command.params.append(_make_debug_option())
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise UsageError(f"unknown command {args[0]!r}{nearest(args[0], COMMANDS)}")
+            raise UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -60,12 +60,12 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _debug() -> click.Option:
+def _make_debug_option() -> click.Option:
     # Its value is not used: `main` looks for the flag itself, as parsing the arguments may be what fails.
     return click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error.")
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
     if value and not ctx.resilient_parsing:
         import dicompiler
 
@@ -73,13 +73,13 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  
         ctx.exit()
 
 
-def _cmakedir(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+def _print_cmake_directory(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
     if value and not ctx.resilient_parsing:
         click.echo(Path(__file__).parent / "cmake")
         ctx.exit()
 
 
-def _log_to_stderr() -> None:
+def _log_warnings_to_stderr() -> None:
     """Warnings of the library become lines like those of errors."""
     import logging
 
@@ -93,14 +93,16 @@ def _log_to_stderr() -> None:
     log.handlers, log.propagate = [Lines(logging.WARNING)], False
 
 
-@click.group(cls=LazyGroup, invoke_without_command=True, params=[_debug()])
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.group(cls=LazyGroup, invoke_without_command=True, params=[_make_debug_option()])
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 @click.option(
     "--cmakedir",
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_cmakedir,
+    callback=_print_cmake_directory,
     help="Show the directory of the CMake package.",
 )
 @click.pass_context
@@ -109,4 +111,4 @@ def root(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
-    _log_to_stderr()
+    _log_warnings_to_stderr()

@@ -6,15 +6,19 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.options import directory_argument, json_option, output_option, tell_expiry
-from dicompiler.target.remote.certificates import DAYS, MOST_DAYS
+from dicompiler.cli.options import directory_argument, json_option, output_option, warn_of_expiry
+from dicompiler.target.remote.certificates import DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS
 
 
 @click.command("keys")
 @directory_argument
 @output_option(metavar="KEYS", help="Where to keep them. Default: DIR.keys, beside DIR.")
 @click.option(
-    "--days", metavar="N", type=click.IntRange(1, MOST_DAYS), default=DAYS, help=f"How long they last. Default: {DAYS}."
+    "--days",
+    metavar="N",
+    type=click.IntRange(1, MAX_VALIDITY_DAYS),
+    default=DEFAULT_VALIDITY_DAYS,
+    help=f"How long they last. Default: {DEFAULT_VALIDITY_DAYS}.",
 )
 @click.option("--renew", is_flag=True, help="Make all anew; those of before are not accepted any more.")
 @click.option(
@@ -33,16 +37,16 @@ def command(
     that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME; after --revoke copy to all of them
     again, as 'dicompiler deploy' does.
     """
-    from dicompiler.cli.tables import show_json
-    from dicompiler.target.remote.certificates import make
-    from dicompiler.target.seal import open_artifact
+    from dicompiler.cli.tables import print_json
+    from dicompiler.target.remote.certificates import make_keys
+    from dicompiler.target.seal import load_artifact
 
-    document = open_artifact(directory)
+    document = load_artifact(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")
-    written = make(document["devices"], place, days, renew, revoke)
-    tell_expiry(place)
+    written = make_keys(document["devices"], place, days, renew, revoke)
+    warn_of_expiry(place)
     if as_json:
-        show_json({"keys": str(place), "made": list(written), "revoked": list(revoke)})
+        print_json({"keys": str(place), "made": list(written), "revoked": list(revoke)})
         return
     did = [*([", ".join(written)] if written else []), *([f"revoked {', '.join(revoke)}"] if revoke else [])]
     click.echo(f"{place}: {'; '.join(did) or 'nothing to do: all keys are there'}")

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, did_you_mean
 from dicompiler.cli.options import json_option
 
 if TYPE_CHECKING:
     from dicompiler.ir.devices import Device
     from dicompiler.ir.platform import Platform, PlatformFamily
-    from dicompiler.plugin.registry import Provided, Registry
+    from dicompiler.plugin.registry import Registry, RegistryEntry
 
-NAMES = ("passes", "strategies", "targets", "operators", "cost-models", "platforms", "plugins")
-NETWORKS = "networks"
+PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "operators", "cost-models", "platforms", "plugins")
+NETWORKS_KIND_NAME = "networks"
 
 
 @click.command("list")
@@ -29,146 +29,150 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
     KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of
     that kind: each of its options, what it means and what it is by default; of a platform its hosts and its network.
     """
-    from dicompiler.cli.tables import show, show_json
+    from dicompiler.cli.tables import print_json, print_table
     from dicompiler.plugin.registry import registry
 
-    if name is not None and kind in ("plugins", NETWORKS):
+    if name is not None and kind in ("plugins", NETWORKS_KIND_NAME):
         raise UsageError(f"list: a name is for other kinds than {kind}: leave {name!r} out")
-    if kind == NETWORKS:
+    if kind == NETWORKS_KIND_NAME:
         _show_networks(as_json)
         return
-    if kind not in NAMES:
-        raise UsageError(f"list: unknown kind {kind!r}{nearest(kind, (*NAMES, NETWORKS))}")
+    if kind not in PLUGIN_KIND_NAMES:
+        raise UsageError(f"list: unknown kind {kind!r}{did_you_mean(kind, (*PLUGIN_KIND_NAMES, NETWORKS_KIND_NAME))}")
     known = registry()
     if name is not None and kind == "platforms" and not as_json:
         _show_platform(known, name)
         return
-    records = _plugins(known) if kind == "plugins" else [_record(p) for p in known.of(kind.replace("-", "_")).values()]
+    records = (
+        _plugin_records(known)
+        if kind == "plugins"
+        else [_entry_record(p) for p in known.entries(kind.replace("-", "_")).values()]
+    )
     if name is not None:
-        one = known.find(kind.replace("-", "_"), _family(known, name) if kind == "platforms" else name)
-        records = [_record(one)]
+        one = known.find(kind.replace("-", "_"), _family_name(known, name) if kind == "platforms" else name)
+        records = [_entry_record(one)]
     if as_json:
-        show_json(records)
+        print_json(records)
         return
     if name is not None:
-        _show_one(records[0])
+        _show_entry(records[0])
         return
     text = "provides" if kind == "plugins" else "summary"
     # Of a long text the first sentence; --json has all of it.
     rows = [(r["name"], r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
     if kind == "platforms":
-        rows = [(name, _sizes(known, name), origin) for name, _, origin in rows]
+        rows = [(name, _describe_family(known, name), origin) for name, _, origin in rows]
         text = "a host; the network"
-    show(("name", text, "from"), rows, wrap=1)
+    print_table(("name", text, "from"), rows, wrap=1)
     if any(record.get("options") for record in records):
         click.echo(f"\noptions of one, and what they mean: dicompiler list {kind} NAME")
 
 
-def _show_one(record: dict[str, Any]) -> None:
+def _show_entry(record: dict[str, Any]) -> None:
     """What it is, and a row for each option."""
-    from dicompiler.cli.tables import show, wrapped
+    from dicompiler.cli.tables import print_table, wrap_text
 
-    click.echo(wrapped(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
+    click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
     if record["options"]:
         click.echo()
-        rows = [(o["name"], _shown(o), o["help"] or "") for o in record["options"]]
-        show(("option", "default", "what it is"), rows, wrap=2)
+        rows = [(o["name"], _format_default(o), o["help"] or "") for o in record["options"]]
+        print_table(("option", "default", "what it is"), rows, wrap=2)
 
 
-def _families(known: Registry) -> list[PlatformFamily]:
+def _platform_families(known: Registry) -> list[PlatformFamily]:
     from dicompiler.ir.platform import PlatformFormat
 
     values = [provided.value for provided in known.platforms.values()]
     return [value for value in values if not isinstance(value, PlatformFormat)]
 
 
-def _family(known: Registry, name: str) -> str:
+def _family_name(known: Registry, name: str) -> str:
     """The name of the family that a platform is of; that of anything else as it is."""
-    return next((family.name for family in _families(known) if family.find(name) is not None), name)
+    return next((family.name for family in _platform_families(known) if family.find(name) is not None), name)
 
 
-def _member(known: Registry, name: str) -> Platform | None:
+def _find_member(known: Registry, name: str) -> Platform | None:
     """The platform of a name; of a family ("rpi4xN") one with two hosts. None for a file format."""
-    families = _families(known)
+    families = _platform_families(known)
     asked = f"{name[:-1]}2" if any(family.name == name for family in families) else name
     return next((found for family in families if (found := family.find(asked)) is not None), None)
 
 
-def _device(device: Device) -> str:
-    from dicompiler.base.units import RATE, write
+def _describe_device(device: Device) -> str:
+    from dicompiler.base.units import COMPUTE_RATE, format_quantity
 
     watts = f", {device.power_active:g} W" if device.power_active else ""
-    return f"{write(device.rate, RATE)}{watts}" if device.computes else "computes nothing"
+    return f"{format_quantity(device.rate, COMPUTE_RATE)}{watts}" if device.can_compute else "computes nothing"
 
 
-def _network(platform: Platform) -> str:
-    from dicompiler.base.units import BANDWIDTH, format_seconds, write
+def _describe_network(platform: Platform) -> str:
+    from dicompiler.base.units import BANDWIDTH, format_quantity, format_seconds
 
     network = platform.network
     latency = f", {format_seconds(network.latency)}" if network.latency else ""
-    return f"{network.kind} of {write(network.bandwidth, BANDWIDTH)}{latency}"
+    return f"{network.kind} of {format_quantity(network.bandwidth, BANDWIDTH)}{latency}"
 
 
-def _sizes(known: Registry, name: str) -> str:
+def _describe_family(known: Registry, name: str) -> str:
     """What a host of a family computes and holds, and what joins them."""
     from dicompiler.base.units import format_bytes
 
-    platform = _member(known, name)
+    platform = _find_member(known, name)
     if platform is None:
         return "as a file of that format says"
     host = platform.hosts[0]
-    own = " + ".join(_device(device) for device in platform.devices if device.host == host.name)
-    return f"{own}, {format_bytes(host.ram)}; {_network(platform)}"
+    own = " + ".join(_describe_device(device) for device in platform.devices if device.host == host.name)
+    return f"{own}, {format_bytes(host.ram)}; {_describe_network(platform)}"
 
 
 def _show_platform(known: Registry, name: str) -> None:
     """Hosts, devices and network of a built-in platform, as its file would have them."""
-    from dicompiler.cli.tables import show, wrapped
+    from dicompiler.cli.tables import print_table, wrap_text
 
-    platform = _member(known, name)
+    platform = _find_member(known, name)
     if platform is None:
-        raise UsageError(f"list: there is no platform {name!r}{nearest(name, known.platforms)}")
-    click.echo(wrapped(f"{platform.name}: {platform.description}"))
+        raise UsageError(f"list: there is no platform {name!r}{did_you_mean(name, known.platforms)}")
+    click.echo(wrap_text(f"{platform.name}: {platform.description}"))
     click.echo()
-    rows = [(one.name, one.host, str(one.cores), _device(one)) for one in platform.devices]
-    show(("device", "host", "cores", "rate, power"), rows, right=(2,))
-    click.echo(f"\nnetwork: {_network(platform)}")
+    rows = [(one.name, one.host, str(one.cores), _describe_device(one)) for one in platform.devices]
+    print_table(("device", "host", "cores", "rate, power"), rows, right=(2,))
+    click.echo(f"\nnetwork: {_describe_network(platform)}")
 
 
 def _show_networks(as_json: bool) -> None:
     """The architectures with seeded weights that `dicompiler.networks.build` makes."""
     from dicompiler import networks
-    from dicompiler.cli.tables import show, show_json
+    from dicompiler.cli.tables import print_json, print_table
 
     def record(name: str) -> dict[str, Any]:
-        known = [{"name": key, "default": value} for key, value in networks.options(name).items()]
-        summary, parameters = networks.summary(name), networks.parameters(name)
+        known = [{"name": key, "default": value} for key, value in networks.network_options(name).items()]
+        summary, parameters = networks.describe(name), networks.count_parameters(name)
         return {"name": name, "summary": summary, "parameters": parameters, "options": known}
 
     records = [record(name) for name in networks.NAMES]
     fixed: dict[str, Any] = {"summary": "comes with the onnx package", "parameters": None, "options": []}
     records += [{"name": f"light/{name}", **fixed} for name in networks.LIGHT_NAMES]
     if as_json:
-        show_json(records)
+        print_json(records)
         return
     counted = [f"{r['parameters'] / 1e6:.2f} M" if r["parameters"] else "" for r in records]
     rows = [(r["name"], r["summary"], n) for r, n in zip(records, counted, strict=True)]
-    show(("name", "summary", "parameters"), rows, wrap=1)
+    print_table(("name", "summary", "parameters"), rows, wrap=1)
 
 
-def _record(provided: Provided) -> dict[str, Any]:
+def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
     """What `--json` prints of one thing: name, summary, options, and whom it comes from."""
     return {
         "name": provided.name,
         "summary": _summary(provided.value),
-        "options": _options(provided.value),
+        "options": _option_records(provided.value),
         "distribution": provided.distribution,
         "version": provided.version,
         "plugin": provided.plugin,
     }
 
 
-def _options(value: Any) -> list[dict[str, Any]]:
+def _option_records(value: Any) -> list[dict[str, Any]]:
     from dicompiler.base.specs import options_of
 
     if not isinstance(value, type):
@@ -181,7 +185,7 @@ def _summary(value: Any) -> str:
     from dicompiler.ir.rule import OperatorRule
 
     if isinstance(value, OperatorRule):
-        kind = "element-wise" if value.elementwise else _first_line(inspect.unwrap(value.piece).__doc__)
+        kind = "element-wise" if value.is_elementwise else _first_line(inspect.unwrap(value.piece).__doc__)
         return kind or "can be cut"
     return _first_line(value.__doc__ if isinstance(value, type) else value.description)
 
@@ -190,11 +194,15 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().partition("\n")[0].strip()
 
 
-def _plugins(known: Registry) -> list[dict[str, Any]]:
+def _plugin_records(known: Registry) -> list[dict[str, Any]]:
     """The loaded plugins with how many things of each kind they provide."""
     records = []
     for plugin in known.plugins:
-        counts = {name: _count(known, name, plugin.name, plugin.distribution) for name in NAMES if name != "plugins"}
+        counts = {
+            name: _count_entries(known, name, plugin.name, plugin.distribution)
+            for name in PLUGIN_KIND_NAMES
+            if name != "plugins"
+        }
         records.append(
             {
                 "name": plugin.name,
@@ -207,10 +215,10 @@ def _plugins(known: Registry) -> list[dict[str, Any]]:
     return records
 
 
-def _count(known: Registry, name: str, plugin: str, distribution: str) -> int:
-    provided = known.of(name.replace("-", "_")).values()
+def _count_entries(known: Registry, name: str, plugin: str, distribution: str) -> int:
+    provided = known.entries(name.replace("-", "_")).values()
     return sum((one.plugin, one.distribution) == (plugin, distribution) for one in provided)
 
 
-def _shown(option: dict[str, Any]) -> str:
+def _format_default(option: dict[str, Any]) -> str:
     return f"<{option['type']}>" if option["default"] is None else str(option["default"])

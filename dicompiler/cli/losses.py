@@ -8,53 +8,53 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.cli.tables import show
+from dicompiler.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from dicompiler.cost.losses import Stretch
-    from dicompiler.ir.compilation import Compilation
-    from dicompiler.ir.metrics import LossMetrics
+    from dicompiler.cost.losses import StreamInterval
+    from dicompiler.ir.compilation import PipelineState
+    from dicompiler.ir.metrics import FailureMetrics
 
-HEADERS = ("lost", "latency ms", "between frames ms", "fullest host MiB", "extra weights MiB")
+FAILURE_HEADERS = ("lost", "latency ms", "between frames ms", "fullest host MiB", "extra weights MiB")
 
 
-def losses_document(losses: Sequence[LossMetrics]) -> dict[str, Any]:
+def failures_document(losses: Sequence[FailureMetrics]) -> dict[str, Any]:
     """The entry `losses`; none where none are covered."""
     return {"losses": [dataclasses.asdict(one) for one in losses]} if losses else {}
 
 
-def worst_columns(worst: LossMetrics | None) -> tuple[str, str]:
+def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
     """The latency while that is lost without which it is longest, and what that is."""
-    return ("-", "-") if worst is None else (f"{1000 * worst.metrics.latency_s:.1f}", ", ".join(worst.lost))
+    return ("-", "-") if worst is None else (f"{1000 * worst.metrics.latency_s:.1f}", ", ".join(worst.failed))
 
 
-def show_losses(result: Compilation) -> None:
+def show_failures(result: PipelineState) -> None:
     """Prints what each of the plans comes to by itself, and what all of them take; nothing without losses."""
-    if not result.losses or result.metrics is None:
+    if not result.failure_metrics or result.metrics is None:
         return
     rows = [
         (
-            ", ".join(one.lost) or "nothing",
+            ", ".join(one.failed) or "nothing",
             f"{1000 * one.metrics.latency_s:.4g}",
             f"{1000 * one.metrics.period_s:.4g}",
             f"{one.metrics.memory / 2**20:.4g}",
-            f"{one.stored / 2**20:.4g}" if one.lost else "",
+            f"{one.extra_weight_bytes / 2**20:.4g}" if one.failed else "",
         )
-        for one in result.losses
+        for one in result.failure_metrics
     ]
     click.echo()
-    show(HEADERS, rows, right=range(1, len(HEADERS)))
-    alone, every = (metrics.memory / 2**20 for metrics in (result.losses[0].metrics, result.metrics))
+    print_table(FAILURE_HEADERS, rows, right=range(1, len(FAILURE_HEADERS)))
+    alone, every = (metrics.memory / 2**20 for metrics in (result.failure_metrics[0].metrics, result.metrics))
     click.echo(f"\nto survive that the fullest host holds {every:.4g} MiB instead of {alone:.4g} MiB")
 
 
-def stretches_document(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+def intervals_document(stretches: Sequence[StreamInterval]) -> list[dict[str, Any]]:
     """The pieces of a stream between losses and returns."""
     return [
         {
-            "away": one.away,
-            "since_s": one.since,
-            "start_s": one.start,
+            "away": one.down,
+            "since_s": one.changed_at,
+            "start_s": one.resumed_at,
             "frames": len(one.frames),
             "period_s": one.period_s,
             "interruption_s": one.interruption_s if i else None,
@@ -64,7 +64,7 @@ def stretches_document(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
     ]
 
 
-def show_stretches(stretches: Sequence[Stretch]) -> None:
+def show_intervals(stretches: Sequence[StreamInterval]) -> None:
     """Prints for each piece of the stream who was away, and what it took to go on."""
     headers = ("from s", "away", "frames", "between frames ms", "replayed", "next frame after s")
     rows = [
@@ -76,7 +76,7 @@ def show_stretches(stretches: Sequence[Stretch]) -> None:
             str(one["replayed"]),
             "-" if one["interruption_s"] is None else f"{one['interruption_s']:.4g}",
         )
-        for one in stretches_document(stretches)
+        for one in intervals_document(stretches)
     ]
     click.echo()
-    show(headers, rows, right=(0, 2, 3, 4, 5))
+    print_table(headers, rows, right=(0, 2, 3, 4, 5))

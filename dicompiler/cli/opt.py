@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cli.building import Building, building_options, print_paths
+from dicompiler.cli.building import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.options import (
     PATH,
-    Request,
-    check_file,
-    handed,
+    CompileRequest,
+    check_output_file,
     json_option,
+    options_as,
     output_option,
     plan_option,
     problem_options,
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from dicompiler.base.specs import Spec
     from dicompiler.driver.diagnostics import LayerStatistics
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.compilation import PipelineState
     from dicompiler.plugin.passes import Instrument, Pass
 
-NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
+NORMALISE_PASS, INFER_SHAPES_PASS, PARTITION_PASS = "normalise", "infer-shapes", "partition"
 
 
 @click.command("opt")
@@ -49,13 +49,13 @@ NORMALISE, INFER_SHAPES, PARTITION = "normalise", "infer-shapes", "partition"
 @click.option(
     "--reproducer", metavar="DIR", type=PATH, help="Where a pass breaks: write what it takes to see it again."
 )
-@building_options
+@build_system_options
 @json_option
 @output_option(metavar="OUT.onnx", required=True, help="Where to write the model.")
-@handed(request=Request, building=Building)
+@options_as(request=CompileRequest, building=BuildSystemOptions)
 def command(
-    request: Request,
-    building: Building,
+    request: CompileRequest,
+    building: BuildSystemOptions,
     pipeline: str,
     save_plan: Path | None,
     dump_after_all: Path | None,
@@ -74,47 +74,47 @@ def command(
     platform, devices are called d0, d1, ….
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import show_json
-    from dicompiler.driver.diagnostics import Reproducer, Statistics, VerifyEach
-    from dicompiler.plugin.instruments import Dump, PrintAfter, Timing
+    from dicompiler.cli.tables import print_json
+    from dicompiler.driver.diagnostics import PartitionStatistics, Reproducer, VerifyEach
+    from dicompiler.plugin.instruments import DumpAfterPass, PassTiming, PrintAfterPass
 
-    _check(output, save_plan, (dump_after_all, reproducer))
-    passes = _passes(pipeline, request.shape)
+    _check_output_paths(output, save_plan, (dump_after_all, reproducer))
+    passes = _make_passes(pipeline, request.shape)
     outputs = [path for path in (output, save_plan) if path is not None]
-    rule = building.rule(outputs, request, passes)
-    compilation = _load(request)
-    times, counts = Timing(), Statistics()
+    rule = building.depfile_rule(outputs, request, passes)
+    compilation = _load_inputs(request)
+    times, counts = PassTiming(), PartitionStatistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
         *([counts] if statistics else []),
         *([VerifyEach()] if verify_each else []),
         *([] if reproducer is None else [Reproducer(reproducer)]),
-        *([] if dump_after_all is None else [Dump(dump_after_all)]),
-        *([PrintAfter()] if print_after else []),
+        *([] if dump_after_all is None else [DumpAfterPass(dump_after_all)]),
+        *([PrintAfterPass()] if print_after else []),
     ]
     try:
         with progress(f"running passes over {request.model.name}"):
-            result = _run(passes, compilation, instruments, request)
+            result = _run_passes(passes, compilation, instruments, request)
     finally:
         if timing:
             _show_times(times.rows)
     if statistics:
         _show_statistics(counts.rows)
-    written = _save(result, output, save_plan)
+    written = _write_outputs(result, output, save_plan)
     rule.write()
     if as_json:
-        shown = {"timing": _times(times.rows) if timing else None}
+        shown = {"timing": _timing_records(times.rows) if timing else None}
         shown["statistics"] = [asdict(row) for row in counts.rows] if statistics else None
         places = {"model": str(output), "plan": None if save_plan is None else str(save_plan)}
-        show_json({**places, "passes": [str(one.spec) for one in passes], **shown})
+        print_json({**places, "passes": [str(one.spec) for one in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
 
 
-def _check(output: Path, plan: Path | None, directories: Sequence[Path | None]) -> None:
+def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[Path | None]) -> None:
     """UsageError and DicompilerError for places that cannot be written."""
-    check_file(output)
-    check_file(plan)
+    check_output_file(output)
+    check_output_file(plan)
     if plan is not None and plan.absolute() == output.absolute():
         raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan a file of its own")
     for directory in directories:
@@ -122,107 +122,107 @@ def _check(output: Path, plan: Path | None, directories: Sequence[Path | None]) 
             raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
 
 
-def _passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
+def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
     """The pipeline's passes, normalise first where the text leaves it out, with --shape given to infer-shapes."""
     from dicompiler.base.specs import Spec, parse_pipeline
     from dicompiler.plugin.registry import registry
 
     specs = parse_pipeline(text)
     names = [spec.name for spec in specs]
-    if shapes and INFER_SHAPES not in names:
-        raise UsageError(f"--shape is an option of pass {INFER_SHAPES!r}, which is not in the pipeline")
-    if NORMALISE not in names:
-        specs = (Spec(NORMALISE), *specs)
+    if shapes and INFER_SHAPES_PASS not in names:
+        raise UsageError(f"--shape is an option of pass {INFER_SHAPES_PASS!r}, which is not in the pipeline")
+    if NORMALISE_PASS not in names:
+        specs = (Spec(NORMALISE_PASS), *specs)
     known = registry()
-    return tuple(known.make("passes", _with_shapes(spec, shapes)) for spec in specs)
+    return tuple(known.make("passes", _add_shapes(spec, shapes)) for spec in specs)
 
 
-def _with_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
+def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
     from dicompiler.base.specs import Spec
 
-    if spec.name != INFER_SHAPES or not shapes:
+    if spec.name != INFER_SHAPES_PASS or not shapes:
         return spec
     options = dict(spec.options)
-    return Spec.of(spec.name, {**options, "shape": (*options.get("shape", ()), *shapes)})
+    return Spec.from_mapping(spec.name, {**options, "shape": (*options.get("shape", ()), *shapes)})
 
 
-def _load(request: Request) -> Compilation:
+def _load_inputs(request: CompileRequest) -> PipelineState:
     from dicompiler.cli.files import read_plan
-    from dicompiler.driver.prepare import platform_of
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.driver.prepare import resolve_platform
+    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.onnx.model import Model
 
-    return Compilation(
-        platform=None if request.platform is None else platform_of(request.platform),
+    return PipelineState(
+        platform=None if request.platform is None else resolve_platform(request.platform),
         plan=None if request.plan is None else read_plan(request.plan),
         model=Model.load(request.model),
     )
 
 
-def _run(
-    passes: Sequence[Pass], compilation: Compilation, instruments: Sequence[Instrument], request: Request
-) -> Compilation:
-    from dicompiler.driver.sending import tell_kept
+def _run_passes(
+    passes: Sequence[Pass], compilation: PipelineState, instruments: Sequence[Instrument], request: CompileRequest
+) -> PipelineState:
+    from dicompiler.driver.sending import warn_not_narrowed
     from dicompiler.plugin.pass_manager import PassManager
     from dicompiler.plugin.registry import registry
 
     result = PassManager(passes, instruments).run(compilation)
-    asked = request.wire is not None or request.samples is not None
+    asked = request.wire_dtype is not None or request.wire_samples is not None
     if result.plan is None or result.routing is not None:
         if asked:
             raise UsageError("--wire: the pipeline leaves no plan to be carried out: leave out its 'partition'")
         return result
-    partition = registry().make("passes", PARTITION)
-    result = _narrowed(result, request) if asked else result
-    result = PassManager([partition], instruments, first=len(passes) + 1).run(result)
-    tell_kept(result)
+    partition = registry().make("passes", PARTITION_PASS)
+    result = _set_wire_types(result, request) if asked else result
+    result = PassManager([partition], instruments, first_index=len(passes) + 1).run(result)
+    warn_not_narrowed(result)
     return result
 
 
-def _narrowed(compilation: Compilation, request: Request) -> Compilation:
+def _set_wire_types(compilation: PipelineState, request: CompileRequest) -> PipelineState:
     """The compilation whose plan says that tensors travel as asked, with their ranges where there are samples."""
-    from dicompiler.driver.sending import agreed, calibrated, sending
+    from dicompiler.driver.sending import apply_wire_types, measure_wire_ranges, resolve_wire_types
 
-    plan, wire = agreed(compilation.plan, request.wire, request.samples)
-    compilation = replace(sending(compilation, wire), plan=plan)
-    if request.samples is None:
+    plan, wire = resolve_wire_types(compilation.plan, request.wire_dtype, request.wire_samples)
+    compilation = replace(apply_wire_types(compilation, wire), plan=plan)
+    if request.wire_samples is None:
         return compilation
     if compilation.platform is None:
         raise UsageError("--samples: ranges are measured by playing the plan: say on what devices (--platform)")
-    return replace(compilation, plan=calibrated(compilation, request.samples))
+    return replace(compilation, plan=measure_wire_ranges(compilation, request.wire_samples))
 
 
-def _times(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, Any]]:
+def _timing_records(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, Any]]:
     return [{"pass": text, "seconds": seconds} for text, seconds, _ in rows]
 
 
 def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import print_table
 
     shown = [(text + (" (failed)" if failed else ""), f"{1000 * seconds:.1f}") for text, seconds, failed in rows]
     total = sum(seconds for _, seconds, _ in rows)
-    show(("pass", "ms"), [*shown, ("total", f"{1000 * total:.1f}")], right=(1,), err=True)
+    print_table(("pass", "ms"), [*shown, ("total", f"{1000 * total:.1f}")], right=(1,), err=True)
 
 
 def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
-    from dicompiler.cli.tables import show
+    from dicompiler.cli.tables import print_table
 
     headers = ("layer", "parts", "devices", "elements received", "multiplications", "of them redundant")
-    counts = [(row.parts, row.devices, row.halo, row.macs, row.redundant) for row in rows]
+    counts = [(row.parts, row.devices, row.halo, row.macs, row.redundant_macs) for row in rows]
     total = ("total", *(str(sum(column)) for column in zip(*counts, strict=True))) if counts else ("total",)
     shown = [(row.layer, *map(str, count)) for row, count in zip(rows, counts, strict=True)]
-    show(headers, [*shown, total], right=range(1, len(headers)), err=True)
+    print_table(headers, [*shown, total], right=range(1, len(headers)), err=True)
 
 
-def _save(compilation: Compilation, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
+def _write_outputs(compilation: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
     """Writes the model and, where asked, the plan; neither where one of them cannot be. What was written."""
-    from dicompiler.base.atomic import whole
+    from dicompiler.base.atomic import atomic_file
     from dicompiler.ir.plan import dumps
 
     if save_plan is None:
         return compilation.model.save(output)
     if compilation.plan is None:
         raise UsageError("--save-plan: no pass of the pipeline made a plan")
-    with whole(save_plan) as stage:
+    with atomic_file(save_plan) as stage:
         stage.write_text(dumps(compilation.plan), encoding="utf-8")
         return (*compilation.model.save(output), save_plan)

@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dicompiler.base.atomic import check_parent
+from dicompiler.base.atomic import check_writable
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import objective_terms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.driver.compiled import Compiled
-    from dicompiler.driver.fidelity import Expected
+    from dicompiler.driver.compiled import CompileResult
+    from dicompiler.driver.fidelity import ExpectedTiming
     from dicompiler.target.records import RunOptions, RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
-MOST_FRAMES = 10_000_000
+MAX_FRAMES = 10_000_000
 
 
-def stack(*options: Callable[[F], F]) -> Callable[[F], F]:
+def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
     """One decorator for several options, which stand in `--help` in this order."""
 
     def decorate(command: F) -> F:
@@ -42,7 +42,7 @@ def stack(*options: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-def handed(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Stands below a command's options: those that are fields of one of these dataclasses reach it as that record.
 
     What was not given (None) keeps the field's default.
@@ -61,7 +61,7 @@ def handed(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[...
     return decorate
 
 
-class Seconds(click.FloatRange):
+class SecondsRange(click.FloatRange):
     """A time of 0.1 s to four months: what clocks and timers take."""
 
     def __init__(self) -> None:
@@ -75,23 +75,23 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-def _objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+def _check_objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """UsageError for what is no objective, before any work."""
     if value is not None:
         objective_terms(value)
     return value
 
 
-def _executor(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
+def _check_executor(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
     """UsageError for what is no executor, before any work."""
     if value is not None:
-        from dicompiler.driver.executors import parse
+        from dicompiler.driver.executors import parse_executor
 
-        parse(value)
+        parse_executor(value)
     return value
 
 
-def _shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _check_shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """UsageError for a dimension that no tensor can have; what else can be wrong is found where shapes are inferred."""
     for text in given:
         for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
@@ -113,7 +113,7 @@ shape_option = click.option(
     "--shape",
     metavar="NAME=DIMS",
     multiple=True,
-    callback=_shapes,
+    callback=_check_shapes,
     help="Fixes a dynamic input: input=1x3x224x224. Can be repeated.",
 )
 state_option = click.option(
@@ -124,18 +124,18 @@ state_option = click.option(
     help="Inputs and outputs that devices keep from frame to frame, so that they never travel; auto: those of the "
     "usual names, none: none. Can be repeated. Default: auto.",
 )
-shape_options = stack(shape_option, state_option)
+shape_options = combine(shape_option, state_option)
 strategy_option = click.option(
     "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
 )
 objective_option = click.option(
     "--objective",
     metavar="NAME",
-    callback=_objective,
+    callback=_check_objective,
     help="What the strategy makes small: latency, throughput, energy, memory, communication, or a sum such as "
     "latency+0.5*energy (seconds, joules, bytes). Default: latency.",
 )
-survive_option = click.option(
+tolerate_failures_option = click.option(
     "--survive",
     metavar="N|hosts|NAMES",
     help="Plans for when devices are lost: any N of them at most, all of a host together (hosts), or each of these "
@@ -150,21 +150,21 @@ wire_option = click.option(
     help="What travels between devices is narrowed to float16, bfloat16 or int8; 'float16,conv1=float32': not what "
     "layer conv1 sends. Default: the plan's, else as it is.",
 )
-wire_options = stack(
+wire_options = combine(
     wire_option,
     click.option("--samples", metavar="X.npz", type=PATH, help="Samples of the inputs: the ranges of --wire int8."),
 )
 executor_option = click.option(
     "--executor",
     metavar="WHO",
-    callback=_executor,
+    callback=_check_executor,
     help="Who evaluates the plans of a search: processes=N, dask=HOST:PORT (a scheduler of Dask), or mpi (the ranks of "
     "mpi4py.futures). The result is the same. Default: this process.",
 )
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
-problem_options = stack(model_argument, platform_option)
+problem_options = combine(model_argument, platform_option)
 target_option = functools.partial(click.option, "--target", metavar="'NAME{…}'")
-cost_options = stack(
+cost_options = combine(
     cost_option,
     target_option(help="What is to run it: what messages and calls cost. Default: sockets."),
     shape_options,
@@ -173,7 +173,7 @@ cost_options = stack(
 
 
 @dataclass(frozen=True)
-class Request:
+class CompileRequest:
     """What a command line asks of the compiler; None, or (): not given, or no option of the command."""
 
     model: Path
@@ -184,12 +184,12 @@ class Request:
     cost: str | None = None
     shape: tuple[str, ...] = ()
     state: tuple[str, ...] = ("auto",)
-    wire: str | None = None
-    samples: Path | None = None
+    wire_dtype: str | None = None
+    wire_samples: Path | None = None
     target: str | None = None
-    survive: str | None = None
+    tolerate_failures: str | None = None
 
-    def compile(self, **more: Any) -> Compiled:
+    def compile(self, **more: Any) -> CompileResult:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
         from dicompiler.cli.files import read_plan
         from dicompiler.driver.compiler import compile
@@ -208,7 +208,7 @@ inputs_option = click.option(
     type=PATH,
     help="One array for each graph input (or lists of numbers and words in X.json); without it seeded random ones.",
 )
-frames_option = functools.partial(click.option, "--frames", metavar="N", type=click.IntRange(1, MOST_FRAMES), default=1)
+frames_option = functools.partial(click.option, "--frames", metavar="N", type=click.IntRange(1, MAX_FRAMES), default=1)
 in_flight_option = click.option(
     "--in-flight",
     metavar="N",
@@ -216,7 +216,7 @@ in_flight_option = click.option(
     callback=lambda _context, _option, given: given or 0,
     help="Frames that are on their way at once. Default: three for each device.",
 )
-stream_options = stack(
+stream_options = combine(
     inputs_option,
     click.option("--outputs", metavar="Y.npz", type=PATH, help="Where to write the outputs of the first frame."),
     frames_option(help="How many times. Default: 1."),
@@ -229,14 +229,14 @@ insecure_option = click.option("--insecure", is_flag=True, help="Allow connectio
 heartbeat_option = click.option(
     "--heartbeat", "heartbeat_s", metavar="S", type=float, help="Seconds between signs of life. Default: 2."
 )
-without_option = click.option(
+start_without_option = click.option(
     "--without",
     metavar="DEVICE",
     multiple=True,
     help="A device that is away when the run begins, by a plan for its loss. It is not started, and may come. Can be "
     "repeated.",
 )
-timeout_option = functools.partial(click.option, "--timeout", "timeout_s", metavar="S", type=Seconds())
+timeout_option = functools.partial(click.option, "--timeout", "timeout_s", metavar="S", type=SecondsRange())
 listen_option = functools.partial(click.option, "--listen", metavar="HOST:PORT")
 log_option = click.option(
     "--log",
@@ -247,7 +247,7 @@ log_option = click.option(
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamOptions:
     """Which frames are run, and where what comes of them is written."""
 
     frames: int = 1
@@ -255,10 +255,10 @@ class Stream:
     outputs: Path | None = None
     log: Path | None = None
 
-    def check(self) -> None:
+    def check_paths(self) -> None:
         """DicompilerError where a file cannot be written."""
-        check_file(self.outputs)
-        check_file(self.log)
+        check_output_file(self.outputs)
+        check_output_file(self.log)
 
     def run(self, directory: Path, given: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
         """Runs the artifact; the outputs of the first frame are kept."""
@@ -266,55 +266,55 @@ class Stream:
         from dicompiler.driver.artifact import run
 
         with progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"):
-            return run(directory, given, self.frames, options=replace(options, keep=1))
+            return run(directory, given, self.frames, options=replace(options, kept_frames=1))
 
-    def expect(self, directory: Path, cost: str | None, options: RunOptions) -> Expected | None:
+    def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
         """What is predicted of the run; None without a log, and with a warning where the cost model that it was
         compiled with needs options and none is given."""
         import logging
 
-        from dicompiler.driver.fidelity import expect
-        from dicompiler.driver.run_log import at_once
-        from dicompiler.target.seal import open_artifact
+        from dicompiler.driver.fidelity import expect_timing
+        from dicompiler.driver.run_log import frames_in_flight
+        from dicompiler.target.seal import load_artifact
 
         if self.log is None:
             return None
-        in_flight = at_once(options.in_flight, len(open_artifact(directory)["devices"]), self.frames)
+        in_flight = frames_in_flight(options.in_flight, len(load_artifact(directory)["devices"]), self.frames)
         try:
-            return expect(directory, cost or "", self.frames, in_flight)
+            return expect_timing(directory, cost or "", self.frames, in_flight)
         except UsageError as error:
             if cost:
                 raise
             logging.getLogger("dicompiler").warning("nothing is predicted: %s", error)
             return None
 
-    def write(
-        self, directory: Path, result: RunResult, options: RunOptions, expected: Expected | None
+    def write_log(
+        self, directory: Path, result: RunResult, options: RunOptions, expected: ExpectedTiming | None
     ) -> dict[str, Any]:
         """The log of the run, written where one is wanted."""
         from dicompiler.cli.files import write_json
-        from dicompiler.driver.run_log import document
+        from dicompiler.driver.run_log import run_document
 
-        log = document(directory, result, options, self.log, None if expected is None else expected.document())
+        log = run_document(directory, result, options, self.log, None if expected is None else expected.document())
         if self.log is not None:
             write_json(self.log, log)
         return log
 
 
-def tell_expiry(keys: Path | None) -> None:
+def warn_of_expiry(keys: Path | None) -> None:
     """Warns of certificates in a directory of keys that expire soon."""
     import logging
 
-    from dicompiler.target.remote.certificates import notice
+    from dicompiler.target.remote.certificates import describe_expiring_certificates
 
-    if keys is not None and (line := notice(keys)):
+    if keys is not None and (line := describe_expiring_certificates(keys)):
         logging.getLogger("dicompiler").warning(line)
 
 
-def check_file(path: Path | None) -> None:
+def check_output_file(path: Path | None) -> None:
     """DicompilerError where no file can be written at `path`: as `check_parent`, where a directory is there, and where
     the file there is one that the command reads, but for the model of `opt`, or one of an artifact."""
-    check_parent(path)
+    check_writable(path)
     if path is None or not path.exists():
         return
     if path.is_dir():

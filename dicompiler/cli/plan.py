@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.building import Building, building_options, plugins_of, print_paths
+from dicompiler.cli.building import BuildSystemOptions, build_system_options, make_plugins, print_paths
 from dicompiler.cli.options import (
-    Request,
-    check_file,
+    CompileRequest,
+    check_output_file,
     cost_options,
-    handed,
     objective_option,
+    options_as,
     output_option,
     problem_options,
     strategy_option,
-    survive_option,
+    tolerate_failures_option,
     wire_options,
 )
 
@@ -25,25 +25,25 @@ from dicompiler.cli.options import (
 @problem_options
 @strategy_option
 @objective_option
-@survive_option
+@tolerate_failures_option
 @wire_options
 @cost_options
-@building_options
+@build_system_options
 @output_option(metavar="PLAN.json", required=True, help="Where to write the plan.")
-@handed(request=Request, building=Building)
-def command(request: Request, building: Building, as_json: bool, output: Path) -> None:
+@options_as(request=CompileRequest, building=BuildSystemOptions)
+def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool, output: Path) -> None:
     """Decide only: write the plan that a strategy makes.
 
     Prints what the plan is predicted to cost.
     """
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_planned
+    from dicompiler.cli.results import show_plan
     from dicompiler.ir.plan import dumps
 
-    check_file(output)
-    parts = plugins_of(strategy=request.strategy, cost=request.cost)
-    rule = building.rule([output], request, parts.values())
+    check_output_file(output)
+    parts = make_plugins(strategy=request.strategy, cost=request.cost)
+    rule = building.depfile_rule([output], request, parts.values())
     with progress(f"planning {request.model.name}"):
         result = request.compile(**parts)
     assert result.plan is not None
@@ -52,4 +52,4 @@ def command(request: Request, building: Building, as_json: bool, output: Path) -
     if building.print_outputs and not as_json:
         print_paths([output])
     else:
-        show_planned(result, output, as_json)
+        show_plan(result, output, as_json)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.atomic import check_parent
+from dicompiler.base.atomic import check_writable
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     PATH,
-    check_file,
+    check_output_file,
     json_option,
     model_argument,
     output_option,
@@ -89,12 +89,12 @@ def command(
         raise UsageError("profile: --platform, --log, --force and --timeout go with --hosts")
     if hosts is not None and (output is None or device is not None):
         raise UsageError("profile: --hosts goes with -o PLATFORM.toml, and names the devices itself: no --device")
-    numbers = _numbers(tiles)
+    numbers = _parse_tiles(tiles)
     measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
-    check_parent(output or package)
+    check_writable(output or package)
     if package is not None:
-        profiling.check_place(package)
-    check_file(output)
+        profiling.check_package_path(package)
+    check_output_file(output)
     with progress(f"reading {model.name}"):
         compilation = prepare(Model.load(model), shape, state=state)
 
@@ -102,61 +102,64 @@ def command(
         profiling.write_package(compilation, stage, numbers, device or "", measured)
 
     if package is not None:
-        _write(write, package, as_json)
+        _write_package(write, package, as_json)
     elif output is not None and hosts is not None:
-        from dicompiler.cli.boards import Asked, profile_boards
+        from dicompiler.cli.boards import ProfileBoardsOptions, profile_boards
 
         profile_boards(
-            Asked(hosts, platform, logs, force, timeout_s or 3600.0, threads, repeat), output, as_json, write
+            ProfileBoardsOptions(hosts, platform, logs, force, timeout_s or 3600.0, threads, repeat),
+            output,
+            as_json,
+            write,
         )
     elif output is not None:
-        _measure(write, output, threads, repeat, as_json)
+        _measure_here(write, output, threads, repeat, as_json)
 
 
-def _write(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
+def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
     """The package that measures elsewhere, and what to do with it."""
-    from dicompiler.base.atomic import whole
-    from dicompiler.cli.tables import show_json
+    from dicompiler.base.atomic import atomic_file
+    from dicompiler.cli.tables import print_json
     from dicompiler.driver import profile as profiling
 
-    with whole(package) as stage:
+    with atomic_file(package) as stage:
         stage.mkdir()
         write(stage)
     if as_json:
-        show_json({"package": str(package)})
+        print_json({"package": str(package)})
     else:
-        click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT} -o PROFILE.json --device NAME")
+        click.echo(f"written: {package}; on the device: python3 {profiling.SCRIPT_FILE} -o PROFILE.json --device NAME")
 
 
-def _measure(write: Callable[[Path], None], output: Path, threads: int | None, repeat: int, as_json: bool) -> None:
+def _measure_here(write: Callable[[Path], None], output: Path, threads: int | None, repeat: int, as_json: bool) -> None:
     """The profile of this device, by a package that is run here, and what was measured."""
     import logging
     import tempfile
     from dataclasses import replace
 
-    from dicompiler.base.atomic import whole
+    from dicompiler.base.atomic import atomic_file
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import show_json
-    from dicompiler.cost.profile import load
+    from dicompiler.cli.tables import print_json
+    from dicompiler.cost.profile import load_profile
     from dicompiler.driver import profile as profiling
 
     scratch = tempfile.TemporaryDirectory(prefix="dicompiler-")
-    with scratch as temporary, whole(output) as result, progress("making pieces of the layers") as tell:
+    with scratch as temporary, atomic_file(output) as result, progress("making pieces of the layers") as tell:
         write(Path(temporary))
         profiling.run_package(Path(temporary), result, threads, repeat, tell)
-        profile = replace(load(result), place=str(output))
-    if profile.busy:
-        logging.getLogger("dicompiler").warning(profile.busy)
+        profile = replace(load_profile(result), place=str(output))
+    if profile.busy_message:
+        logging.getLogger("dicompiler").warning(profile.busy_message)
     if as_json:
-        show_json({"profile": str(output), **_numbers_of(profile)})
+        print_json({"profile": str(output), **_profile_document(profile)})
         return
-    click.echo(_summary(profile))
+    click.echo(_summarize_profile(profile))
     click.echo(f"written: {output}")
 
 
-def _numbers_of(profile: Profile) -> dict[str, Any]:
+def _profile_document(profile: Profile) -> dict[str, Any]:
     """What was measured, in numbers."""
-    from dicompiler.cost.accuracy import between_sizes, linear, roofline
+    from dicompiler.cost.accuracy import fit_roofline, interpolation_error, linear_fit_error
 
     layers = profile.layers.values()
     return {
@@ -165,71 +168,71 @@ def _numbers_of(profile: Profile) -> dict[str, Any]:
         "layers": sum(len(layer.names) for layer in layers),
         "different": len(layers),
         "pieces": sum(len(layer.measurements) for layer in layers),
-        "total_s": profile.alone_s,
-        "whole_s": profile.whole_s,
+        "total_s": profile.isolated_s,
+        "whole_s": profile.whole_model_s,
         "errors": {
             name: None if found is None else asdict(found)
             for name, found in (
-                ("between_sizes", between_sizes(profile)),
-                ("linear", linear(profile)),
-                ("roofline", roofline(profile)),
+                ("between_sizes", interpolation_error(profile)),
+                ("linear", linear_fit_error(profile)),
+                ("roofline", fit_roofline(profile)),
             )
         },
-        "runtime": {target: asdict(costs) for target, costs in profile.runtime.items()},
+        "runtime": {target: asdict(costs) for target, costs in profile.runtime_costs.items()},
         "unmeasured": [{"name": name, "reason": reason} for name, reason in profile.unmeasured.items()],
     }
 
 
-def _summary(profile: Profile) -> str:
+def _summarize_profile(profile: Profile) -> str:
     """What was measured, in a few lines."""
-    numbers = _numbers_of(profile)
+    numbers = _profile_document(profile)
     lines = [
         f"{numbers['layers']} layers, {numbers['different']} of them different, {numbers['pieces']} pieces on "
         f"{profile.threads} threads, for device {profile.device}: all layers one after another take "
         f"{1000 * numbers['total_s']:.4g} ms"
     ]
-    if profile.whole_s is not None:
-        lines[0] += f", in one session {1000 * profile.whole_s:.4g} ms"
+    if profile.whole_model_s is not None:
+        lines[0] += f", in one session {1000 * profile.whole_model_s:.4g} ms"
     if profile.unmeasured:
         name, why = next(iter(profile.unmeasured.items()))
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
         lines.append(f"not measured: {name}{more}: {why}")
-    lines += _errors(numbers["errors"])
-    lines += [f"runtime of {target}: {_costs(costs)}" for target, costs in profile.runtime.items()]
+    lines += _error_lines(numbers["errors"])
+    lines += [f"runtime of {target}: {_format_runtime_costs(costs)}" for target, costs in profile.runtime_costs.items()]
     return "\n".join(lines)
 
 
-def _errors(errors: Mapping[str, Any]) -> Iterator[str]:
+def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
     """How far off models are that rest on it, in a line."""
     words = []
     if (off := errors["between_sizes"]) is not None:
-        words.append(f"parts between measured sizes {_percent(off)}")
+        words.append(f"parts between measured sizes {_format_error(off)}")
     if (off := errors["linear"]) is not None:
-        words.append(f"linear {_percent(off)}")
+        words.append(f"linear {_format_error(off)}")
     if (roof := errors["roofline"]) is not None:
         rates = f"{roof['rate'] / 1e9:.3g} GFLOP/s and {roof['memory_bandwidth'] / 1e9:.3g} GB/s"
-        words.append(f"roofline of {rates} {_percent(roof['error'])}")
+        words.append(f"roofline of {rates} {_format_error(roof['error'])}")
     if words:
         yield f"errors, median and worst: {'; '.join(words)}"
 
 
-def _percent(error: Mapping[str, float]) -> str:
+def _format_error(error: Mapping[str, float]) -> str:
     return f"{100 * error['median']:.2g} and {100 * error['worst']:.3g} %"
 
 
-def _costs(costs: RuntimeCosts) -> str:
+def _format_runtime_costs(costs: RuntimeCosts) -> str:
     """What a runtime costs, in a line."""
     from dicompiler.base.units import format_seconds
 
     send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
     return (
         f"a message takes {send} to send, {wake} to wake who waits and {receive} to receive, and "
-        f"{1e9 * costs.byte:.3g} ns a byte at each end; a call {call}; a slice or join "
-        f"{format_seconds(costs.slice)} and {1e9 * costs.copy:.3g} ns a byte"
+        f"{1e9 * costs.per_byte:.3g} ns a byte at each end; a call {call}; a slice or join "
+        f"{format_seconds(costs.per_copy)} and {1e9 * costs.per_copied_byte:.3g} ns a byte"
     )
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_tiles(text: str) -> tuple[int, ...]:
     """`1,2,4` → (1, 2, 4). UsageError for anything else."""
     try:
         numbers = tuple(int(word) for word in text.split(","))

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Tell = Callable[[str], None]
+ProgressText = Callable[[str], None]
 
 
 @contextmanager
-def progress(first: str) -> Iterator[Tell]:
+def progress(first: str) -> Iterator[ProgressText]:
     """Gives whom to tell what is being done; `first` is shown until then. What the library logs as information is
     shown too; its warnings stand above the line."""
     # A cell of a notebook that starts a command gives it a terminal that shows no line over another.
@@ -21,7 +21,7 @@ def progress(first: str) -> Iterator[Tell]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from dicompiler.driver.asked import heard
+    from dicompiler.driver.asked import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # What is printed on stdout stays there: rich would move it to stderr.
@@ -32,5 +32,5 @@ def progress(first: str) -> Iterator[Tell]:
             room = bar.console.width - 12  # beside the other columns
             bar.update(task, description=text if len(text) <= room else text[: room - 1] + "…", refresh=True)
 
-        with heard(tell):
+        with forward_progress(tell):
             yield tell

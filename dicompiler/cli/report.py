@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, check_file, cost_option, directory_argument, json_option, output_option
+from dicompiler.cli.options import PATH, check_output_file, cost_option, directory_argument, json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.report.facts import Facts
+    from dicompiler.report.facts import ReportData
 
 
 @click.command("report")
@@ -41,38 +41,38 @@ def command(
     """
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import show_json
-    from dicompiler.driver.explore import FILE
-    from dicompiler.report.facts import gather, load_front
-    from dicompiler.report.page import front_report, report
+    from dicompiler.cli.tables import print_json
+    from dicompiler.driver.explore import FRONT_FILE
+    from dicompiler.report.facts import load_front, load_report_data
+    from dicompiler.report.page import render_front, render_report
 
     if compare is not None and strategies is not None:
         raise UsageError("report: --compare and --strategies exclude each other: one of them fills the table")
-    check_file(output)
-    if (directory / FILE).is_file():
+    check_output_file(output)
+    if (directory / FRONT_FILE).is_file():
         if any(value is not None for value in (log, compare, strategies, front, cost)):
             raise UsageError(f"report: {directory} is a front: only -o goes with it")
-        write_text(output, front_report(directory.resolve().name, load_front(directory)))
+        write_text(output, render_front(directory.resolve().name, load_front(directory)))
     else:
         with progress(f"reading {directory}") as tell:
-            facts = gather(directory, cost or "", log, compare, front)
+            facts = load_report_data(directory, cost or "", log, compare, front)
             if strategies is not None:
-                facts = _compared(facts, strategies, tell)
-            write_text(output, report(facts))
+                facts = _add_comparison(facts, strategies, tell)
+            write_text(output, render_report(facts))
     size = output.stat().st_size
     if as_json:
-        show_json({"report": str(output), "bytes": size})
+        print_json({"report": str(output), "bytes": size})
     else:
         click.echo(f"written: {output}, {size} bytes")
 
 
-def _compared(facts: Facts, strategies: str, tell: Any) -> Facts:
+def _add_comparison(facts: ReportData, strategies: str, tell: Any) -> ReportData:
     """With the comparison of strategies that is made now."""
     from dataclasses import replace
 
-    from dicompiler.cli.compare import chosen
+    from dicompiler.cli.compare import parse_strategies
     from dicompiler.cli.results import comparison_document
     from dicompiler.driver.compare import compare
 
-    document: Mapping[str, Any] = comparison_document(compare(facts.problem, chosen(strategies), tell))
+    document: Mapping[str, Any] = comparison_document(compare(facts.problem, parse_strategies(strategies), tell))
     return replace(facts, comparison=document)

@@ -7,20 +7,20 @@ from pathlib import Path
 import click
 
 from dicompiler.cli.options import (
-    Stream,
+    StreamOptions,
     cost_option,
     directory_argument,
-    handed,
     heartbeat_option,
     insecure_option,
     json_option,
     keys_option,
     listen_option,
     log_option,
+    options_as,
+    start_without_option,
     stream_options,
-    tell_expiry,
     timeout_option,
-    without_option,
+    warn_of_expiry,
 )
 from dicompiler.target.records import RunOptions
 
@@ -35,12 +35,12 @@ from dicompiler.target.records import RunOptions
 @click.option("--elsewhere", metavar="DEVICE", multiple=True, help="A device that you start yourself. Can be repeated.")
 @insecure_option
 @heartbeat_option
-@without_option
+@start_without_option
 @log_option
 @cost_option
 @json_option
-@handed(stream=Stream, options=RunOptions)
-def command(directory: Path, stream: Stream, options: RunOptions, cost: str | None, as_json: bool) -> None:
+@options_as(stream=StreamOptions, options=RunOptions)
+def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: str | None, as_json: bool) -> None:
     """Run a compiled model on this host, a process for each device.
 
     Prints for each device the seconds that it computed, waited and sent, and the bytes it sent, over all frames.
@@ -49,23 +49,23 @@ def command(directory: Path, stream: Stream, options: RunOptions, cost: str | No
     """
     from dicompiler.cli.files import read_inputs, write_npz
     from dicompiler.cli.results import show_wire
-    from dicompiler.cli.runs import show_partings, show_predicted, show_run
-    from dicompiler.cli.tables import show_json
+    from dicompiler.cli.runs import show_discrepancies, show_prediction, show_run
+    from dicompiler.cli.tables import print_json
     from dicompiler.driver import summary
     from dicompiler.ir.plan import load_plan
-    from dicompiler.target.manifest import PLAN
+    from dicompiler.target.manifest import PLAN_FILE
 
-    stream.check()
-    tell_expiry(options.keys)
-    expected = stream.expect(directory, cost, options)
+    stream.check_paths()
+    warn_of_expiry(options.keys)
+    expected = stream.predict(directory, cost, options)
     result = stream.run(directory, read_inputs(stream.inputs), options)
     if stream.outputs is not None:
         write_npz(stream.outputs, result.outputs[0])
-    log = stream.write(directory, result, options, expected)
+    log = stream.write_log(directory, result, options, expected)
     if as_json:
-        show_json(log)
+        print_json(log)
     else:
         show_run(result, log["in_flight"])
-        show_predicted(summary.load(directory), result, log["where"], log["in_flight"])
-        show_partings(expected, log)
-        show_wire(load_plan(directory / PLAN))
+        show_prediction(summary.load_summary(directory), result, log["where"], log["in_flight"])
+        show_discrepancies(expected, log)
+        show_wire(load_plan(directory / PLAN_FILE))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.units import format_seconds
-from dicompiler.cli.tables import show, tell, wrapped
+from dicompiler.cli.tables import print_entries, print_table, wrap_text
 
 if TYPE_CHECKING:
-    from dicompiler.driver.fidelity import Expected
-    from dicompiler.driver.summary import Summary
+    from dicompiler.driver.fidelity import ExpectedTiming
+    from dicompiler.driver.summary import CompileSummary
     from dicompiler.target.records import RunResult
 
 
@@ -26,21 +26,21 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
             f"{report.compute_s:.4f}",
             f"{report.wait_s:.4f}",
             f"{report.send_s:.4f}",
-            str(sum(report.sent.values())),
-            f"{report.memory_peak / 2**20:.1f}",
+            str(sum(report.sent_bytes.values())),
+            f"{report.peak_memory_bytes / 2**20:.1f}",
         )
         for report in result.reports
     ]
-    show(headers, rows, right=range(1, len(headers)))
+    print_table(headers, rows, right=range(1, len(headers)))
     if result.frames_s:
         times = ", ".join(f"{seconds:.4f}" for seconds in result.frames_s[:8])
-        click.echo(wrapped(f"{times}{', …' if len(result.frames_s) > 8 else ''}", "\nseconds for each frame: "))
+        click.echo(wrap_text(f"{times}{', …' if len(result.frames_s) > 8 else ''}", "\nseconds for each frame: "))
     if len(result.frames_s) > 1:
         click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
-        show_queueing(result.frames_s, result.waited_s, in_flight)
+        show_queueing(result.frames_s, result.queue_wait_s, in_flight)
     losses = [event for event in result.events if event.kind == "loss"]
     if losses:
-        again = sum(event.replays for event in result.events)
+        again = sum(event.replayed_frames for event in result.events)
         longest = max(event.interruption_s for event in result.events)
         times = f"{len(losses)} time{'' if len(losses) == 1 else 's'}"
         click.echo(f"devices were lost {times}: {again} frames computed again, none came for {longest:.2f} s at most")
@@ -61,12 +61,14 @@ def show_queueing(
         waited = format_seconds(statistics.median(waited_s))
         text += f": it waited {waited} to be started, and was done {format_seconds(since)} after that"
     if alone_s is None:
-        tell([f"{text}, behind others where a device was busy. --in-flight 1 tells what a frame takes by itself"])
+        print_entries(
+            [f"{text}, behind others where a device was busy. --in-flight 1 tells what a frame takes by itself"]
+        )
     else:
-        tell([f"{text}. By itself it takes {format_seconds(alone_s)}: the rest is queueing"])
+        print_entries([f"{text}. By itself it takes {format_seconds(alone_s)}: the rest is queueing"])
 
 
-def show_predicted(summary: Summary | None, result: RunResult, where: str, in_flight: int) -> None:
+def show_prediction(summary: CompileSummary | None, result: RunResult, where: str, in_flight: int) -> None:
     """Prints who decided, the prediction beside what was measured, what holds it back, and what to try next. where:
     "boards", or "here": all devices' processes share this host."""
     if summary is None:
@@ -75,30 +77,32 @@ def show_predicted(summary: Summary | None, result: RunResult, where: str, in_fl
     if in_flight > 1 and count > 1:
         told, found, what = summary.period_s, result.total_s / count, "between frames of a stream"
     else:
-        told, found, what = summary.latency_s + summary.ends_s, statistics.median(result.frames_s), "a frame"
+        told, found, what = summary.latency_s + summary.input_output_s, statistics.median(result.frames_s), "a frame"
     place = "on the boards" if where == "boards" else "on this host, whose processors all devices share"
     times = f"{what}: {format_seconds(told)} predicted for the boards, {format_seconds(found)} measured {place}"
     click.echo()
-    tell([f"plan: {summary.decided}", times, f"held back: {summary.bottleneck}, as predicted", summary.lines[-1]])
+    print_entries(
+        [f"plan: {summary.plan_origin}", times, f"held back: {summary.bottleneck}, as predicted", summary.lines[-1]]
+    )
 
 
-def show_partings(expected: Expected | None, log: Mapping[str, Any]) -> None:
+def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) -> None:
     """Prints where a run parts from its prediction by more than 10 %, and which lines carried other bytes; nothing
     without a prediction, or where frames went other ways than predicted."""
-    from dicompiler.driver.fidelity import measured, partings, wrong_bytes
+    from dicompiler.driver.fidelity import find_discrepancies, find_wrong_bytes, measured_timing
 
     if expected is None or "events" in log:
         return
-    found = measured(log, expected.program)
+    found = measured_timing(log, expected.program)
     click.echo()
     if log["where"] != "emulated":  # which says it in words of its own
-        where, told = " on this host alone" if log["where"] == "here" else "", format_seconds(expected.told.frame_s)
+        where, told = " on this host alone" if log["where"] == "here" else "", format_seconds(expected.timing.frame_s)
         click.echo(f"a frame{where}: {format_seconds(found.frame_s)}, predicted for the platform: {told}")
     rows = [
-        (one.device, one.cause, one.where, f"{1000 * one.predicted_s:.2f}", f"{1000 * one.measured_s:.2f}")
-        for one in partings(expected.told, found)
+        (one.device, one.cause, one.location, f"{1000 * one.predicted_s:.2f}", f"{1000 * one.measured_s:.2f}")
+        for one in find_discrepancies(expected.timing, found)
     ]
     if rows:
-        show(("parting by 10 %", "in", "above all", "predicted ms", "measured ms"), rows, right=(3, 4))
-    for sender, receiver, due, got in wrong_bytes(log, expected.program):
+        print_table(("parting by 10 %", "in", "above all", "predicted ms", "measured ms"), rows, right=(3, 4))
+    for sender, receiver, due, got in find_wrong_bytes(log, expected.program):
         click.echo(f"{sender} → {receiver}: {got} bytes sent, {due} predicted")

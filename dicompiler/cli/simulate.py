@@ -8,15 +8,15 @@ import click
 
 from dicompiler.cli.options import (
     PATH,
-    Request,
-    check_file,
+    CompileRequest,
+    check_output_file,
     cost_options,
     frames_option,
-    handed,
     in_flight_option,
+    options_as,
     plan_option,
     problem_options,
-    survive_option,
+    tolerate_failures_option,
     wire_options,
 )
 
@@ -27,7 +27,7 @@ from dicompiler.cli.options import (
 @click.option("--strategy", metavar="'NAME{…}'", help="Who decides where there is no plan. Default: auto.")
 @frames_option(help="Length of the stream. Default: 1.")
 @in_flight_option
-@survive_option
+@tolerate_failures_option
 @click.option(
     "--lose",
     metavar="DEVICE@2.5s[-6s]",
@@ -38,9 +38,9 @@ from dicompiler.cli.options import (
 @click.option("--trace", metavar="T.json", type=PATH, help="Writes the timeline for Perfetto (ui.perfetto.dev).")
 @wire_options
 @cost_options
-@handed(request=Request)
+@options_as(request=CompileRequest)
 def command(
-    request: Request, frames: int, in_flight: int, lose: tuple[str, ...], trace: Path | None, as_json: bool
+    request: CompileRequest, frames: int, in_flight: int, lose: tuple[str, ...], trace: Path | None, as_json: bool
 ) -> None:
     """Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.
 
@@ -51,30 +51,30 @@ def command(
     from dicompiler.cli.files import write_text
     from dicompiler.cli.progress import progress
     from dicompiler.cli.results import show_simulation
-    from dicompiler.cost.losses import away_of
+    from dicompiler.cost.losses import parse_outage
     from dicompiler.cost.trace import dumps
-    from dicompiler.search.losses import played_losses
-    from dicompiler.target.records import flying
+    from dicompiler.search.losses import simulate_failures
+    from dicompiler.target.records import default_in_flight
 
-    check_file(trace)
-    aways = [away_of(text) for text in lose]
-    if aways and request.plan is None and request.survive is None:
-        request = replace(request, survive=str(len({one.device for one in aways})))
+    check_output_file(trace)
+    aways = [parse_outage(text) for text in lose]
+    if aways and request.plan is None and request.tolerate_failures is None:
+        request = replace(request, tolerate_failures=str(len({one.device for one in aways})))
     with progress(f"planning {request.model.name}") as tell:
         result = request.compile()
         assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
         tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        at_once = in_flight or flying(len(devices))
-        simulation = result.problem.played(result, frames, at_once, trace is not None)
+        at_once = in_flight or default_in_flight(len(devices))
+        simulation = result.problem.simulate_compilation(result, frames, at_once, trace is not None)
         stretches = (
-            played_losses(result.problem, result.plan, aways, frames, at_once, trace is not None) if aways else ()
+            simulate_failures(result.problem, result.plan, aways, frames, at_once, trace is not None) if aways else ()
         )
         if stretches:
             spans = tuple(span for one in stretches for span in one.spans)
             ended = sorted(frame for one in stretches for frame in one.frames)
             simulation = replace(
-                simulation, frames=tuple((start, end) for _, start, end in ended), spans=spans, waited=()
+                simulation, frames=tuple((start, end) for _, start, end in ended), spans=spans, queued_s=()
             )
     if trace is not None:
         write_text(trace, dumps(simulation, devices))

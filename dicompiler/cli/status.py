@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dicompiler.base.errors import RunError
-from dicompiler.cli.options import directory_argument, handed, json_option, keys_option, timeout_option
+from dicompiler.cli.options import directory_argument, json_option, keys_option, options_as, timeout_option
 from dicompiler.target.records import DeviceStatus, RunOptions
 
 
@@ -18,7 +18,7 @@ from dicompiler.target.records import DeviceStatus, RunOptions
 @keys_option
 @timeout_option(help="Seconds that a device has to answer, at most 5. Default: 5.")
 @json_option
-@handed(options=RunOptions)
+@options_as(options=RunOptions)
 def command(directory: Path, options: RunOptions, as_json: bool) -> None:
     """Ask the devices that are kept running how they do.
 
@@ -26,12 +26,12 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
     so far, the memory that it takes, and how its last run failed. Exit code 1 where one does not answer.
     """
     from dicompiler.base.units import format_bytes
-    from dicompiler.cli.tables import show, show_json
-    from dicompiler.driver.artifact import service
+    from dicompiler.cli.tables import print_json, print_table
+    from dicompiler.driver.artifact import open_service
 
-    found = service(directory, options).status()
+    found = open_service(directory, options).status()
     if as_json:
-        show_json({"devices": [dataclasses.asdict(one) for one in found]})
+        print_json({"devices": [dataclasses.asdict(one) for one in found]})
     else:
         head = (
             "device",
@@ -46,18 +46,27 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
             "memory",
             "error",
         )
-        show(head, [_row(one, format_bytes(one.memory)) for one in found], right=(5, 6, 7, 8, 9))
-    if silent := [one for one in found if not one.answers]:
+        print_table(head, [_status_row(one, format_bytes(one.memory)) for one in found], right=(5, 6, 7, 8, 9))
+    if silent := [one for one in found if not one.is_responding]:
         raise RunError(f"device {silent[0].device!r} at {silent[0].address}: {silent[0].error}")
 
 
-def _row(one: DeviceStatus, memory: str) -> tuple[str, ...]:
-    if not one.answers:
+def _status_row(one: DeviceStatus, memory: str) -> tuple[str, ...]:
+    if not one.is_responding:
         return (one.device, one.address, *["-"] * 8, one.error)
-    counts = map(str, (one.runs, one.frames, one.replays, one.losses))
+    counts = map(str, (one.runs, one.frames, one.replayed_frames, one.failures))
     digest = one.digest.rpartition(":")[2][:12]
-    return (one.device, one.address, digest, _when(one.since), one.client or "-", *counts, memory, one.error or "-")
+    return (
+        one.device,
+        one.address,
+        digest,
+        _format_time(one.since),
+        one.client or "-",
+        *counts,
+        memory,
+        one.error or "-",
+    )
 
 
-def _when(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.units import format_bytes, format_seconds
-from dicompiler.cli.tables import show
+from dicompiler.cli.tables import print_table
 
 if TYPE_CHECKING:
-    from dicompiler.driver.why import Why
+    from dicompiler.driver.why import Explanation
 
 
-def why_document(why: Why) -> dict[str, Any]:
+def explanation_document(why: Explanation) -> dict[str, Any]:
     """What `why` is in the schema comparison."""
     return asdict(why)
 
 
-def show_why(why: Why) -> None:
+def show_explanation(why: Explanation) -> None:
     """Prints both tables."""
-    from dicompiler.driver.why import pays_from
+    from dicompiler.driver.why import break_even_text
 
     if why.splits:
         click.echo("\nthe network stays on one device; splitting it by at least 3 % would take\n")
-        lines = [(one.strategy, pays_from(one.bandwidth, one.wire)) for one in why.splits]
-        show(("plan of", "pays"), lines)
+        lines = [(one.strategy, break_even_text(one.break_even_bandwidth, one.wire_dtypes)) for one in why.splits]
+        print_table(("plan of", "pays"), lines)
     click.echo("\nlayers that one device computes, and why: as if each were split by itself\n")
     headers = ("layer", "operator", "why", "saves", "sends", "pays")
     rows = [
@@ -34,10 +34,10 @@ def show_why(why: Why) -> None:
             one.layer,
             one.operator,
             one.reason,
-            format_seconds(one.saved) if one.saved else "-",
-            format_bytes(one.nbytes) if one.nbytes else "-",
-            pays_from(one.bandwidth, one.wire) if one.saved else "-",
+            format_seconds(one.saved_s) if one.saved_s else "-",
+            format_bytes(one.sent_bytes) if one.sent_bytes else "-",
+            break_even_text(one.break_even_bandwidth, one.wire_dtypes) if one.saved_s else "-",
         )
         for one in why.layers
     ]
-    show(headers, rows, right=(3, 4))
+    print_table(headers, rows, right=(3, 4))

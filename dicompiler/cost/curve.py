@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Curve:
+class TimeCurve:
     """Seconds by size, piecewise linear through points that grow in both. Never negative, never falling.
 
     Below the first point it goes on in the same line, at size 0 not below 0 s; beyond the last one likewise.
@@ -22,7 +22,7 @@ class Curve:
     seconds: tuple[float, ...]
 
     @classmethod
-    def through(cls, points: Mapping[int, float]) -> Curve:
+    def fit(cls, points: Mapping[int, float]) -> TimeCurve:
         """The curve nearest to measured points (size → seconds, one or more): where a larger piece was measured to be
         quicker than a smaller one, both get their mean."""
         sizes = sorted(points)
@@ -37,7 +37,7 @@ class Curve:
         start = max(0.0, seconds[0] - slope * sizes[0])
         return cls((0.0, *map(float, sizes)), (start, *seconds))
 
-    def at(self, size: float) -> float:
+    def seconds_at(self, size: float) -> float:
         """Seconds of a piece of that size (at least 0)."""
         if size <= self.sizes[-1]:
             return float(np.interp(size, self.sizes, self.seconds))

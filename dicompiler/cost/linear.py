@@ -15,29 +15,29 @@ from typing import ClassVar
 import numpy as np
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.units import RATE, parse
-from dicompiler.cost.counting import count
-from dicompiler.cost.measured import Profiled
-from dicompiler.cost.profile import kind_of
+from dicompiler.base.units import COMPUTE_RATE, parse_quantity
+from dicompiler.cost.counting import count_operations
+from dicompiler.cost.measured import ProfileBasedModel
+from dicompiler.cost.profile import layer_kind
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share
+from dicompiler.ir.plan import LayerShare
 
 
 @dataclass(frozen=True)
 class Coefficients:
     """seconds = flop · FLOP + byte · bytes moved + call, none of them below zero."""
 
-    flop: float
-    byte: float
-    call: float
+    flop_s: float
+    byte_s: float
+    call_s: float
 
-    def seconds(self, operations: float, moved: float) -> float:
-        return self.flop * operations + self.byte * moved + self.call
+    def predict(self, operations: float, moved: float) -> float:
+        return self.flop_s * operations + self.byte_s * moved + self.call_s
 
 
 @dataclass(frozen=True)
-class Linear(Profiled):
+class LinearModel(ProfileBasedModel):
     """For each kind of layer a · FLOP + b · bytes + c, fitted to profiles or given.
 
     A kind is the anchor's operator; convolutions in groups, depthwise ones too, are of kind GroupConv. Kinds that have
@@ -60,56 +60,62 @@ class Linear(Profiled):
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.coefficients):
             raise ValueError("give either file=PROFILE.json or coefficients=KIND:A:B:C,…")
-        if self.rate and (self.file or not parse(self.rate, RATE, "option 'rate' of 'linear'")):
+        if self.rate and (self.file or not parse_quantity(self.rate, COMPUTE_RATE, "option 'rate' of 'linear'")):
             raise ValueError("rate goes with coefficients and is more than zero")
         for text in self.coefficients:
-            _read(text)
+            _parse_coefficients(text)
 
     @property
-    def measured(self) -> bool:  # type: ignore[override]
+    def is_measured(self) -> bool:  # type: ignore[override]
         """Whether it rests on profiles."""
         return bool(self.file)
 
     @cached_property
-    def _given(self) -> Mapping[str, Coefficients]:
-        return dict(_read(text) for text in self.coefficients)
+    def _stated_coefficients(self) -> Mapping[str, Coefficients]:
+        return dict(_parse_coefficients(text) for text in self.coefficients)
 
     @cached_property
-    def _fitted(self) -> Mapping[str, Mapping[str, Coefficients]]:
+    def _fitted_coefficients(self) -> Mapping[str, Mapping[str, Coefficients]]:
         """Profile's place → layer kind → coefficients."""
-        return {profile.place: fits(profile.samples()) for profile in self._profiles.profiles}
+        return {profile.place: fit_by_kind(profile.samples()) for profile in self._profiles.profiles}
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a
         profile of another network or device."""
         if self.file:
             return super().seconds(layers, layer, share, device)
-        if not device.computes:
+        if not device.can_compute:
             return math.inf
-        seconds = self.alone(layers, layer, share, device)
-        return seconds * (parse(self.rate, RATE, "rate") / device.rate if self.rate else 1.0)
+        seconds = self.isolated_seconds(layers, layer, share, device)
+        return seconds * (parse_quantity(self.rate, COMPUTE_RATE, "rate") / device.rate if self.rate else 1.0)
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
+    def seconds_in_frame(
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+    ) -> float:
         """As `CostModel.fused`: given coefficients know nothing of frames."""
         if self.file:
-            return super().fused(layers, layer, share, device, inside)
+            return super().seconds_in_frame(layers, layer, share, device, local_bytes)
         return self.seconds(layers, layer, share, device)
 
-    def alone(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """By the coefficients of the layer's kind."""
-        kind = kind_of(layer)
-        known = self._fitted[self._profiles.of(layers, device).place] if self.file else self._given
+        kind = layer_kind(layer)
+        known = (
+            self._fitted_coefficients[self._profiles.for_device(layers, device).place]
+            if self.file
+            else self._stated_coefficients
+        )
         chosen = known.get(kind) or known.get("*")
         if chosen is None:
             raise DicompilerError(
                 f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give some for it or for every other "
                 "kind (*:A:B:C)"
             )
-        counted = count(layers, layer, *share)
-        return chosen.seconds(counted.flops, counted.moved)
+        counted = count_operations(layers, layer, *share)
+        return chosen.predict(counted.flops, counted.moved_bytes)
 
 
-def _read(text: str) -> tuple[str, Coefficients]:
+def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
     """`Conv:7e-11:1e-10:2e-5` → ("Conv", …). ValueError where it is not that."""
     kind, *numbers = text.split(":")
     try:
@@ -121,15 +127,15 @@ def _read(text: str) -> tuple[str, Coefficients]:
     return kind, Coefficients(flop, byte, call)
 
 
-def fits(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
+def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
     """The coefficients of every kind, and of all kinds together under `*`. samples: (kind, FLOP, bytes, seconds)."""
     rows = list(samples)
     kinds = dict.fromkeys(kind for kind, *_ in rows)
-    coefficients = {kind: fit([row[1:] for row in rows if row[0] == kind]) for kind in kinds}
-    return coefficients | {"*": fit([row[1:] for row in rows])}
+    coefficients = {kind: fit_coefficients([row[1:] for row in rows if row[0] == kind]) for kind in kinds}
+    return coefficients | {"*": fit_coefficients([row[1:] for row in rows])}
 
 
-def fit(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
+def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
     """Least squares, no coefficient below zero. samples: (FLOP, bytes, seconds).
 
     A square counts the less, the longer the sample took: absolute errors would leave short pieces to chance, relative

@@ -9,101 +9,101 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Line(Generic[T]):
+class SharedLink(Generic[T]):
     """ways: that carry a message over it now. load: the sum of what each would take of it if it were alone."""
 
-    __slots__ = ("load", "ways")
+    __slots__ = ("flows", "load")
 
     def __init__(self) -> None:
         self.load = 0.0
-        self.ways: dict[Way[T], float] = {}
+        self.flows: dict[Flow[T], float] = {}
 
-    def take(self, way: Way[T], share: float) -> None:
-        self.ways[way] = share
+    def add_flow(self, way: Flow[T], share: float) -> None:
+        self.flows[way] = share
         self.load += share
 
-    def leave(self, way: Way[T]) -> None:
-        self.load -= self.ways.pop(way)
-        if not self.ways:
+    def remove_flow(self, way: Flow[T]) -> None:
+        self.load -= self.flows.pop(way)
+        if not self.flows:
             self.load = 0.0  # whatever adding and taking away has left
 
 
-class Way(Generic[T]):
+class Flow(Generic[T]):
     """A connection from one device to another: its messages go one after another, those of the lowest rank first, over
     `lines`, with the share of each that it can take. waiting: message, seconds, rank; begun: when the first one went;
     left: seconds that it would still take if it were alone, at `since`; speed: how much of that is done in a second;
     version: counts its changes."""
 
-    __slots__ = ("begun", "left", "lines", "since", "speed", "version", "waiting")
+    __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
 
-    def __init__(self, lines: dict[Line[T], float]) -> None:
-        self.lines = lines
-        self.waiting: deque[tuple[T, float, int]] = deque()
-        self.begun = self.left = self.speed = self.since = 0.0
+    def __init__(self, lines: dict[SharedLink[T], float]) -> None:
+        self.links = lines
+        self.queue: deque[tuple[T, float, int]] = deque()
+        self.started_at = self.remaining_s = self.speed = self.updated_at = 0.0
         self.version = 0
 
 
-class Lines(Generic[T]):
+class LinkScheduler(Generic[T]):
     """On a switch a message takes the sender's outgoing and the receiver's incoming line, else the one medium. due:
     when, as things are now, the first messages of ways that have changed will have left, (time, way, version): whoever
     plays them empties it."""
 
     def __init__(self, switch: bool) -> None:
         self._switch = switch
-        self._lines: dict[tuple[str, str], Line[T]] = {}
-        self._ways: dict[tuple[object, object], Way[T]] = {}
-        self.due: list[tuple[float, Way[T], int]] = []
+        self._links: dict[tuple[str, str], SharedLink[T]] = {}
+        self._flows: dict[tuple[object, object], Flow[T]] = {}
+        self.departures: list[tuple[float, Flow[T], int]] = []
 
-    def way(self, key: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Way[T]:
+    def flow(self, key: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
         """The way of that key (its ends), from host to host; shares: of both hosts' lines (of a medium the first)."""
-        if key not in self._ways:
+        if key not in self._flows:
             ends = (("out", hosts[0]), ("in", hosts[1])) if self._switch else (("all", ""),)
-            lines = [self._lines.setdefault(end, Line()) for end in ends]
-            self._ways[key] = Way(dict(zip(lines, shares, strict=False)))
-        return self._ways[key]
+            lines = [self._links.setdefault(end, SharedLink()) for end in ends]
+            self._flows[key] = Flow(dict(zip(lines, shares, strict=False)))
+        return self._flows[key]
 
-    def queue(self, now: float, way: Way[T], message: T, seconds: float, rank: int = 0) -> None:
+    def enqueue(self, now: float, way: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
         """The message is ready to go, and takes so long if it is alone. It overtakes those of a higher rank that have
         not begun."""
-        waiting = way.waiting
+        waiting = way.queue
         place = len(waiting)
         while place > 1 and waiting[place - 1][2] > rank:
             place -= 1
         waiting.insert(place, (message, seconds, rank))
         if len(waiting) > 1:
             return
-        way.begun, way.left, way.since = now, seconds, now
-        for line, share in way.lines.items():
-            line.take(way, share)
-        self._changed(now, way)
+        way.started_at, way.remaining_s, way.updated_at = now, seconds, now
+        for line, share in way.links.items():
+            line.add_flow(way, share)
+        self._update_speeds(now, way)
 
-    def gone(self, now: float, way: Way[T]) -> tuple[T, float]:
+    def finish_message(self, now: float, way: Flow[T]) -> tuple[T, float]:
         """The first message of a way has left, and the next one goes; it, and when it went."""
-        (message, _, _), begun = way.waiting.popleft(), way.begun
-        if way.waiting:  # the lines have as much to carry as before
-            way.begun, way.left, way.since = now, way.waiting[0][1], now
-            self._plan(now, way)
+        (message, _, _), begun = way.queue.popleft(), way.started_at
+        if way.queue:  # the lines have as much to carry as before
+            way.started_at, way.remaining_s, way.updated_at = now, way.queue[0][1], now
+            self._plan_departure(now, way)
             return message, begun
-        for line in way.lines:
-            line.leave(way)
+        for line in way.links:
+            line.remove_flow(way)
         way.speed, way.version = 0.0, way.version + 1
-        self._changed(now, way)
+        self._update_speeds(now, way)
         return message, begun
 
-    def _changed(self, now: float, way: Way[T]) -> None:
+    def _update_speeds(self, now: float, way: Flow[T]) -> None:
         """A way has taken its lines or left them: those that share them are faster or slower from now on."""
-        for line in way.lines:
-            for one in line.ways:
+        for line in way.links:
+            for one in line.flows:
                 load = 1.0
-                for other in one.lines:  # quicker than max(), where most of a simulation's time goes
+                for other in one.links:  # quicker than max(), where most of a simulation's time goes
                     if other.load > load:
                         load = other.load
                 speed = 1.0 / load
                 if speed != one.speed:
-                    one.left -= (now - one.since) * one.speed
-                    one.since, one.speed = now, speed
-                    self._plan(now, one)
+                    one.remaining_s -= (now - one.updated_at) * one.speed
+                    one.updated_at, one.speed = now, speed
+                    self._plan_departure(now, one)
 
-    def _plan(self, now: float, way: Way[T]) -> None:
+    def _plan_departure(self, now: float, way: Flow[T]) -> None:
         way.version += 1
-        self.due.append((now + max(0.0, way.left) / way.speed, way, way.version))
+        self.departures.append((now + max(0.0, way.remaining_s) / way.speed, way, way.version))

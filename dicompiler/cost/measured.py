@@ -15,18 +15,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.counting import count
-from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.cost.profile import Profile, Profiles, axis_cut, between, is_whole, signature
-from dicompiler.cost.runtime import FREE, RuntimeCosts
+from dicompiler.cost.counting import count_operations
+from dicompiler.cost.model import AnalyticModel, CostModel
+from dicompiler.cost.profile import Profile, ProfileSet, axis_cut, is_whole_layer, layer_input_nbytes, layer_signature
+from dicompiler.cost.runtime import FREE_RUNTIME, RuntimeCosts
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import Region, full
-from dicompiler.partition.bounds_inference import align, output_shape, reduction
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import Region, full_region
+from dicompiler.partition.bounds_inference import align_region, output_shape, reduction_length
 
 
-class Profiled(CostModel):
+class ProfileBasedModel(CostModel):
     """A cost model that may rest on profiles: `file` names them, `others` and `force` say which may be used."""
 
     file: tuple[str, ...]
@@ -34,41 +34,46 @@ class Profiled(CostModel):
     force: bool
 
     @cached_property
-    def _profiles(self) -> Profiles:
-        return Profiles.load(self.file, self.others, self.force)
+    def _profiles(self) -> ProfileSet:
+        return ProfileSet.load(self.file, self.others, self.force)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
         """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
         as `CostModel.runtime_costs`."""
-        asked = self.runtime is None and stated != FREE and bool(self.file)
+        asked = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)
         return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
 
     @abstractmethod
-    def alone(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Seconds of a share that runs alone, again and again, as it was profiled."""
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """A whole layer has its neighbours in its session as a rule, a part exchanges with other devices.
         DicompilerError for a profile of another network or device, naming both."""
-        inside = between(layers, layer) if is_whole(layers, layer, share) else 0
-        return self.fused(layers, layer, share, device, inside)
+        inside = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
+        return self.seconds_in_frame(layers, layer, share, device, inside)
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
+    def seconds_in_frame(
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+    ) -> float:
         """By what the profile has measured of frames: see `Profile.in_frame`. What is said of a layer that was not
         measured is said of frames already."""
-        if not device.computes:
+        if not device.can_compute:
             return math.inf
-        profile, alone_s = self._profiles.of(layers, device), self.alone(layers, layer, share, device)
-        unknown = profile.unknown(layers)
+        profile, alone_s = (
+            self._profiles.for_device(layers, device),
+            self.isolated_seconds(layers, layer, share, device),
+        )
+        unknown = profile.unmeasured_layers(layers)
         if layer.name in unknown:
             return alone_s
-        unknown_s = sum(self.alone(layers, one, Share(), device) for one in unknown.values())
-        return profile.in_frame(layers, layer, share, alone_s, inside, unknown_s)
+        unknown_s = sum(self.isolated_seconds(layers, one, LayerShare(), device) for one in unknown.values())
+        return profile.seconds_in_frame(layers, layer, share, alone_s, local_bytes, unknown_s)
 
 
 @dataclass(frozen=True)
-class Measured(Profiled):
+class ProfileModel(ProfileBasedModel):
     """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
     Whole layers take together what the whole network was measured to take.
 
@@ -77,7 +82,7 @@ class Measured(Profiled):
     """
 
     name: ClassVar[str] = "profile"
-    measured: ClassVar[bool] = True
+    is_measured: ClassVar[bool] = True
 
     file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device", "file": True})
     others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
@@ -87,22 +92,22 @@ class Measured(Profiled):
         if not self.file:
             raise ValueError("give at least one profile: file=PROFILE.json")
 
-    def alone(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Measured or interpolated; by operations where the layer could not be measured."""
-        profile = self._profiles.of(layers, device)
-        if signature(layers, layer) not in profile.layers:
-            return Analytic().seconds(layers, layer, share, device)
-        return _alone(profile, layers, layer, share)
+        profile = self._profiles.for_device(layers, device)
+        if layer_signature(layers, layer) not in profile.layers:
+            return AnalyticModel().seconds(layers, layer, share, device)
+        return _isolated_seconds(profile, layers, layer, share)
 
-    def fill(
-        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         """As `CostModel.fill`: devices with one profile share a column."""
         columns: dict[tuple[str, float, float], list[float]] = {}
         times = np.full((len(shares), len(devices)), np.inf)
         for i, device in enumerate(devices):
-            if device.computes:
-                profile = self._profiles.of(layers, device)
+            if device.can_compute:
+                profile = self._profiles.for_device(layers, device)
                 key = profile.place, device.rate, device.memory_bandwidth  # they decide where nothing was measured
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
@@ -110,25 +115,27 @@ class Measured(Profiled):
         return times
 
 
-def _alone(profile: Profile, layers: LayerGraph, layer: Layer, share: Share) -> float:
+def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: LayerShare) -> float:
     """Seconds of a share that runs alone, again and again."""
     region, reduce, merge = share
-    name = signature(layers, layer)
-    whole = profile.whole(name)
-    if layer.reason or region is None:
+    name = layer_signature(layers, layer)
+    whole = profile.whole_layer_s(name)
+    if layer.whole_reason or region is None:
         cuts = 1.0
     else:
-        cuts = _left(profile, name, align(layers, layer, region), full(output_shape(layers, layer)))
+        cuts = _remaining_share(
+            profile, name, align_region(layers, layer, region), full_region(output_shape(layers, layer))
+        )
     if merge:
-        return cuts * _merging(profile, layers, layer, merge)
+        return cuts * _merge_seconds(profile, layers, layer, merge)
     if reduce is None:
         return whole * cuts
-    length = reduction(layers, layer)
+    length = reduction_length(layers, layer)
     assert length is not None
-    return whole * cuts * _share(profile, name, "reduce", reduce[1] - reduce[0], length)
+    return whole * cuts * _time_share(profile, name, "reduce", reduce[1] - reduce[0], length)
 
 
-def _left(profile: Profile, name: str, region: Region, everything: Region) -> float:
+def _remaining_share(profile: Profile, name: str, region: Region, everything: Region) -> float:
     """What cutting down to `region` leaves of the time, as a factor of at most 1: along several axes the product of
     what each leaves, but for what all of them leave at size 0 (weights are read as before), which stays once."""
     cuts = [
@@ -136,21 +143,25 @@ def _left(profile: Profile, name: str, region: Region, everything: Region) -> fl
         for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True))
         if (start, stop) != (low, high)
     ]
-    fixed = min(_share(profile, name, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
+    fixed = min(_time_share(profile, name, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
     if fixed == 1:
         return 1.0
-    varying = [(_share(profile, name, *cut) - fixed) / (1 - fixed) for cut in cuts]
+    varying = [(_time_share(profile, name, *cut) - fixed) / (1 - fixed) for cut in cuts]
     return fixed + (1 - fixed) * math.prod(varying)
 
 
-def _share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:
+def _time_share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:
     """The time of `size` of `extent` as a share of the whole's, at most 1; in proportion where nothing was measured."""
-    curve, whole = profile.curve(name, cut, extent), profile.whole(name)
-    return size / extent if curve is None or whole <= 0 else min(1.0, curve.at(size) / whole)
+    curve, whole = profile.curve(name, cut, extent), profile.whole_layer_s(name)
+    return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
 
 
-def _merging(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
+def _merge_seconds(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
     """Adding up `merge` partial sums of the whole output, and the absorbed nodes; bytes decide where that was not
     measured."""
-    curve = profile.curve(signature(layers, layer), "merge")
-    return profile.byte_s * count(layers, layer, merge=merge).moved if curve is None else curve.at(merge)
+    curve = profile.curve(layer_signature(layers, layer), "merge")
+    return (
+        profile.byte_s * count_operations(layers, layer, merge=merge).moved_bytes
+        if curve is None
+        else curve.seconds_at(merge)
+    )

@@ -12,11 +12,11 @@ from itertools import accumulate
 
 import onnx
 
-from dicompiler.ir.onnx.structure import node_reads
+from dicompiler.ir.onnx.structure import tensors_read
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.program import DeviceProgram, Program, Segment, Value
+from dicompiler.ir.program import DeviceProgram, Program, Segment, TensorSpec
 
-Span = tuple[int, int, int]
+LiveRange = tuple[int, int, int]
 """(First step, last step, bytes) of what is held."""
 
 
@@ -40,7 +40,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
-class MemoryCourse:
+class MemoryTimeline:
     """Bytes of one device over a frame. constants: by name, there all the time and for all frames. buffers,
     activations: by step, where step 2k + 1 is inside segment k, and step 2k between the segments k - 1 and k."""
 
@@ -54,14 +54,14 @@ class MemoryCourse:
         return sum(self.constants.values())
 
     @property
-    def live(self) -> tuple[int, ...]:
+    def live_bytes(self) -> tuple[int, ...]:
         """Buffers and activations by step."""
         return tuple(map(sum, zip(self.buffers, self.activations, strict=True)))
 
     @property
-    def peak(self) -> int:
+    def peak_bytes(self) -> int:
         """The most at once: MemoryUse.total of a single frame."""
-        return self.weights + max(self.live)
+        return self.weights + max(self.live_bytes)
 
 
 def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] | None = None) -> dict[str, MemoryUse]:
@@ -73,12 +73,12 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     there, and the frames in flight are dealt out over the roles that take most: over those without a loss, or over
     those of one loss, if that is more.
     """
-    cases: dict[tuple[str, ...], list[dict[str, MemoryCourse]]] = {}
+    cases: dict[tuple[str, ...], list[dict[str, MemoryTimeline]]] = {}
     for role in program.roles:
-        cases.setdefault(role.lost, []).append(memory_course(role))
+        cases.setdefault(role.failed, []).append(memory_timeline(role))
     return {
-        device.device: _worst(
-            [_together([role[device.device] for role in roles], frames) for roles in cases.values()],
+        device.device: _largest_use(
+            [_concurrent_bytes([role[device.device] for role in roles], frames) for roles in cases.values()],
             [role[device.device].constants for roles in cases.values() for role in roles],
             0 if added is None else added[device.device],
         )
@@ -86,15 +86,15 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     }
 
 
-def memory_course(program: Program) -> dict[str, MemoryCourse]:
+def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Device → what it holds step by step for one frame, of the first role where there are several."""
     kept = (state.value for device in program.devices for state in device.states)
-    values: Sequence[Value] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *kept)
-    border = {value.name: value.nbytes if value.sized else 0 for value in values}
-    return {device.device: _course(program, device, border) for device in program.devices}
+    values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *kept)
+    border = {value.name: value.nbytes if value.is_fixed_size else 0 for value in values}
+    return {device.device: _device_timeline(program, device, border) for device in program.devices}
 
 
-def segment_values(segment: Segment) -> dict[str, int]:
+def segment_value_sizes(segment: Segment) -> dict[str, int]:
     """Bytes of every tensor that the segment reads or makes (no constants), by name; 0 where its shape is not known."""
     inferred = onnx.shape_inference.infer_shapes(segment.model)
     graph = inferred.graph
@@ -120,13 +120,13 @@ def constant_sizes(segment: Segment) -> dict[str, int]:
     return sizes
 
 
-def peak(spans: Iterable[Span]) -> int:
+def peak_nbytes(spans: Iterable[LiveRange]) -> int:
     """The most that is held at once."""
-    changes = _changes(spans)
+    changes = _nbytes_deltas(spans)
     return max(accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
-def _changes(spans: Iterable[Span]) -> Counter[int]:
+def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
     """Step → by how many bytes more are held than at the step before."""
     changes = Counter[int]()
     for first, last, size in spans:
@@ -135,61 +135,61 @@ def _changes(spans: Iterable[Span]) -> Counter[int]:
     return changes
 
 
-def segment_peak(segment: Segment, sizes: Mapping[str, int]) -> int:
+def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
     """The most bytes that the tensors made inside the segment take at once; its outputs are held to its end.
 
     sizes: what `segment_values` gives. A node's inputs and outputs are held at the same time.
     """
     nodes = segment.model.graph.node
-    last = {name: i for i, node in enumerate(nodes) for name in node_reads(node)}
+    last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}
     last |= dict.fromkeys(segment.outputs, len(nodes))
-    return peak(
+    return peak_nbytes(
         (i, max(i, last.get(name, i)), sizes.get(name, 0)) for i, node in enumerate(nodes) for name in node.output
     )
 
 
-def _worst(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
+def _largest_use(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
     """cases: buffers and activations in each; the constants are there in all of them."""
     buffers, activations = max(cases, key=sum)
     every = {name: size for held in constants for name, size in held.items()}
     return MemoryUse(sum(every.values()), activations, buffers, added)
 
 
-def _together(roles: Sequence[MemoryCourse], frames: int) -> tuple[int, int]:
+def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
     """(Buffers, activations.) Frames follow each other through the roles: of n roles each has frames / n at once, some
     one more. One frame is inside a segment, the others rest between two."""
-    largest = sorted(roles, key=lambda role: -max(role.live))
+    largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
     flying = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
     buffers = sum(count * role.buffers[0] for role, count in flying)
-    resting = sum(count * max(role.live[::2]) for role, count in flying)
-    inside = max(max(role.live) - max(role.live[::2]) for role, _ in flying)
+    resting = sum(count * max(role.live_bytes[::2]) for role, count in flying)
+    inside = max(max(role.live_bytes) - max(role.live_bytes[::2]) for role, _ in flying)
     return buffers, resting + inside - buffers
 
 
-def _course(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> MemoryCourse:
+def _device_timeline(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> MemoryTimeline:
     """border: bytes of the graph's inputs and outputs and of what travels."""
     constants: dict[str, int] = {}
     sizes = dict(border)
-    last = _last_steps(program, device)
-    live: list[Span] = []
+    last = _last_use_steps(program, device)
+    live: list[LiveRange] = []
     for k, segment in enumerate(device.segments):
         constants |= constant_sizes(segment)
-        values = segment_values(segment)
+        values = segment_value_sizes(segment)
         sizes |= {name: size for name, size in values.items() if size}
-        live.append((2 * k + 1, 2 * k + 1, segment_peak(segment, values)))
+        live.append((2 * k + 1, 2 * k + 1, segment_peak_nbytes(segment, values)))
     for k, segment in enumerate(device.segments):
         kept = [name for name in segment.outputs if last.get(name, -1) >= 2 * k + 2]
         live += ((2 * k + 2, last[name], sizes.get(name, 0)) for name in kept)
-    given = [(0, last.get(name, 0), sizes[name]) for name in _given(program, device)]
+    given = [(0, last.get(name, 0), sizes[name]) for name in _initial_tensors(program, device)]
     steps = range(2 * len(device.segments) + 1)
     buffers, activations = (
-        tuple(accumulate(changes[step] for step in steps)) for changes in (_changes(given), _changes(live))
+        tuple(accumulate(changes[step] for step in steps)) for changes in (_nbytes_deltas(given), _nbytes_deltas(live))
     )
-    return MemoryCourse(constants, buffers, activations)
+    return MemoryTimeline(constants, buffers, activations)
 
 
-def _given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
+def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     """The tensors that are there from the start: what it receives, the inputs that it reads or sends on, states."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
     wanted = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
@@ -198,7 +198,7 @@ def _given(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(name for name in device.sources if name in wanted), *kept, *received]))
 
 
-def _last_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
+def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Tensor → the last step at which it is held: inside its last reader, inside the segment after the one behind which
     it is sent (sending goes on while that runs), or the end where it is delivered, or kept."""
     last: dict[str, int] = {}
@@ -210,4 +210,6 @@ def _last_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
         elif step.kind == "send":
             name = program.transfers[step.index].value.name
             last[name] = max(last.get(name, 0), latest)
-    return last | dict.fromkeys((*device.sinks, *(state.made for state in device.states)), 2 * len(device.segments))
+    return last | dict.fromkeys(
+        (*device.sinks, *(state.written_name for state in device.states)), 2 * len(device.segments)
+    )

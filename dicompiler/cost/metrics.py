@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dicompiler.cost.counting import weight_regions
-from dicompiler.cost.memory import Span, peak
+from dicompiler.cost.memory import LiveRange, peak_nbytes
 from dicompiler.cost.model import CostModel
-from dicompiler.cost.runtime import FREE, NONE, RuntimeCosts
-from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.runtime import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
+from dicompiler.cost.simulation import SimulationResult
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload, task_flops, task_seconds
 from dicompiler.ir.layers import LayerGraph
@@ -22,45 +22,47 @@ from dicompiler.ir.metrics import DeviceMetrics, Method, Metrics
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
-from dicompiler.ir.routing import Box, Routing, Tree, leaves
+from dicompiler.ir.routing import Assembly, Box, Routing, assembly_leaves
 from dicompiler.ir.tasks import Task, task_id
-from dicompiler.partition.routing import route_on
+from dicompiler.partition.routing import route_on_platform
 
-Step = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
+LayerStep = tuple[str, bool]  # (layer, or "" for the network's inputs; whether it is the layer's partial sums)
 
 
 @dataclass(frozen=True)
-class _Sent:
+class _SentBox:
     """One box on its way: from and to device, bytes, and the step that made it."""
 
     sender: str
     receiver: str
-    count: int
-    step: Step
+    nbytes: int
+    step: LayerStep
 
 
 @dataclass(frozen=True)
-class _Role:
+class _RoleCosts:
     """The frames of one role: their routing, the seconds of each task, and what is sent."""
 
     routing: Routing
     seconds: Mapping[tuple[str, int], float]
-    sent: Sequence[_Sent]
+    sent: Sequence[_SentBox]
 
 
-def _roles(routing: Routing, platform: Platform, cost: CostModel) -> tuple[_Role, ...]:
+def _role_costs(routing: Routing, platform: Platform, cost: CostModel) -> tuple[_RoleCosts, ...]:
     return tuple(
-        _Role(role, {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}, _sent(role))
-        for role in routing.turns
+        _RoleCosts(
+            role, {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}, _sent_boxes(role)
+        )
+        for role in routing.replica_roles
     )
 
 
-def measure(
+def estimate_metrics(
     layers: LayerGraph,
     platform: Platform,
     cost: CostModel,
     plan: Plan,
-    runtime: Mapping[str, RuntimeCosts] = NONE,
+    runtime: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Metrics:
     """An estimate of what `plan` comes to. Raises DicompilerError where it does not fit the layers or names an unknown
     device. runtime: what messages and calls cost on a device (default: nothing).
@@ -72,47 +74,52 @@ def measure(
     to 54 % for VGG16, and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is
     read or sent later; the copies that joins make, and what a target adds, come on top.
     """
-    routing = route_on(platform, layers, plan)
-    roles = _roles(routing, platform, cost)
-    latency = sum(_latency(role, platform, runtime) for role in roles) / len(roles)
-    return _metrics(roles, _devices(roles, routing, platform, plan), platform, runtime, latency, "estimate")
+    routing = route_on_platform(platform, layers, plan)
+    roles = _role_costs(routing, platform, cost)
+    latency = sum(_barrier_latency(role, platform, runtime) for role in roles) / len(roles)
+    return _build_metrics(
+        roles, _device_metrics(roles, routing, platform, plan), platform, runtime, latency, "estimate"
+    )
 
 
-def simulated(simulation: Simulation, work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
+def metrics_of_simulation(
+    simulation: SimulationResult, work: Workload, routing: Routing, platform: Platform, plan: Plan
+) -> Metrics:
     """What `plan` comes to, given its routing, its workload and the simulation of one frame of each role, one after
     another. The time between frames is the load of the busiest device or line, in the mean over the roles: what a
     stream comes to with enough frames on their way at once; with states at least what a stream of a few comes to."""
     roles = tuple(
-        _Role(role, played.seconds, _sent(role)) for role, played in zip(routing.turns, work.roles, strict=True)
+        _RoleCosts(role, played.task_seconds, _sent_boxes(role))
+        for role, played in zip(routing.replica_roles, work.roles, strict=True)
     )
     frames = len(simulation.frames)
-    calls = {one.device: _calls(work, i) / frames for i, one in enumerate(work.devices)}
+    calls = {one.device: _call_seconds(work, i) / frames for i, one in enumerate(work.devices)}
     devices = tuple(
         replace(
             entry,
             compute_s=entry.compute_s + calls[entry.device],
-            runtime_s=simulation.seconds("handle", entry.device) / frames,
-            line_s=sum(simulation.seconds("message", entry.device, peer) for peer in (False, True)) / frames,
+            runtime_s=simulation.total_seconds("handle", entry.device) / frames,
+            link_s=sum(simulation.total_seconds("message", entry.device, peer) for peer in (False, True)) / frames,
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
         )
-        for entry in _devices(roles, routing, platform, plan)
+        for entry in _device_metrics(roles, routing, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
     runtime = {one.device: one.runtime for one in work.devices}
-    metrics = _metrics(roles, devices, platform, runtime, latency, "simulation")
-    if any(job.after for one in work.devices for job in one.jobs):  # a frame waits for the last one's states
-        stream = simulate(work, platform, frames=8, in_flight=4, spans=False)
+    metrics = _build_metrics(roles, devices, platform, runtime, latency, "simulation")
+    if any(job.state_makers for one in work.devices for job in one.jobs):  # a frame waits for the last one's states
+        stream = simulate(work, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
-    return replace(metrics, ends_s=sum(role.ends_s for role in work.roles) / len(work.roles))
+    return replace(metrics, input_output_s=sum(role.ends_s for role in work.roles) / len(work.roles))
 
 
-def _calls(work: Workload, device: int) -> float:
+def _call_seconds(work: Workload, device: int) -> float:
     """Seconds that calls of segments take beside their computing, in a frame of each role."""
-    return sum(one.runtime.calls(len(one.jobs)) for one in (role.devices[device] for role in work.roles))
+    return sum(one.runtime.call_seconds(len(one.jobs)) for one in (role.devices[device] for role in work.roles))
 
 
-def _metrics(
-    roles: Sequence[_Role],
+def _build_metrics(
+    roles: Sequence[_RoleCosts],
     devices: tuple[DeviceMetrics, ...],
     platform: Platform,
     runtime: Mapping[str, RuntimeCosts],
@@ -125,61 +132,61 @@ def _metrics(
         device = platform.device(entry.device)
         on_host[device.host] = on_host.get(device.host, 0) + entry.memory
         idle = max(0.0, latency - entry.busy_s)
-        energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.line_s
+        energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.link_s
     sent = [box for role in roles for box in role.sent]
-    lines = _busy(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
+    lines = _network_seconds(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
     period = max((lines, *(entry.busy_s for entry in devices)))
-    total = _mean(sum(box.count for box in sent), roles)
+    total = _mean_rounded_up(sum(box.nbytes for box in sent), roles)
     return Metrics(devices, latency, period, energy, max(on_host.values(), default=0), total, method)
 
 
-def _step(task: Task) -> Step:
+def _layer_step(task: Task) -> LayerStep:
     return task.layer, task.kind == "partial"
 
 
-def _sent(routing: Routing) -> list[_Sent]:
-    steps = {task_id(task): _step(task) for task in routing.tasks}
+def _sent_boxes(routing: Routing) -> list[_SentBox]:
+    steps = {task_id(task): _layer_step(task) for task in routing.tasks}
     sent = []
-    for box in routing.received:
+    for box in routing.received_boxes:
         assert box.origin is not None
         step = ("", False) if box.origin.task is None else steps[box.origin.task]
-        sent.append(_Sent(box.origin.device, box.device, routing.nbytes(box), step))
+        sent.append(_SentBox(box.origin.device, box.device, routing.nbytes(box), step))
     return sent
 
 
-def _latency(role: _Role, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
+def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
     """The barrier model: over the steps, the slowest device's compute time and the time of sending what was made."""
     routing, seconds = role.routing, role.seconds
-    compute: dict[Step, dict[str, float]] = {("", False): {}}
+    compute: dict[LayerStep, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
-        at = compute.setdefault(_step(task), {})
+        at = compute.setdefault(_layer_step(task), {})
         at[task.device] = at.get(task.device, 0.0) + seconds[task_id(task)]
-    sent: dict[Step, list[_Sent]] = {}
+    sent: dict[LayerStep, list[_SentBox]] = {}
     for box in role.sent:
         sent.setdefault(box.step, []).append(box)
     return sum(
         max(devices.values(), default=0.0)
-        + _busy(platform, runtime, sent.get(step, ()))
-        + _handled(sent.get(step, ()), runtime)
+        + _network_seconds(platform, runtime, sent.get(step, ()))
+        + _handling_seconds(sent.get(step, ()), runtime)
         for step, devices in compute.items()
     )
 
 
-def _handled(boxes: Sequence[_Sent], runtime: Mapping[str, RuntimeCosts]) -> float:
+def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
     """Seconds that runtimes take for boxes between devices: the busiest sender, then the busiest receiver."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
-        sender, receiver = runtime.get(box.sender, FREE), runtime.get(box.receiver, FREE)
-        sending[box.sender] = sending.get(box.sender, 0.0) + sender.sending(box.count)
-        first = receiver.latency + receiver.calling
-        receiving[box.receiver] = receiving.get(box.receiver, first) + receiver.receiving(box.count)
+        sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
+        sending[box.sender] = sending.get(box.sender, 0.0) + sender.send_seconds(box.nbytes)
+        first = receiver.latency + receiver.segment_call_s
+        receiving[box.receiver] = receiving.get(box.receiver, first) + receiver.receive_seconds(box.nbytes)
     return max(sending.values(), default=0.0) + max(receiving.values(), default=0.0)
 
 
-def _busy(
+def _network_seconds(
     platform: Platform,
     runtime: Mapping[str, RuntimeCosts],
-    boxes: Iterable[_Sent],
+    boxes: Iterable[_SentBox],
     latency: bool = True,
     frames: int = 1,
 ) -> float:
@@ -192,47 +199,49 @@ def _busy(
         if link is None:
             continue
         longest = max(longest, link.latency)
-        time = runtime.get(box.sender, FREE).on_line(link, box.count, platform.network.message)
+        time = runtime.get(box.sender, FREE_RUNTIME).link_seconds(link, box.nbytes, platform.network.message_overhead_s)
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
             lines[end] = lines.get(end, 0.0) + time
     return max(lines.values(), default=0.0) / frames + (longest if latency else 0.0)
 
 
-def _devices(roles: Sequence[_Role], routing: Routing, platform: Platform, plan: Plan) -> tuple[DeviceMetrics, ...]:
+def _device_metrics(
+    roles: Sequence[_RoleCosts], routing: Routing, platform: Platform, plan: Plan
+) -> tuple[DeviceMetrics, ...]:
     """Of a frame of each turn; the memory is for the plans for losses too (`routing`, of all)."""
-    activations = [_activations(role) for role in routing.roles]
+    activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
     for task in (task for role in routing.roles for task in role.tasks):
         weights[task.device] |= weight_regions(routing.layers, task)
     sent, received = Counter[str](), Counter[str]()
     for box in (box for role in roles for box in role.sent):
-        sent[box.sender] += box.count
-        received[box.receiver] += box.count
-    work: dict[str, list[tuple[_Role, Task]]] = {name: [] for name in plan.devices}
+        sent[box.sender] += box.nbytes
+        received[box.receiver] += box.nbytes
+    work: dict[str, list[tuple[_RoleCosts, Task]]] = {name: [] for name in plan.devices}
     for role in roles:
         for task in role.routing.tasks:
             work[task.device].append((role, task))
     return tuple(
         DeviceMetrics(
             name,
-            _mean(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
+            _mean_rounded_up(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
             sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
             sum(weights[name].values()),
             max(held.get(name, 0) for held in activations),
-            _mean(sent[name], roles),
-            _mean(received[name], roles),
+            _mean_rounded_up(sent[name], roles),
+            _mean_rounded_up(received[name], roles),
         )
         for name in (device.name for device in platform.devices if device.name in work)
     )
 
 
-def _mean(total: int, roles: Sequence[_Role]) -> int:
+def _mean_rounded_up(total: int, roles: Sequence[_RoleCosts]) -> int:
     """Rounded up."""
     return -(-total // len(roles))
 
 
-def _activations(routing: Routing) -> dict[str, int]:
+def _peak_activations(routing: Routing) -> dict[str, int]:
     """Device → the most bytes of boxes that it holds at once.
 
     A computed box is held from its step to its last reader on the device, a received one (its buffer is there from
@@ -241,8 +250,8 @@ def _activations(routing: Routing) -> dict[str, int]:
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}
 
-    def hold(tree: Tree, step: int) -> None:
-        last.update((leaf.box, step) for leaf in leaves(tree))
+    def hold(tree: Assembly, step: int) -> None:
+        last.update((leaf.box, step) for leaf in assembly_leaves(tree))
 
     for step, task in enumerate(routing.tasks):
         for key, region in task.outputs.items():
@@ -250,16 +259,16 @@ def _activations(routing: Routing) -> dict[str, int]:
             first[box] = last[box] = step
         for tree in routing.reads.get(task_id(task), {}).values():
             hold(tree, step)
-    for box in routing.received:
+    for box in routing.received_boxes:
         if box.origin is not None:  # an input that its source only sends is held by it as well
             last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:
-        if delivery.tree is not None:
-            hold(delivery.tree, len(routing.tasks))
-    for kept in routing.keepings:
-        hold(kept.tree, len(routing.tasks))
-    spans: dict[str, list[Span]] = {}
+        if delivery.assembly is not None:
+            hold(delivery.assembly, len(routing.tasks))
+    for kept in routing.state_retentions:
+        hold(kept.assembly, len(routing.tasks))
+    spans: dict[str, list[LiveRange]] = {}
     for box, step in last.items():
         if box.region is not None:
             spans.setdefault(box.device, []).append((first.get(box, 0), step, routing.nbytes(box)))
-    return {device: peak(held) for device, held in spans.items()}
+    return {device: peak_nbytes(held) for device, held in spans.items()}

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.counting import count, flops
-from dicompiler.cost.runtime import RuntimeCosts, scaled
+from dicompiler.cost.counting import count_flops, count_operations
+from dicompiler.cost.runtime import RuntimeCosts, scale_to_device
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share as Share
+from dicompiler.ir.plan import LayerShare as LayerShare
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CostModel(ABC):
     """
 
     name: ClassVar[str]
-    measured: ClassVar[bool] = False
+    is_measured: ClassVar[bool] = False
 
     runtime: float | None = field(
         default=None,
@@ -43,11 +43,13 @@ class CostModel(ABC):
     )
 
     @abstractmethod
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
         compute-less device."""
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:  # noqa: ARG002
+    def seconds_in_frame(
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+    ) -> float:
         """As `seconds`, where of what the part reads the device has just computed so many bytes (`inside`) and reads
         them as they are: onnxruntime fuses both then, and what lies between keeps its layout. The same unless a model
         has measured that."""
@@ -57,13 +59,13 @@ class CostModel(ABC):
         """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
         measured. A model that has measured it on the device says that. UsageError for a factor below 0."""
         if self.runtime is None:
-            return scaled(stated, device)
+            return scale_to_device(stated, device)
         if not 0 <= self.runtime < math.inf:
             raise UsageError(f"{self.name}: runtime must be at least 0, and is {self.runtime:g}")
-        return stated.times(self.runtime)
+        return stated.scaled_by(self.runtime)
 
-    def fill(
-        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         """`seconds` of every share on every device: an array (shares, devices). A model may have a quicker way."""
         rows = [[self.seconds(layers, layer, share, device) for device in devices] for share in shares]
@@ -71,7 +73,7 @@ class CostModel(ABC):
 
 
 @dataclass(frozen=True)
-class Analytic(CostModel):
+class AnalyticModel(CostModel):
     """Operations / rate: two FLOP for each multiplication with its addition, one for each element of anything else.
 
     A pool costs one FLOP for each element of each window; what only moves data (Reshape, Concat, …) costs nothing. A
@@ -84,32 +86,36 @@ class Analytic(CostModel):
     elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
     weights: bool = field(default=True, metadata={"help": "count the weights that are read; papers take them as free"})
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """FLOPs of the part / the device's rate, or bytes of weights / memory bandwidth if that is more."""
-        counted = count(layers, layer, *share)
-        wait = counted.weights / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
-        return max(counted.of(self.pools, self.elementwise) / device.rate if device.rate > 0 else math.inf, wait)
+        counted = count_operations(layers, layer, *share)
+        wait = counted.weight_bytes / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
+        return max(
+            counted.flops_including(self.pools, self.elementwise) / device.rate if device.rate > 0 else math.inf, wait
+        )
 
-    def fill(
-        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         """As `CostModel.fill`: the operations and weights of each share are counted once."""
-        operations = [flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
+        operations = [
+            count_flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares
+        ]
         widths = np.array([[device.memory_bandwidth or math.inf for device in devices]], np.float64)
-        read = [self.weights and count(layers, layer, *share).weights for share in shares]
-        return np.maximum(by_rate(operations, devices), np.array(read, np.float64).reshape(-1, 1) / widths)
+        read = [self.weights and count_operations(layers, layer, *share).weight_bytes for share in shares]
+        return np.maximum(seconds_at_rate(operations, devices), np.array(read, np.float64).reshape(-1, 1) / widths)
 
 
-def fault_of_seconds(given: Any, layer: Layer, device: Device) -> str:
+def validate_seconds(given: Any, layer: Layer, device: Device) -> str:
     """What is wrong with what a model says that a part of `layer` takes; '' where it is at least 0, and finite on a
     device that computes."""
     number = float(given) if isinstance(given, Real) else math.nan
-    if number >= 0 and (number < math.inf or not device.computes):
+    if number >= 0 and (number < math.inf or not device.can_compute):
         return ""
     return f"layer {layer.name!r} on {device.name} takes {given!r} s: give a number of at least 0"
 
 
-def by_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
+def seconds_at_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
     """Seconds (operations, devices) of numbers of FLOP at the devices' rates; endless without compute."""
     counts = np.array(operations, np.float64).reshape(-1, 1)
     rates = np.array([[device.rate for device in devices]], np.float64)

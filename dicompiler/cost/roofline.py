@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.units import BANDWIDTH, parse
-from dicompiler.cost.counting import count, flops
-from dicompiler.cost.model import CostModel, by_rate
+from dicompiler.base.units import BANDWIDTH, parse_quantity
+from dicompiler.cost.counting import count_flops, count_operations
+from dicompiler.cost.model import CostModel, seconds_at_rate
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Share
+from dicompiler.ir.plan import LayerShare
 
 
 @dataclass(frozen=True)
-class Roofline(CostModel):
+class RooflineModel(CostModel):
     """The slower of operations / rate and bytes moved / memory bandwidth.
 
     Operations are counted as `analytic` does. Bytes: what a part reads of its inputs and weights and what it writes;
@@ -39,28 +39,30 @@ class Roofline(CostModel):
 
     def __post_init__(self) -> None:
         if self.bandwidth:
-            parse(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'")
+            parse_quantity(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'")
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """The slower of both. DicompilerError for a device whose memory bandwidth nobody says."""
-        return float(self.fill(layers, layer, [share], [device])[0, 0])
+        return float(self.seconds_table(layers, layer, [share], [device])[0, 0])
 
-    def fill(
-        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         """As `CostModel.fill`."""
-        operations = [flops(layers, layer, *s, pools=self.pools, elementwise=self.elementwise) for s in shares]
-        moved = np.array([count(layers, layer, *share).moved for share in shares], np.float64).reshape(-1, 1)
-        widths = np.array([[self._bandwidth(device) for device in devices]], np.float64)
-        return np.maximum(by_rate(operations, devices), moved / widths)
+        operations = [count_flops(layers, layer, *s, pools=self.pools, elementwise=self.elementwise) for s in shares]
+        moved = np.array([count_operations(layers, layer, *share).moved_bytes for share in shares], np.float64).reshape(
+            -1, 1
+        )
+        widths = np.array([[self._memory_bandwidth(device) for device in devices]], np.float64)
+        return np.maximum(seconds_at_rate(operations, devices), moved / widths)
 
-    def _bandwidth(self, device: Device) -> float:
+    def _memory_bandwidth(self, device: Device) -> float:
         """Bytes per second between the device and its memory."""
-        if device.memory_bandwidth or not device.computes:
+        if device.memory_bandwidth or not device.can_compute:
             return device.memory_bandwidth or math.inf
         if not self.bandwidth:
             raise DicompilerError(
                 f"roofline: the memory bandwidth of device {device.name!r} is not known: give it in the platform "
                 "(memory_bandwidth) or for all devices (--cost 'roofline{bandwidth=\"4 GB/s\"}')"
             )
-        return parse(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'") / 8
+        return parse_quantity(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'") / 8

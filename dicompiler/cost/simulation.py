@@ -26,16 +26,16 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Simulation:
+class SimulationResult:
     """frames: (start, end) of each, in seconds: from inputs on sources to outputs on all sinks; waited: before a device
     began it. waits: device → device that it waited for → seconds. spans: in order of their ends; none if unwanted."""
 
     frames: tuple[tuple[float, float], ...]
-    sums: Mapping[tuple[str, bool], Mapping[str, float]] = field(repr=False)
+    totals: Mapping[tuple[str, bool], Mapping[str, float]] = field(repr=False)
     """(kind, whether its peer is meant) → device → seconds."""
     waits: Mapping[str, Mapping[str, float]] = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
-    waited: tuple[float, ...] = ()
+    queued_s: tuple[float, ...] = ()
 
     @property
     def latency_s(self) -> float:
@@ -53,6 +53,6 @@ class Simulation:
         first, last = count // 4, 3 * count // 4
         return (ends[last] - ends[first]) / (last - first)
 
-    def seconds(self, kind: str, device: str, peer: bool = False) -> float:
+    def total_seconds(self, kind: str, device: str, peer: bool = False) -> float:
         """All seconds of "compute", "handle" or "message" of a device (`peer`: of messages to it, not from it)."""
-        return self.sums[kind, peer].get(device, 0.0)
+        return self.totals[kind, peer].get(device, 0.0)

@@ -12,15 +12,15 @@ from heapq import heappop, heappush
 from itertools import accumulate, count
 from typing import Any
 
-from dicompiler.base.collecting import no_collection
-from dicompiler.cost.lines import Lines, Way
-from dicompiler.cost.simulation import Simulation, Span
+from dicompiler.base.collecting import gc_paused
+from dicompiler.cost.lines import Flow, LinkScheduler
+from dicompiler.cost.simulation import SimulationResult, Span
 from dicompiler.cost.workload import Message, Workload
 from dicompiler.ir.platform import Platform
 
 
 @dataclass(slots=True, eq=False)
-class _Device:
+class _DeviceState:
     """What a device is at. ready: frames whose next job lacks nothing, the oldest first; inbox: messages that it has
     still to take. Then its sums of seconds: `sent` and `received` on lines, `waited` by peer."""
 
@@ -29,8 +29,8 @@ class _Device:
     busy: bool = False
     started: float = 0.0
     idle_since: float = 0.0
-    ready: list[tuple[int, _Frame]] = field(default_factory=list)
-    inbox: deque[_Item] = field(default_factory=deque)
+    ready: list[tuple[int, _FrameState]] = field(default_factory=list)
+    inbox: deque[_InFlightMessage] = field(default_factory=deque)
     computed: float = 0.0
     handled: float = 0.0
     sent: float = 0.0
@@ -39,16 +39,16 @@ class _Device:
 
 
 @dataclass(slots=True, eq=False)
-class _Passage:
+class _MessagePath:
     """A message of each frame: seconds that it takes of its sender, on its way (None: on one host), to come on, and of
     its receiver (beside: while that computes); whether it waits behind those of younger frames that were ready before;
     the jobs that wait for it."""
 
     name: str
-    sender: _Device
-    receiver: _Device
+    sender: _DeviceState
+    receiver: _DeviceState
     sending: float
-    way: Way[_Item] | None
+    way: Flow[_InFlightMessage] | None
     seconds: float
     latency: float
     receiving: float
@@ -58,70 +58,86 @@ class _Passage:
 
 
 @dataclass(slots=True, eq=False)
-class _Frame:
+class _FrameState:
     """A frame on its way. position: of each device the number of its next job; lacks: of each job how many messages it
     lacks; last: of jobs that lack none any more the one that came last; missing: outputs; begun: the first job."""
 
     number: int
-    role: _Role
+    role: _RoleSchedule
     start: float
     position: list[int]
     lacks: list[int]
-    last: dict[int, _Passage]
+    last: dict[int, _MessagePath]
     missing: int
     begun: float = float("inf")
 
 
-_Item = tuple[_Frame, _Passage]
-_Handler = Callable[[float, _Frame, Any], None]  # with the device or the passage that it is about
+_InFlightMessage = tuple[_FrameState, _MessagePath]
+_Handler = Callable[[float, _FrameState, Any], None]  # with the device or the passage that it is about
 
 
-class _Role:
+class _RoleSchedule:
     """A workload as it is played. Jobs are numbered device by device, those of a device up to its entry in `ends`."""
 
-    def __init__(self, work: Workload, devices: Sequence[_Device], platform: Platform, lines: Lines[_Item]) -> None:
+    def __init__(
+        self,
+        work: Workload,
+        devices: Sequence[_DeviceState],
+        platform: Platform,
+        lines: LinkScheduler[_InFlightMessage],
+    ) -> None:
         self.jobs = [job for device in work.devices for job in device.jobs]
         self.ends = list(accumulate(len(device.jobs) for device in work.devices))
         self.begins = [end - len(device.jobs) for end, device in zip(self.ends, work.devices, strict=True)]
-        self.lacks = [len(job.needs) for job in self.jobs]
+        self.lacks = [len(job.waits_for) for job in self.jobs]
         self.outputs = sum(job.outputs for job in self.jobs)
         self.passages = [_passage(work, message, devices, platform, lines) for message in work.messages]
         for number, job in enumerate(self.jobs):
-            for message in dict.fromkeys(job.needs):
+            for message in dict.fromkeys(job.waits_for):
                 self.passages[message].readers.append(number)
         self.after: dict[int, list[int]] = {}  # job → those that must be done in the frame before
         for begin, device in zip(self.begins, work.devices, strict=True):
-            after = {begin + i: [begin + j for j in job.after] for i, job in enumerate(device.jobs) if job.after}
+            after = {
+                begin + i: [begin + j for j in job.state_makers]
+                for i, job in enumerate(device.jobs)
+                if job.state_makers
+            }
             self.after.update(after)
-        self.sources = [device.first for device in work.devices if device.first]
-        self.starters = [d for d, device in enumerate(work.devices) if device.jobs and not device.jobs[0].needs]
+        self.sources = [device.initial_sends for device in work.devices if device.initial_sends]
+        self.starters = [d for d, device in enumerate(work.devices) if device.jobs and not device.jobs[0].waits_for]
 
-    def frame(self, number: int, start: float) -> _Frame:
-        return _Frame(number, self, start, self.begins.copy(), self.lacks.copy(), {}, self.outputs)
+    def frame(self, number: int, start: float) -> _FrameState:
+        return _FrameState(number, self, start, self.begins.copy(), self.lacks.copy(), {}, self.outputs)
 
 
 def _passage(
-    work: Workload, message: Message, devices: Sequence[_Device], platform: Platform, lines: Lines[_Item]
-) -> _Passage:
+    work: Workload,
+    message: Message,
+    devices: Sequence[_DeviceState],
+    platform: Platform,
+    lines: LinkScheduler[_InFlightMessage],
+) -> _MessagePath:
     sender, receiver = work.devices[message.sender], work.devices[message.receiver]
     link = platform.link(sender.device, receiver.device)
     ends = (message.sender, message.receiver)
-    return _Passage(
+    return _MessagePath(
         message.name,
         devices[message.sender],
         devices[message.receiver],
-        sender.runtime.sending(message.nbytes, message.joined),
-        None if link is None else lines.way(ends, (sender.host, receiver.host), platform.line_shares(link)),
-        0.0 if link is None else sender.runtime.on_line(link, message.nbytes, platform.network.message),
+        sender.runtime.send_seconds(message.nbytes, message.is_coalesced),
+        None if link is None else lines.flow(ends, (sender.host, receiver.host), platform.link_shares(link)),
+        0.0 if link is None else sender.runtime.link_seconds(link, message.nbytes, platform.network.message_overhead_s),
         receiver.runtime.latency + (0.0 if link is None else link.latency),
-        receiver.runtime.receiving(message.nbytes, message.joined),
+        receiver.runtime.receive_seconds(message.nbytes, message.is_coalesced),
         receiver.cores > 1,
         sender.runtime.in_order,
         [],
     )
 
 
-def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int = 1, spans: bool = True) -> Simulation:
+def simulate(
+    workload: Workload, platform: Platform, frames: int = 1, in_flight: int = 1, keep_spans: bool = True
+) -> SimulationResult:
     """Plays `frames` frames, at most `in_flight` of them on their way at once.
 
     A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do). What
@@ -135,27 +151,27 @@ def simulate(work: Workload, platform: Platform, frames: int = 1, in_flight: int
     of one host pass tensors at no cost but the runtime's. Frames go through the workload's roles in turn. spans:
     whether to keep them; sums are kept in any case.
     """
-    with no_collection():
-        return _Player(work, platform, frames, max(1, in_flight), spans).run()
+    with gc_paused():
+        return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans).run()
 
 
-class _Player:
+class _EventSimulator:
     """The state of a simulation. Events are (time, order of entry, what to do, with which frame, device or passage)."""
 
     def __init__(self, work: Workload, platform: Platform, frames: int, in_flight: int, spans: bool) -> None:
-        self.devices = [_Device(number, device.device) for number, device in enumerate(work.devices)]
-        self.lines: Lines[_Item] = Lines(platform.network.kind == "switch")
-        self.roles = [_Role(role, self.devices, platform, self.lines) for role in work.roles]
+        self.devices = [_DeviceState(number, device.device) for number, device in enumerate(work.devices)]
+        self.lines: LinkScheduler[_InFlightMessage] = LinkScheduler(platform.network.kind == "switch")
+        self.roles = [_RoleSchedule(role, self.devices, platform, self.lines) for role in work.roles]
         self.count, self.in_flight = frames, in_flight
         self.released = 0
         self.ended: dict[int, tuple[float, float, float]] = {}
         self.spans: list[Span] | None = [] if spans else None
-        self.events: list[tuple[float, int, _Handler, _Frame, Any]] = []
+        self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.order = count()
         self.made: dict[int, set[int]] = {}  # of a network with states: jobs that are done in the last frame
-        self.awaited: dict[tuple[int, int], list[tuple[_Frame, int]]] = {}  # (frame, job) → who reads its states
+        self.awaited: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}  # (frame, job) → who reads its states
 
-    def run(self) -> Simulation:
+    def run(self) -> SimulationResult:
         for _ in range(min(self.in_flight, self.count)):
             self._release(0.0)
         events = self.events
@@ -172,7 +188,7 @@ class _Player:
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
         ended = [self.ended[i] for i in range(self.count)]
         frames, waited = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
-        return Simulation(frames, sums, waits, tuple(spans), waited)
+        return SimulationResult(frames, sums, waits, tuple(spans), waited)
 
     def _release(self, now: float, done: Iterable[int] = ()) -> None:
         """The next frame's inputs are on their sources, and further ones' while a frame wants no output. done: devices
@@ -195,7 +211,7 @@ class _Player:
                 return
             self.ended[frame.number] = (now, now, 0.0)
 
-    def _wait_for_states(self, frame: _Frame) -> None:
+    def _wait_for_states(self, frame: _FrameState) -> None:
         """The frame's jobs lack the states that the frame before has still to make."""
         made = self.made.pop(frame.number - 1, set())
         for reader, makers in frame.role.after.items() if frame.number else ():
@@ -204,7 +220,7 @@ class _Player:
             for job in lacking:
                 self.awaited.setdefault((frame.number - 1, job), []).append((frame, reader))
 
-    def _make_states(self, frame: _Frame, job: int, device: _Device) -> None:
+    def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
         """The next frame's jobs that read what the job has made lack it no more."""
         if frame.number + 1 == self.released:
             self.made.setdefault(frame.number, set()).add(job)
@@ -213,7 +229,7 @@ class _Player:
             if not later.lacks[reader] and reader == later.position[device.number]:
                 heappush(device.ready, (later.number, later))
 
-    def _advance(self, now: float, device: _Device) -> None:
+    def _advance(self, now: float, device: _DeviceState) -> None:
         """Starts what the device can do next, if it does nothing: a job of the oldest frame, or it takes a message."""
         if device.busy:
             return
@@ -228,14 +244,14 @@ class _Player:
         elif device.inbox:
             self._take(now, *device.inbox.popleft())
 
-    def _note_wait(self, now: float, device: _Device, frame: _Frame, passage: _Passage | None) -> None:
+    def _note_wait(self, now: float, device: _DeviceState, frame: _FrameState, passage: _MessagePath | None) -> None:
         start, peer = device.idle_since, "" if passage is None else passage.sender.name
         device.waited[peer] = device.waited.get(peer, 0.0) + (now - start)
         if self.spans is not None:
             name = "a frame" if passage is None else passage.name
             self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
 
-    def _done(self, now: float, frame: _Frame, device: _Device) -> None:
+    def _done(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
         """The device has computed a job."""
         role, number, start = frame.role, frame.position[device.number], device.started
         job = role.jobs[number]
@@ -259,12 +275,12 @@ class _Player:
                 self._release(now, (device.number,))
         self._advance(now, device)
 
-    def _free(self, now: float, _: _Frame, device: _Device) -> None:
+    def _free(self, now: float, _: _FrameState, device: _DeviceState) -> None:
         """The device has nothing to send any more, or has taken a message."""
         device.busy, device.idle_since = False, now
         self._advance(now, device)
 
-    def _post(self, now: float, frame: _Frame, messages: Sequence[int]) -> float:
+    def _post(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
         """Sends messages one after another as fast as the runtime can; when that is done."""
         for message in messages:
             passage = frame.role.passages[message]
@@ -277,31 +293,31 @@ class _Player:
                 self._send(now, frame, passage)
         return now
 
-    def _posted(self, now: float, frame: _Frame, passage: _Passage) -> None:
+    def _posted(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
         self._send(now, frame, passage)
         self._plan(frame)
 
-    def _send(self, now: float, frame: _Frame, passage: _Passage) -> None:
+    def _send(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
         if passage.way is None:
             heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
         else:
             passage.sender.sent += passage.seconds
             passage.receiver.received += passage.seconds
             rank = 0 if passage.in_order else frame.number
-            self.lines.queue(now, passage.way, (frame, passage), passage.seconds, rank)
+            self.lines.enqueue(now, passage.way, (frame, passage), passage.seconds, rank)
 
-    def _plan(self, frame: _Frame) -> None:
+    def _plan(self, frame: _FrameState) -> None:
         """Notes when messages will have left, as lines are shared now."""
-        for at, way, version in self.lines.due:
+        for at, way, version in self.lines.departures:
             heappush(self.events, (at, next(self.order), self._due, frame, (way, version)))
-        self.lines.due.clear()
+        self.lines.departures.clear()
 
-    def _due(self, now: float, _: _Frame, due: tuple[Way[_Item], int]) -> None:
+    def _due(self, now: float, _: _FrameState, due: tuple[Flow[_InFlightMessage], int]) -> None:
         """A message has left, unless lines are shared otherwise since that was foreseen."""
         way, version = due
         if way.version != version:
             return
-        (frame, passage), start = self.lines.gone(now, way)
+        (frame, passage), start = self.lines.finish_message(now, way)
         if self.spans is not None:
             sender, receiver = passage.sender.name, passage.receiver.name
             self.spans.append(Span("message", sender, passage.name, frame.number, start, now, receiver))
@@ -311,7 +327,7 @@ class _Player:
         else:
             self._arrived(now, frame, passage)
 
-    def _arrived(self, now: float, frame: _Frame, passage: _Passage) -> None:
+    def _arrived(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
         if not passage.receiving:
             self._received(now, frame, passage)
         elif not passage.receiver.busy:
@@ -323,7 +339,7 @@ class _Player:
         else:
             passage.receiver.inbox.append((frame, passage))
 
-    def _take(self, now: float, frame: _Frame, passage: _Passage) -> None:
+    def _take(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
         """An idle device takes a message."""
         device, done = passage.receiver, now + passage.receiving
         if now > device.idle_since:
@@ -332,18 +348,24 @@ class _Player:
         self._note_handling(now, done, frame, passage, device, passage.sender)
         heappush(self.events, (done, next(self.order), self._taken, frame, passage))
 
-    def _taken(self, now: float, frame: _Frame, passage: _Passage) -> None:
+    def _taken(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
         self._received(now, frame, passage)
         self._free(now, frame, passage.receiver)
 
     def _note_handling(
-        self, now: float, done: float, frame: _Frame, passage: _Passage, device: _Device, peer: _Device
+        self,
+        now: float,
+        done: float,
+        frame: _FrameState,
+        passage: _MessagePath,
+        device: _DeviceState,
+        peer: _DeviceState,
     ) -> None:
         device.handled += done - now
         if self.spans is not None:
             self.spans.append(Span("handle", device.name, passage.name, frame.number, now, done, peer.name))
 
-    def _received(self, now: float, frame: _Frame, passage: _Passage) -> None:
+    def _received(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
         """The jobs that wait for the message lack it no more."""
         device, lacks = passage.receiver, frame.lacks
         for number in passage.readers:

@@ -7,12 +7,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dicompiler.cost.simulation import Simulation, Span
+from dicompiler.cost.simulation import SimulationResult, Span
 
 _TRACKS = ("computing", "sending", "receiving")
 
 
-def dumps(simulation: Simulation, devices: Sequence[str]) -> str:
+def dumps(simulation: SimulationResult, devices: Sequence[str]) -> str:
     """The text of the file (Trace Event Format, times in microseconds); `devices` in the order of their tracks."""
     events: list[dict[str, Any]] = []
     for i, device in enumerate(devices):

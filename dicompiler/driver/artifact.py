@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.asked import asked
-from dicompiler.driver.prepare import DEFAULT_COST, pose, prepare
-from dicompiler.driver.sending import sending
+from dicompiler.driver.asked import validate_arguments
+from dicompiler.driver.prepare import DEFAULT_COST_MODEL, make_problem, prepare
+from dicompiler.driver.sending import apply_wire_types
 from dicompiler.ir import plan as plans
-from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.ir.compilation import Decision, PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.ir.states import states_of
-from dicompiler.partition.lowering import split, split_unchecked
-from dicompiler.partition.routing import route_on
-from dicompiler.partition.tiling import whole_plan
+from dicompiler.ir.states import read_states
+from dicompiler.partition.lowering import lower, lower_unchecked
+from dicompiler.partition.routing import route_on_platform
+from dicompiler.partition.tiling import single_device_plan
 from dicompiler.plugin.registry import registry
-from dicompiler.search.losses import loss_metrics
+from dicompiler.search.losses import failure_metrics
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Service, Target
-from dicompiler.target.manifest import MADE, PLAN, PLATFORM, REFERENCE
-from dicompiler.target.records import Installed, RunOptions, RunResult
-from dicompiler.target.seal import check_files, open_artifact
+from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, PROVENANCE_FILE, REFERENCE_FILE
+from dicompiler.target.records import InstalledDevice, RunOptions, RunResult
+from dicompiler.target.seal import check_files, load_artifact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,33 +43,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 
-WEIGHTS = f"{REFERENCE}.data"
+WEIGHTS_FILE = f"{REFERENCE_FILE}.data"
 
 
-def _open(directory: str | Path, weights: bool = False, runs: bool = False) -> tuple[Path, Target, Model]:
+def _open_artifact(directory: str | Path, weights: bool = False, runs: bool = False) -> tuple[Path, Target, Model]:
     """An artifact: (its directory, the target that wrote it, the model it was made from), with its files checked that
     are read here. weights: those of the model too. runs: and those that its target does not check when it runs it."""
     path = Path(directory)
-    document = open_artifact(path)
+    document = load_artifact(path)
     files, target = document["files"], registry().make("targets", document["target"])
-    own = {PLAN, PLATFORM, REFERENCE, WEIGHTS, MADE} & files.keys() | {PLAN, PLATFORM, REFERENCE}
+    own = {PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE, WEIGHTS_FILE, PROVENANCE_FILE} & files.keys() | {
+        PLAN_FILE,
+        PLATFORM_FILE,
+        REFERENCE_FILE,
+    }
     others = files.keys() - own if runs and not target.checks_files else set()
-    check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS})))
-    if "target" in (made := _made(path)):  # with its options
+    check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS_FILE})))
+    if "target" in (made := _load_provenance(path)):  # with its options
         target = registry().make("targets", made["target"])
-    return path, target, Model.load(path / REFERENCE)
+    return path, target, Model.load(path / REFERENCE_FILE)
 
 
-def _made(path: Path) -> dict[str, Any]:
-    document = load_json(path / MADE) if (path / MADE).is_file() else {}
+def _load_provenance(path: Path) -> dict[str, Any]:
+    document = load_json(path / PROVENANCE_FILE) if (path / PROVENANCE_FILE).is_file() else {}
     if document:
-        validate(document, "made", str(path / MADE))
+        validate(document, "made", str(path / PROVENANCE_FILE))
     return document
 
 
-def reopen(
+def reopen_artifact(
     directory: str | Path, cost: str = "", platform: Platform | None = None, runs: bool = False
-) -> tuple[Compilation, Target, Problem]:
+) -> tuple[PipelineState, Target, Problem]:
     """An artifact as the compilation that it was: layers, platform, plan, program and metrics are made again of the
     files in it (in less than a second or two), nothing is run.
 
@@ -77,30 +81,32 @@ def reopen(
     place of the artifact's own. runs: it is to be run, so that all of its files are checked. DicompilerError names the
     file that is missing or broken.
     """
-    path, target, model = _open(directory, runs=runs)
-    made = _made(path)
+    path, target, model = _open_artifact(directory, runs=runs)
+    made = _load_provenance(path)
     decision = Decision(made["strategy"], made["objective"], made["cost"], made.get("chosen", "")) if made else None
     try:
-        costs = registry().make("cost_models", cost or (decision.cost if decision else DEFAULT_COST))
+        costs = registry().make("cost_models", cost or (decision.cost_model if decision else DEFAULT_COST_MODEL))
     except UsageError as error:
         if cost or decision is None:
             raise
         raise UsageError(
-            f"{path}: it was compiled with cost model {decision.cost!r}: give it (--cost): {error}"
+            f"{path}: it was compiled with cost model {decision.cost_model!r}: give it (--cost): {error}"
         ) from error
-    plan = plans.load_plan(path / PLAN)
-    compilation = sending(prepare(model), plan.wire)
-    own = Platform.load(path / PLATFORM) if platform is None else platform
+    plan = plans.load_plan(path / PLAN_FILE)
+    compilation = apply_wire_types(prepare(model), plan.wire_format)
+    own = Platform.load(path / PLATFORM_FILE) if platform is None else platform
     compilation = replace(compilation, plan=plan, platform=own)
-    problem = pose(compilation, decision.objective if decision else "latency", costs, target)
-    compilation = split_unchecked(compilation)
-    single = problem.alone[1]
-    metrics, losses = problem.metrics(compilation), loss_metrics(problem, plan)
-    compilation = replace(compilation, metrics=metrics, single=single, losses=losses, decision=decision)
-    return replace(compilation, written=path), target, problem
+    problem = make_problem(compilation, decision.objective if decision else "latency", costs, target)
+    compilation = lower_unchecked(compilation)
+    single = problem.best_single_device[1]
+    metrics, losses = problem.program_metrics(compilation), failure_metrics(problem, plan)
+    compilation = replace(
+        compilation, metrics=metrics, single_device_metrics=single, failure_metrics=losses, decision=decision
+    )
+    return replace(compilation, artifact_directory=path), target, problem
 
 
-@asked
+@validate_arguments
 def run(
     directory: str | Path,
     inputs: Mapping[str, NDArray[Any]] | None = None,
@@ -112,18 +118,18 @@ def run(
     default seeded random ones; states, where they are given, in the first alone), one after another unless `options`
     says otherwise. timeout: seconds for all of it, by default those of `options`. Raises RunError naming the device
     that failed."""
-    check_count(frames)
-    path, target, model = _open(directory, runs=True)
-    return play(path, target, model, inputs, frames, (options or RunOptions()).within(timeout))
+    check_frame_count(frames)
+    path, target, model = _open_artifact(directory, runs=True)
+    return run_opened(path, target, model, inputs, frames, (options or RunOptions()).with_timeout(timeout))
 
 
-def check_count(frames: int) -> None:
+def check_frame_count(frames: int) -> None:
     """UsageError for frames that cannot be run."""
     if frames < 1:
         raise UsageError(f"run: frames must be 1 or more, not {frames}")
 
 
-def play(
+def run_opened(
     path: Path,
     target: Target,
     model: Model,
@@ -132,30 +138,30 @@ def play(
     options: RunOptions,
 ) -> RunResult:
     """As `run`, of an artifact that was opened to run it: its target, and a model with its inputs."""
-    from dicompiler.verify.given import advising, run_frames
+    from dicompiler.verify.given import first_and_later_inputs, hint_on_input_error
 
-    if options.without and not target.survives:
+    if options.start_without and not target.can_tolerate_failures:
         raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
-    first, later = run_frames(model, inputs)
-    with advising(model, inputs):
+    first, later = first_and_later_inputs(model, inputs)
+    with hint_on_input_error(model, inputs):
         return target.run(path, [first, *[later] * (frames - 1)], options)
 
 
-def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[Installed, ...]:
+def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[InstalledDevice, ...]:
     """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
     the same options then starts it there. timeout: as for `run`. RunError names the device, its host and the cause."""
-    path, target, _ = _open(directory, runs=True)
-    return target.install(path, options.within(timeout))
+    path, target, _ = _open_artifact(directory, runs=True)
+    return target.install(path, options.with_timeout(timeout))
 
 
-def service(directory: str | Path, options: RunOptions) -> Service:
+def open_service(directory: str | Path, options: RunOptions) -> Service:
     """An artifact's devices as a service that stays between runs: see Target.service."""
     path = Path(directory)
-    target: Target = registry().make("targets", open_artifact(path)["target"])
+    target: Target = registry().make("targets", load_artifact(path)["target"])
     return target.service(path, options)
 
 
-@asked
+@validate_arguments
 def verify(
     directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None
 ) -> Verification:
@@ -163,99 +169,106 @@ def verify(
     and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted.
     timeout: seconds for all of that, by default those that a run may take; DicompilerError says what they were not
     enough for."""
-    from dicompiler.verify.comparison import Verification, exact, transfers
-    from dicompiler.verify.deadline import Deadline, until
-    from dicompiler.verify.given import advising, given_frames
-    from dicompiler.verify.narrowed import check_held
+    from dicompiler.verify.comparison import Verification, check_exact, check_transfers
+    from dicompiler.verify.deadline import Deadline, deadline_scope
+    from dicompiler.verify.given import hint_on_input_error, verification_frames
+    from dicompiler.verify.narrowed import check_wire_range
 
-    deadline = Deadline(RunOptions().within(timeout).timeout_s)
-    path, target, model = _open(directory, weights=True, runs=True)
-    plan, splits = plans.load_plan(path / PLAN), _Splits(Platform.load(path / PLATFORM))
-    frames, geometry = given_frames(model, inputs), replace(plan, wire=plan.wire.exact)
+    deadline = Deadline(RunOptions().with_timeout(timeout).timeout_s)
+    path, target, model = _open_artifact(directory, weights=True, runs=True)
+    plan, splits = plans.load_plan(path / PLAN_FILE), _ModelPartitioner(Platform.load(path / PLATFORM_FILE))
+    frames, geometry = (
+        verification_frames(model, inputs),
+        replace(plan, wire_format=plan.wire_format.with_exact_stand_ins),
+    )
     log.info("check models, split by the same plan")
-    with until(deadline, "verify: exact"):
-        rules, layers = registry().rules, prepare(model).layers
-        checks = [exact(model, lambda variant: splits.program(variant, geometry), rules=rules, layers=layers)]
+    with deadline_scope(deadline, "verify: exact"):
+        rules, layers = registry().operator_rules, prepare(model).layers
+        checks = [
+            check_exact(model, lambda variant: splits.make_program(variant, geometry), rules=rules, layers=layers)
+        ]
     log.info("the programs themselves, against onnxruntime")
-    count = len(plan.turns)  # a frame of each
+    count = len(plan.replica_roles)  # a frame of each
     frames = frames if len(frames) > 1 else frames * count
-    with advising(model, inputs):
-        runs = [_Played(frames, target.run(path, frames, RunOptions(timeout_s=deadline.left)))]
-        for loss in plan.losses:
-            turns = frames[:1] * len(loss.plan.turns)
-            options = RunOptions(timeout_s=deadline.left, without=loss.lost)
-            runs.append(_Played(turns, target.run(path, turns, options), loss.lost))
-        with until(deadline, "verify: real"):
-            program, routing = splits.placed(model, plan)
+    with hint_on_input_error(model, inputs):
+        runs = [_VerifiedRun(frames, target.run(path, frames, RunOptions(timeout_s=deadline.remaining_s)))]
+        for loss in plan.failures:
+            turns = frames[:1] * len(loss.plan.replica_roles)
+            options = RunOptions(timeout_s=deadline.remaining_s, start_without=loss.failed)
+            runs.append(_VerifiedRun(turns, target.run(path, turns, options), loss.failed))
+        with deadline_scope(deadline, "verify: real"):
+            program, routing = splits.place(model, plan)
             checks += [check for played in runs for check in played.checks(model, target, routing)]
-            if plan.wire.types:
-                checks.append(check_held(splits.program(model, geometry), routing, plan.wire, frames[0]))
-    with until(deadline, "verify: real"):
-        checks += target.proofs(model, lambda: splits.program(model), frames[0], runs[0].result)
-    sent = {index: total for played in runs for index, total in _sent(played.result).items()}
-    what = "roles" if plan.losses else "replicas"
-    checks.append(transfers(program.all_transfers, sent, len(frames) // count, len(plan.roles), what))
+            if plan.wire_format.dtypes:
+                checks.append(
+                    check_wire_range(splits.make_program(model, geometry), routing, plan.wire_format, frames[0])
+                )
+    with deadline_scope(deadline, "verify: real"):
+        checks += target.extra_checks(model, lambda: splits.make_program(model), frames[0], runs[0].result)
+    sent = {index: total for played in runs for index, total in _bytes_by_transfer(played.result).items()}
+    what = "roles" if plan.failures else "replicas"
+    checks.append(check_transfers(program.all_transfers, sent, len(frames) // count, len(plan.roles), what))
     return Verification(tuple(checks))
 
 
 @dataclass(frozen=True)
-class _Splits:
+class _ModelPartitioner:
     """How a model, or one of the same graph, is split on a platform."""
 
     platform: Platform
 
-    def placed(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
+    def place(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
         """Its programs by the plan, and the way of what they send."""
-        compilation = split(replace(prepare(model), platform=self.platform, plan=plan))
+        compilation = lower(replace(prepare(model), platform=self.platform, plan=plan))
         assert compilation.program is not None and compilation.routing is not None
         return compilation.program, compilation.routing
 
-    def program(self, model: Model, plan: Plan | None = None) -> Program:
+    def make_program(self, model: Model, plan: Plan | None = None) -> Program:
         """Its programs by the plan; None: all of it on the fastest device."""
         layers = prepare(model).layers
         assert layers is not None
-        return self.placed(model, plan or whole_plan(layers, self.platform.fastest.name))[0]
+        return self.place(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
 
 
 @dataclass(frozen=True)
-class _Played:
+class _VerifiedRun:
     """What the programs gave for the frames `given` without the devices `lost`."""
 
-    given: Sequence[Mapping[str, NDArray[Any]]]
+    frames: Sequence[Mapping[str, NDArray[Any]]]
     result: RunResult
-    lost: Sequence[str] = ()
+    failed: Sequence[str] = ()
 
     def checks(self, model: Model, target: Target, routing: Routing) -> list[Check]:
         """Whether it is what onnxruntime gives for them."""
-        from dicompiler.verify.narrowed import deviation
+        from dicompiler.verify.narrowed import wire_error_bound
 
-        return _compared(model, self.given, self.result, target, deviation(routing), self.lost)
+        return _compare_outputs(model, self.frames, self.result, target, wire_error_bound(routing), self.failed)
 
 
-def _sent(result: RunResult) -> dict[int, int]:
+def _bytes_by_transfer(result: RunResult) -> dict[int, int]:
     """Bytes by index of transfer."""
-    return {index: total for report in result.reports for index, total in report.sent.items()}
+    return {index: total for report in result.reports for index, total in report.sent_bytes.items()}
 
 
-def compare_run(
+def verify_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
     """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
     onnxruntime."""
     from dicompiler.verify.comparison import Verification
-    from dicompiler.verify.given import run_frames
-    from dicompiler.verify.narrowed import deviation
+    from dicompiler.verify.given import first_and_later_inputs
+    from dicompiler.verify.narrowed import wire_error_bound
 
-    path, target, model = _open(directory, weights=True)
-    (given, _), plan, more = run_frames(model, inputs), plans.load_plan(path / PLAN), 0.0
-    if plan.wire.types:
+    path, target, model = _open_artifact(directory, weights=True)
+    (given, _), plan, more = first_and_later_inputs(model, inputs), plans.load_plan(path / PLAN_FILE), 0.0
+    if plan.wire_format.dtypes:
         layers = prepare(model).layers
         assert layers is not None
-        more = deviation(route_on(Platform.load(path / PLATFORM), layers, plan))
-    return Verification(tuple(_compared(model, [given] * len(plan.turns), result, target, more)))
+        more = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
+    return Verification(tuple(_compare_outputs(model, [given] * len(plan.replica_roles), result, target, more)))
 
 
-def _compared(
+def _compare_outputs(
     model: Model,
     given: Sequence[Mapping[str, NDArray[Any]]],
     result: RunResult,
@@ -266,23 +279,23 @@ def _compared(
     """A check for each output that a device delivered of the frames `given`: one for each role, or several in a row
     where there are states. more: the share of max|reference| that is allowed beside what the target and the type allow.
     lost: without whom it ran."""
-    from dicompiler.ir.drawing import drawn
+    from dicompiler.ir.drawing import random_tensors
     from dicompiler.verify import comparison
-    from dicompiler.verify.given import references
-    from dicompiler.verify.tolerances import allowances
+    from dicompiler.verify.given import reference_outputs
+    from dicompiler.verify.tolerances import output_tolerances
 
-    what = "step" if states_of(model.proto) else "replica"
-    wanted = references(model, given, target.level)
-    allowed = {**allowances(model), **target.tolerances(model)}
-    random = drawn(model.proto, states_of(model.proto) or ())
-    frames = result.delivered or tuple({"": outputs} for outputs in result.outputs)
+    what = "step" if read_states(model.proto) else "replica"
+    wanted = reference_outputs(model, given, target.reference_optimization)
+    allowed = {**output_tolerances(model), **target.tolerances(model)}
+    random = random_tensors(model.proto, read_states(model.proto) or ())
+    frames = result.outputs_by_device or tuple({"": outputs} for outputs in result.outputs)
 
     def check(i: int, device: str, name: str, got: Any) -> Check:
         place = f"{name} on {device}" if device else name
         place += (f", {what} {i}" if len(given) > 1 else "") + (f", without {', '.join(lost)}" if lost else "")
         if name in random:
-            return comparison.drawn(place, wanted[i][name], got, random[name])
-        return comparison.compare(place, wanted[i][name], got, allowed=allowed.get(name), more=more)
+            return comparison.compare_type_only(place, wanted[i][name], got, random[name])
+        return comparison.compare_value(place, wanted[i][name], got, tolerance=allowed.get(name), extra_tolerance=more)
 
     return [
         check(i, device, name, got)

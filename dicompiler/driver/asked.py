@@ -17,13 +17,13 @@ from typing import ParamSpec, TypeVar
 
 import onnx
 
-from dicompiler.base.errors import UsageError, expect, one_line
+from dicompiler.base.errors import UsageError, check_type, one_line
 from dicompiler.cost.model import CostModel
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import Wire
-from dicompiler.search.losses import Survive
+from dicompiler.ir.wire import WireFormat
+from dicompiler.search.losses import FailureSelection
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 
@@ -32,10 +32,10 @@ R = TypeVar("R")
 Shapes = str | Sequence[str] | Mapping[str, Sequence[int]]
 """Sizes of inputs: {"input": (1, 3, 224, 224)}, "input=1x3x224x224", or several such texts."""
 
-INSTRUMENT = ("before", "after", "failed")
+INSTRUMENT_METHODS = ("before", "after", "failed")
 
-_PATH = (str, Path), "a path"
-_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+_PATH_TYPES = (str, Path), "a path"
+_ARGUMENT_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "model": ((str, Path, bytes, onnx.ModelProto, Model), "the path of an ONNX file, its bytes or a ModelProto"),
     "platform": ((str, Path, Platform), "the path of a TOML file, a built-in platform's name or a Platform"),
     "strategy": ((str, Strategy), "a text such as 'dp' or a Strategy"),
@@ -43,14 +43,14 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "target": ((str, Target), "a text such as 'sockets' or a Target"),
     "objective": ((str,), "a text such as 'latency'"),
     "cost": ((str, CostModel), "a text such as 'analytic' or a CostModel"),
-    "output": _PATH,
+    "output": _PATH_TYPES,
     "shape": ((str, Mapping, Sequence), "as {'input': (1, 3, 224, 224)} or 'input=1x3x224x224'"),
     "instruments": ((Sequence,), "a list of instruments"),
-    "calibrate": _PATH,
-    "wire": ((str, Mapping, Wire), "a text such as 'float16', or types by layer"),
-    "samples": _PATH,
-    "survive": ((int, str, Survive), "a number, 'hosts' or names of devices"),
-    "directory": _PATH,
+    "calibrate": _PATH_TYPES,
+    "wire": ((str, Mapping, WireFormat), "a text such as 'float16', or types by layer"),
+    "samples": _PATH_TYPES,
+    "survive": ((int, str, FailureSelection), "a number, 'hosts' or names of devices"),
+    "directory": _PATH_TYPES,
     "inputs": ((Mapping,), "arrays by the names of inputs"),
     "frames": ((int,), "a number"),
     "timeout": ((int, float), "seconds"),
@@ -58,7 +58,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
 """By an argument's name what it may be; None is for what has that as default."""
 
 
-def asked(function: Callable[P, R]) -> Callable[P, R]:
+def validate_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Checks what the function is called with: UsageError for values of other types. Its argument `progress`, where it
     has one, is a callback that hears of what is being done."""
     signature = inspect.signature(function)
@@ -67,21 +67,21 @@ def asked(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         given = signature.bind(*args, **kwargs).arguments
         for name, value in given.items():
-            if name in _KINDS and (value is not None or signature.parameters[name].default is not None):
-                expect(value, _KINDS[name][0], f"{function.__name__}: {name}", _KINDS[name][1])
+            if name in _ARGUMENT_TYPES and (value is not None or signature.parameters[name].default is not None):
+                check_type(value, _ARGUMENT_TYPES[name][0], f"{function.__name__}: {name}", _ARGUMENT_TYPES[name][1])
         tell = given.get("progress")
         if tell is None:
             return function(*args, **kwargs)
         if not callable(tell):
             raise UsageError(f"{function.__name__}: progress must be a function of a text, not {tell!r}")
-        with heard(tell):
+        with forward_progress(tell):
             return function(*args, **kwargs)
 
     return call
 
 
 @contextmanager
-def heard(tell: Callable[[str], object]) -> Iterator[None]:
+def forward_progress(progress: Callable[[str], object]) -> Iterator[None]:
     """In the block `tell` is called, in a line each, with what the library logs as information in this thread. What it
     raises is raised there."""
     thread = threading.get_ident()
@@ -89,7 +89,7 @@ def heard(tell: Callable[[str], object]) -> Iterator[None]:
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno == logging.INFO and record.thread == thread:
-                tell(" ".join(record.getMessage().split()))
+                progress(" ".join(record.getMessage().split()))
 
     log, listener = logging.getLogger("dicompiler"), Listener()
     level = log.level
@@ -102,26 +102,26 @@ def heard(tell: Callable[[str], object]) -> Iterator[None]:
         log.removeHandler(listener)
 
 
-def shape_texts(given: Shapes) -> tuple[str, ...]:
+def format_shapes(given: Shapes) -> tuple[str, ...]:
     """{"input": (1, 3, 224, 224)} → ("input=1x3x224x224",); texts as they are. UsageError for what is no size."""
     if isinstance(given, str):
         return (given,)
     if not isinstance(given, Mapping):
         for text in given:
-            expect(text, (str,), "compile: shape", "a text such as 'input=1x3x224x224'")
+            check_type(text, (str,), "compile: shape", "a text such as 'input=1x3x224x224'")
         return tuple(given)
     for name, sizes in given.items():
-        expect(sizes, (Sequence,), f"compile: shape of {name!r}", "as (1, 3, 224, 224)")
+        check_type(sizes, (Sequence,), f"compile: shape of {name!r}", "as (1, 3, 224, 224)")
         for size in sizes:
-            expect(size, (int,), f"compile: a size in the shape of {name!r}", "a whole number")
+            check_type(size, (int,), f"compile: a size in the shape of {name!r}", "a whole number")
     return tuple(f"{name}={'x'.join(map(str, sizes))}" for name, sizes in given.items())
 
 
 def check_instruments(given: Sequence[object]) -> None:
     """UsageError for what cannot watch passes: see `Instrument`."""
     for one in given:
-        if isinstance(one, type) or not all(callable(getattr(one, name, None)) for name in INSTRUMENT):
+        if isinstance(one, type) or not all(callable(getattr(one, name, None)) for name in INSTRUMENT_METHODS):
             raise UsageError(
                 f"compile: instruments: {one_line(repr(one), 60)} is none: give objects with the methods "
-                f"{', '.join(INSTRUMENT)} (see Instrument in dicompiler.plugin_api)"
+                f"{', '.join(INSTRUMENT_METHODS)} (see Instrument in dicompiler.plugin_api)"
             )

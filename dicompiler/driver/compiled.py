@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver.summary import Summary, milliseconds, summarise
-from dicompiler.ir.compilation import Compilation, Decision
+from dicompiler.driver.summary import CompileSummary, format_milliseconds, summarize
+from dicompiler.ir.compilation import Decision, PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from dicompiler.verify.comparison import Verification
 
-SHOWN = 16
+MAX_TABLE_DEVICES = 16
 """Devices of which a notebook shows a row."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Compiled(Compilation):
+class CompileResult(PipelineState):
     """What `compile` gives: a compilation with all but the artifact, which `artifacts` names where one was written.
     problem: what was solved."""
 
@@ -41,25 +41,25 @@ class Compiled(Compilation):
     reference: Model
     program: Program
     metrics: Metrics
-    single: Metrics
+    single_device_metrics: Metrics
     decision: Decision
     problem: Problem = field(compare=False)
 
     @classmethod
-    def of(cls, compilation: Compilation, problem: Problem) -> Compiled:
-        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(Compilation)}, problem=problem)
+    def from_state(cls, compilation: PipelineState, problem: Problem) -> CompileResult:
+        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(PipelineState)}, problem=problem)
 
     @property
     def artifacts(self) -> Path:
         """The directory that the target wrote. UsageError where none was asked for."""
-        if self.written is None:
+        if self.artifact_directory is None:
             raise UsageError("nothing was written: compile with output=…")
-        return self.written
+        return self.artifact_directory
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> CompileSummary:
         """What was decided by whom, what it is predicted to come to, what holds it back, and what to try next."""
-        return summarise(self, self.decision, self.metrics, self.single)
+        return summarize(self, self.decision, self.metrics, self.single_device_metrics)
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
         """Verifies the artifact that was written, see `driver.artifact.verify`. UsageError where none was."""
@@ -69,11 +69,11 @@ class Compiled(Compilation):
 
     def __repr__(self) -> str:
         told = self.summary
-        where = "" if self.written is None else f", in {self.written}"
+        where = "" if self.artifact_directory is None else f", in {self.artifact_directory}"
         return (
-            f"<Compiled: {len(self.layers.layers)} layers on {told.devices} of {len(self.platform.devices)} devices of "
-            f"{self.platform.name}, {told.decided}: a frame {milliseconds(told.latency_s)} predicted, "
-            f"{milliseconds(told.alone_s)} on one device{where}>"
+            f"<Compiled: {len(self.layers.layers)} layers on {told.device_count} of {len(self.platform.devices)} devices of "
+            f"{self.platform.name}, {told.plan_origin}: a frame {format_milliseconds(told.latency_s)} predicted, "
+            f"{format_milliseconds(told.single_device_s)} on one device{where}>"
         )
 
     def _repr_html_(self) -> str:
@@ -83,19 +83,21 @@ class Compiled(Compilation):
         rows = [
             (
                 one.device,
-                milliseconds(one.compute_s),
-                milliseconds(one.wait_s),
+                format_milliseconds(one.compute_s),
+                format_milliseconds(one.wait_s),
                 f"{one.memory / 2**20:.1f} MiB",
                 one.sent,
             )
-            for one in devices[:SHOWN]
+            for one in devices[:MAX_TABLE_DEVICES]
         ]
-        more = f"<p>… and {len(devices) - SHOWN} devices more</p>" if len(devices) > SHOWN else ""
+        more = (
+            f"<p>… and {len(devices) - MAX_TABLE_DEVICES} devices more</p>" if len(devices) > MAX_TABLE_DEVICES else ""
+        )
         heads = ("device", "computing", "waiting", "memory", "bytes sent")
         lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary.lines)
-        place = "" if self.written is None else f"<p>written: {escape(str(self.written))}</p>"
-        return f"<table>{_row('th', heads)}{''.join(_row('td', row) for row in rows)}</table>{more}{lines}{place}"
+        place = "" if self.artifact_directory is None else f"<p>written: {escape(str(self.artifact_directory))}</p>"
+        return f"<table>{_table_row('th', heads)}{''.join(_table_row('td', row) for row in rows)}</table>{more}{lines}{place}"
 
 
-def _row(kind: str, cells: tuple[object, ...]) -> str:
+def _table_row(kind: str, cells: tuple[object, ...]) -> str:
     return "<tr>" + "".join(f"<{kind}>{escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"

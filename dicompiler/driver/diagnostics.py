@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.plugin.instruments import Watch
+from dicompiler.plugin.instruments import NoOpInstrument
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Plan
     from dicompiler.plugin.passes import Pass
 
 
 @dataclass
-class VerifyEach(Watch):
+class VerifyEach(NoOpInstrument):
     """After every pass that changed the model runs it in onnxruntime, and compares with what it computed before.
 
     The inputs are seeded random ones unless given; until the graph's inputs have static shapes nothing is compared.
@@ -29,40 +29,40 @@ class VerifyEach(Watch):
     """
 
     inputs: Mapping[str, NDArray[Any]] | None = None
-    _reference: dict[str, Any] = field(default_factory=dict)
-    _given: dict[str, Any] = field(default_factory=dict)
+    _reference_outputs: dict[str, Any] = field(default_factory=dict)
+    _run_inputs: dict[str, Any] = field(default_factory=dict)
 
-    def before(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
-        if not self._reference:
-            self._reference = self._run(compilation.model)
+    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
+        if not self._reference_outputs:
+            self._reference_outputs = self._run_model(compilation.model)
 
-    def after(self, index: int, step: Pass, compilation: Compilation) -> None:
-        from dicompiler.ir.drawing import drawn
-        from dicompiler.verify.comparison import compare
+    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
+        from dicompiler.ir.drawing import random_tensors
+        from dicompiler.verify.comparison import compare_value
 
-        got = self._run(compilation.model)
-        before = self._reference if step.preserves else {}
-        random = drawn(compilation.model.proto)
+        got = self._run_model(compilation.model)
+        before = self._reference_outputs if step.preserves_outputs else {}
+        random = random_tensors(compilation.model.proto)
         for name, was in before.items() if got else ():
             if name not in got or name in random:  # a state, which is in pieces now; others in each run
                 continue
-            check = compare(name, was, got[name])
+            check = compare_value(name, was, got[name])
             if not check.passed:
                 raise DicompilerError(f"after pass {index} ({step.spec}): output {name!r} {check.detail}")
-        self._reference = self._reference if self._reference and step.preserves else got
+        self._reference_outputs = self._reference_outputs if self._reference_outputs and step.preserves_outputs else got
 
-    def _run(self, model: Model) -> dict[str, Any]:
+    def _run_model(self, model: Model) -> dict[str, Any]:
         """The outputs by name; none where an input has no static shape yet."""
         from dicompiler.verify.comparison import graph_inputs
         from dicompiler.verify.executor import run_model
-        from dicompiler.verify.given import advising, given_inputs
+        from dicompiler.verify.given import hint_on_input_error, prepare_inputs
 
         if self.inputs is None and any(value.shape is None for value in graph_inputs(model)):
             return {}
         # Once: a pass may take away what tells which numbers an input can be.
-        self._given = self._given or given_inputs(model, self.inputs)
-        with advising(model, self.inputs):
-            return run_model(model, self._given)
+        self._run_inputs = self._run_inputs or prepare_inputs(model, self.inputs)
+        with hint_on_input_error(model, self.inputs):
+            return run_model(model, self._run_inputs)
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,21 @@ class LayerStatistics:
     devices: int
     halo: int
     macs: int
-    redundant: int
+    redundant_macs: int
 
 
 @dataclass
-class Statistics(Watch):
+class PartitionStatistics(NoOpInstrument):
     """After partition counts, layer by layer, parts, elements that travel, and multiplications that are done twice."""
 
     rows: list[LayerStatistics] = field(default_factory=list)
 
-    def after(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
+    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
         if compilation.routing is None or self.rows:
             return
-        from dicompiler.cost.counting import macs, task_macs
+        from dicompiler.cost.counting import count_macs, count_task_macs
         from dicompiler.ir.regions import volume
-        from dicompiler.ir.routing import leaves
+        from dicompiler.ir.routing import assembly_leaves
         from dicompiler.ir.tasks import task_id
 
         routing = compilation.routing
@@ -100,17 +100,17 @@ class Statistics(Watch):
                 leaf.box: volume(leaf.box.region or ())
                 for task in tasks
                 for tree in routing.reads.get(task_id(task), {}).values()
-                for leaf in leaves(tree)
+                for leaf in assembly_leaves(tree)
                 if leaf.box.origin is not None
             }
-            done = sum(task_macs(layers, task) for task in tasks)
-            redundant = done - macs(layers, layer)
+            done = sum(count_task_macs(layers, task) for task in tasks)
+            redundant = done - count_macs(layers, layer)
             devices = len({task.device for task in tasks})
             self.rows.append(LayerStatistics(layer.name, len(tasks), devices, sum(arrived.values()), done, redundant))
 
 
 @dataclass
-class Reproducer(Watch):
+class Reproducer(NoOpInstrument):
     """Where a pass breaks, writes what it takes to see it again: `reproducer.onnx`, the graph before the first pass
     with its weights replaced by zeros that take no room, `reproducer.plan.json` where there was a plan, and
     `reproducer.txt`, the command that runs the same passes."""
@@ -120,14 +120,14 @@ class Reproducer(Watch):
     _plan: Plan | None = None
     _passes: list[str] = field(default_factory=list)
 
-    def before(self, index: int, step: Pass, compilation: Compilation) -> None:  # noqa: ARG002
+    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
         if self._model is None:
             self._model = compilation.model
         if compilation.plan is not None and not any("partition" in text for text in self._passes):
             self._plan = self._plan or compilation.plan
         self._passes.append(str(step.spec))
 
-    def failed(self, index: int, step: Pass, compilation: Compilation, error: Exception) -> None:  # noqa: ARG002
+    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:  # noqa: ARG002
         from dicompiler.ir.plan import dumps
 
         assert self._model is not None
@@ -136,24 +136,24 @@ class Reproducer(Watch):
         if self._plan is not None:
             (self.directory / "reproducer.plan.json").write_text(dumps(self._plan), encoding="utf-8")
             command += " --plan reproducer.plan.json"
-        (self.directory / "reproducer.onnx").write_bytes(without_weights(self._model))
+        (self.directory / "reproducer.onnx").write_bytes(strip_weights(self._model))
         text = ",".join(self._passes)
         (self.directory / "reproducer.txt").write_text(f"{command} -p '{text}' -o out.onnx\n", encoding="utf-8")
 
 
-def without_weights(model: Model) -> bytes:
+def strip_weights(model: Model) -> bytes:
     """The model as ONNX bytes with every large weight made by a ConstantOfShape node of value 0: names, shapes and
     types stay, the numbers go."""
     import onnx
     from onnx import helper, numpy_helper
 
-    from dicompiler.ir.onnx.weights import is_hollow
+    from dicompiler.ir.onnx.weights import is_placeholder
 
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph = proto.graph
-    hollow = [tensor for tensor in graph.initializer if is_hollow(tensor)]
-    small = [tensor for tensor in graph.initializer if not is_hollow(tensor)]
+    hollow = [tensor for tensor in graph.initializer if is_placeholder(tensor)]
+    small = [tensor for tensor in graph.initializer if not is_placeholder(tensor)]
     fed = {tensor.name for tensor in hollow}
     zeros, shapes = [], []
     for number, tensor in enumerate(hollow):

@@ -15,25 +15,25 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
+from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 
 T = TypeVar("T")
 
-KINDS = {"processes": "processes=N", "dask": "dask=HOST:PORT", "mpi": "mpi"}
-MOST = 1024
-LOSSES = 3
+EXECUTOR_FORMS = {"processes": "processes=N", "dask": "dask=HOST:PORT", "mpi": "mpi"}
+MAX_PROCESSES = 1024
+MAX_PROCESS_FAILURES = 3
 """So many lost processes in a row, and no work done in between, are no accident."""
 
 
-def parse(text: str) -> tuple[str, str]:
+def parse_executor(text: str) -> tuple[str, str]:
     """`dask=10.0.0.1:8786` → its kind and what stands behind the sign. UsageError for what is none of KINDS."""
     kind, sign, value = text.partition("=")
-    if kind not in KINDS:
-        raise UsageError(f"executor {text!r}: there is no {kind!r}{nearest(kind, KINDS)}")
-    if bool(value) != ("=" in KINDS[kind]) or bool(sign) != bool(value):
-        raise UsageError(f"executor {text!r}: write {KINDS[kind]}")
-    if kind == "processes" and not (value.isascii() and value.isdigit() and 1 <= int(value[:5]) <= MOST):
-        raise UsageError(f"executor {text!r}: {value!r} is no number of processes: take 1 to {MOST}")
+    if kind not in EXECUTOR_FORMS:
+        raise UsageError(f"executor {text!r}: there is no {kind!r}{did_you_mean(kind, EXECUTOR_FORMS)}")
+    if bool(value) != ("=" in EXECUTOR_FORMS[kind]) or bool(sign) != bool(value):
+        raise UsageError(f"executor {text!r}: write {EXECUTOR_FORMS[kind]}")
+    if kind == "processes" and not (value.isascii() and value.isdigit() and 1 <= int(value[:5]) <= MAX_PROCESSES):
+        raise UsageError(f"executor {text!r}: {value!r} is no number of processes: take 1 to {MAX_PROCESSES}")
     if kind == "dask" and not re.fullmatch(r"((tcp|tls)://)?[^/@ ]+:\d{1,5}", value):
         raise UsageError(f"executor {text!r}: {value!r} is no address: such as 10.0.0.1:8786, or tls://farm:8786")
     return kind, value
@@ -51,20 +51,20 @@ def open_executor(text: str | None) -> Iterator[Executor | None]:
     if text is None:
         yield None
         return
-    kind, value = parse(text)
+    kind, value = parse_executor(text)
     if kind == "dask":
         from dicompiler.driver.dask_cluster import DaskExecutor
 
         opened: Executor = DaskExecutor(value)
     else:
-        opened = Processes(int(value)) if kind == "processes" else _ranks()
+        opened = ProcessExecutor(int(value)) if kind == "processes" else _open_mpi_pool()
     try:
         yield opened
     finally:
         opened.shutdown(cancel_futures=True)
 
 
-class Processes(Executor):
+class ProcessExecutor(Executor):
     """`count` processes of this machine. Where one is lost, `map` has others do again what was not done.
 
     An interrupt of the terminal is for the process that asks, not for these.
@@ -72,7 +72,7 @@ class Processes(Executor):
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._pool = self._made()
+        self._pool = self._make_pool()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """A call, which fails where a process is lost."""
@@ -98,7 +98,7 @@ class Processes(Executor):
                 done = {i: future for i, future in running.items() if future.done() and not future.exception()}
                 found |= {i: future.result() for i, future in done.items()}
                 losses = losses + 1 if len(found) == before else 1
-                self._again(losses)
+                self._restart_pool(losses)
             finally:
                 for future in running.values():
                     future.cancel()
@@ -108,21 +108,21 @@ class Processes(Executor):
         """Ends the processes."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
-    def _again(self, losses: int) -> None:
-        if losses >= LOSSES:
+    def _restart_pool(self, losses: int) -> None:
+        if losses >= MAX_PROCESS_FAILURES:
             raise DicompilerError(
                 f"executor processes={self._count}: {losses} times a process was lost before anything was done: where "
                 "memory was short, take fewer processes"
             )
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._made()
+        self._pool = self._make_pool()
 
-    def _made(self) -> ProcessPoolExecutor:
+    def _make_pool(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(self._count, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
 
 
-def _ranks() -> Executor:
+def _open_mpi_pool() -> Executor:
     """The pool of the other ranks that mpirun started."""
     try:
         from mpi4py import MPI

@@ -14,36 +14,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.atomic import check_place, moved_in_whole
+from dicompiler.base.atomic import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.specs import Spec, parse
-from dicompiler.driver.prepare import DEFAULT_COST, DEFAULT_TARGET, load_problem
+from dicompiler.base.specs import Spec, parse_spec
+from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET, load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.fronts import FRONT_OBJECTIVES, Front, Tell
+from dicompiler.search.fronts import FRONT_OBJECTIVES, ParetoFront, ProgressCallback
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 
-FORMAT = "dicompiler.front/1"
-FILE = "front.json"
-DEFAULT_EXPLORER = "genetic"
+FRONT_FORMAT = "dicompiler.front/1"
+FRONT_FILE = "front.json"
+DEFAULT_EXPLORATION_STRATEGY = "genetic"
 
 
 def explore(
     model: str | Path | Model,
     platform: str | Path | Platform,
-    strategy: str | Strategy = DEFAULT_EXPLORER,
-    cost: str = DEFAULT_COST,
+    strategy: str | Strategy = DEFAULT_EXPLORATION_STRATEGY,
+    cost: str = DEFAULT_COST_MODEL,
     output: str | Path | None = None,
     shape: Sequence[str] = (),
-    tell: Tell | None = None,
-    wire: str | Mapping[str, str] | None = None,
+    progress: ProgressCallback | None = None,
+    wire_dtype: str | Mapping[str, str] | None = None,
     target: str | Target = DEFAULT_TARGET,
     state: str | Sequence[str] = "auto",
     executor: Executor | None = None,
-) -> Front:
+) -> ParetoFront:
     """The front that `strategy` finds for `model` on `platform`; written to the directory `output` where it is given.
 
     strategy, cost: specs or a strategy itself; one that makes a single plan gives a front of one point. shape:
@@ -51,31 +51,31 @@ def explore(
     for `compile`.
     Raises DicompilerError for what cannot be explored, UsageError for unknown names; nothing is written then.
     """
-    explorer: Strategy = registry().adopt("strategies", strategy)
+    explorer: Strategy = registry().resolve("strategies", strategy)
     if output is not None:
-        check_place(Path(output), FILE, "front")  # before the work, and in the end once more
-    problem = load_problem(model, platform, shape, cost=cost, wire=wire, target=target, state=state)
+        check_output_directory(Path(output), FRONT_FILE, "front")  # before the work, and in the end once more
+    problem = load_problem(model, platform, shape, cost=cost, wire_dtype=wire_dtype, target=target, state=state)
     problem = replace(problem, executor=executor)
     assert problem.model is not None
-    front = _powered(_named(explorer.front(problem, tell), problem.model.digest()))
+    front = _drop_unknown_energy(_with_network_digest(explorer.front(problem, progress), problem.model.digest()))
     if output is not None:
-        write(front, problem.platform, Path(output))
+        write_front(front, problem.platform, Path(output))
     return front
 
 
-def spec(text: str, options: Mapping[str, str | tuple[str, ...]]) -> str:
+def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) -> str:
     """The spec `text` with these options in place of its own: `spec("genetic{seed=1}", {"seed": "2"})`."""
-    given = parse(text, "strategy")
-    return str(Spec.of(given.name, {**dict(given.options), **options}))
+    given = parse_spec(text, "strategy")
+    return str(Spec.from_mapping(given.name, {**dict(given.options), **options}))
 
 
-def _named(front: Front, digest: str) -> Front:
+def _with_network_digest(front: ParetoFront, digest: str) -> ParetoFront:
     """The plans with the digest of the network that they were made for."""
-    points = tuple(replace(point, plan=replace(point.plan, network=digest)) for point in front.points)
+    points = tuple(replace(point, plan=replace(point.plan, model_digest=digest)) for point in front.points)
     return replace(front, points=points)
 
 
-def _powered(front: Front) -> Front:
+def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
     """Without energies where nothing takes any, because the platform gives no powers. UsageError where none is left."""
 
     def known(name: str) -> bool:
@@ -87,16 +87,16 @@ def _powered(front: Front) -> Front:
     return replace(front, objectives=names)
 
 
-def write(front: Front, platform: Platform, output: Path) -> None:
+def write_front(front: ParetoFront, platform: Platform, output: Path) -> None:
     """Writes the directory `output`: FILE, front.csv, front.svg and the plan of each point; of the same front the same
     bytes. DicompilerError where something else is there already."""
-    with moved_in_whole(output, FILE, "front") as stage:
+    with atomic_directory(output, FRONT_FILE, "front") as stage:
         (stage / "plans").mkdir()
         for i, point in enumerate(front.points):
             (stage / plan_file(i)).write_text(dumps(point.plan), encoding="utf-8")
-        (stage / FILE).write_text(json.dumps(document(front, platform), indent=1) + "\n", encoding="utf-8")
-        (stage / "front.csv").write_text(_csv(front), encoding="utf-8")
-        (stage / "front.svg").write_text(picture(front, platform), encoding="utf-8")
+        (stage / FRONT_FILE).write_text(json.dumps(front_document(front, platform), indent=1) + "\n", encoding="utf-8")
+        (stage / "front.csv").write_text(_front_csv(front), encoding="utf-8")
+        (stage / "front.svg").write_text(draw_front(front, platform), encoding="utf-8")
 
 
 def plan_file(index: int) -> str:
@@ -104,24 +104,24 @@ def plan_file(index: int) -> str:
     return f"plans/{index:03d}.json"
 
 
-def document(front: Front, platform: Platform) -> dict[str, Any]:
+def front_document(front: ParetoFront, platform: Platform) -> dict[str, Any]:
     """The front as JSON: units by objective, and for each point its numbers and its plan's file."""
     return {
-        "format": FORMAT,
-        **({"network": front.points[0].plan.network} if front.points[0].plan.network else {}),
+        "format": FRONT_FORMAT,
+        **({"network": front.points[0].plan.model_digest} if front.points[0].plan.model_digest else {}),
         "platform": platform.name,
         "objectives": {name: FRONT_OBJECTIVES[name][0] for name in front.objectives},
-        "level": front.level,
+        "level": front.metrics_source,
         "evaluations": front.evaluations,
         "interrupted": front.interrupted,
         "points": [
-            {"plan": plan_file(i), "devices": len(point.plan.devices), **_numbers(front, i)}
+            {"plan": plan_file(i), "devices": len(point.plan.devices), **_point_values(front, i)}
             for i, point in enumerate(front.points)
         ],
     }
 
 
-def _numbers(front: Front, index: int) -> dict[str, float]:
+def _point_values(front: ParetoFront, index: int) -> dict[str, float]:
     """Objective → number; bytes are whole."""
     objectives = front.points[index].objectives
     return {
@@ -130,17 +130,17 @@ def _numbers(front: Front, index: int) -> dict[str, float]:
     }
 
 
-def _csv(front: Front) -> str:
+def _front_csv(front: ParetoFront) -> str:
     """A line for each point; the head names the units."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["plan", *(f"{name} [{FRONT_OBJECTIVES[name][0]}]" for name in front.objectives)])
     for i in range(len(front.points)):
-        rows.writerow([plan_file(i), *map(repr, _numbers(front, i).values())])
+        rows.writerow([plan_file(i), *map(repr, _point_values(front, i).values())])
     return text.getvalue()
 
 
-def picture(front: Front, platform: Platform) -> str:
+def draw_front(front: ParetoFront, platform: Platform) -> str:
     """The front as SVG: each objective against the first, the points with their numbers. No clock, no random names."""
     try:
         import matplotlib

@@ -11,40 +11,42 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PLAYS, PLAY_S, ALIKE = (2, 3), 0.25, 1.05
+PLAY_COUNTS, PLAY_S, MAX_PLAY_RATIO = (2, 3), 0.25, 1.05
 """How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
 plays of each may be apart for no further one."""
 
 
-class NotPlayed(OSError):
+class PlayError(OSError):
     """Why a program did not run, in one line."""
 
 
-def runtimes(place: Path, entries: list[dict[str, Any]]) -> dict[str, Any]:
+def measure_runtimes(place: Path, entries: list[dict[str, Any]]) -> dict[str, Any]:
     """Target → the costs of its runtime, whose programs lie in `place`. What cannot be measured is said, and left
     out."""
     found = {}
     for entry in entries:
         try:
-            times, send_s = play(place / entry["target"], list(entry["programs"]))
-            found[entry["target"]] = costs(entry, times, send_s)
+            times, send_s = play_programs(place / entry["target"], list(entry["programs"]))
+            found[entry["target"]] = fit_costs(entry, times, send_s)
         except (OSError, ValueError) as error:
             why = " ".join(str(error).split())
             print(f"profile_run.py: runtime of {entry['target']}: it is not measured: {why}", file=sys.stderr)
     return found
 
 
-def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
+def play_programs(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
     """The shortest frame of each program, and the least that handing a message over took, where that is told: in s."""
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
-    for round_ in range(PLAYS[1]):
-        if round_ >= PLAYS[0] and all(sorted(found)[1] <= ALIKE * min(found) for found in times.values()):
+    for round_ in range(PLAY_COUNTS[1]):
+        if round_ >= PLAY_COUNTS[0] and all(
+            sorted(found)[1] <= MAX_PLAY_RATIO * min(found) for found in times.values()
+        ):
             break
         command = [sys.executable, "-B", str(place / "play.py"), str(PLAY_S), *names]
         done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise NotPlayed((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
+            raise PlayError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
         for name, line in zip(names, done.stdout.splitlines(), strict=True):
             told = json.loads(line)
             times[name].append(min(told["frames"]))
@@ -53,7 +55,7 @@ def play(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]
     return {name: min(found) for name, found in times.items()}, min(sends, default=None)
 
 
-def costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
+def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
     """By what programs with more of them take longer; waking and receiving are parted as the target's own figures.
     Bytes, and copies, which are left out then, only where programs with many of them were played."""
     programs: dict[str, dict[str, int]] = entry["programs"]

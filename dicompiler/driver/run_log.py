@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
+import platform as host_platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -13,92 +13,98 @@ from typing import Any
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.target.interface import Target
-from dicompiler.target.records import RunOptions, RunResult, flying
-from dicompiler.target.seal import open_artifact
+from dicompiler.target.records import RunOptions, RunResult, default_in_flight
+from dicompiler.target.seal import load_artifact
 
-FORMAT = "dicompiler.run/1"
+RUN_FORMAT = "dicompiler.run/1"
 
 
-def digest_of(boards: Platform) -> str:
+def platform_digest(boards: Platform) -> str:
     """The SHA-256 of a platform's text."""
-    return hashlib.sha256(to_toml(boards).encode()).hexdigest()
+    return hashlib.sha256(platform_to_toml(boards).encode()).hexdigest()
 
 
-def document(
+def run_document(
     directory: Path,
     result: RunResult,
     options: RunOptions | None = None,
-    place: Path | None = None,
+    log_path: Path | None = None,
     predicted: Mapping[str, Any] | None = None,
-    boards: Platform | None = None,
+    platform: Platform | None = None,
     runtime: RuntimeCosts | None = None,
     dilation: float = 1.0,
 ) -> dict[str, Any]:
     """What `run` gave of the artifact in `directory`, without the outputs; see the schema run. options: it was run
     with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated;
     runtime: what the target's cost where they were; dilation: how many times slower they were played."""
-    artifact, options = open_artifact(directory), options or RunOptions()
-    where = "emulated" if boards else "boards" if options.hosts or options.elsewhere or result.apart else "here"
+    artifact, options = load_artifact(directory), options or RunOptions()
+    where = (
+        "emulated" if platform else "boards" if options.hosts or options.start_manually or result.is_remote else "here"
+    )
     devices = [asdict(report) for report in result.reports]
     for device in devices:
         device["sent"] = {str(index): count for index, count in device["sent"].items()}
     return {
-        "format": FORMAT,
+        "format": RUN_FORMAT,
         "artifact": artifact["digest"],
-        "directory": Path(os.path.relpath(directory, None if place is None else place.parent)).as_posix(),
+        "directory": Path(os.path.relpath(directory, None if log_path is None else log_path.parent)).as_posix(),
         "target": artifact["target"],
-        "host": {"system": platform.system(), "machine": platform.machine(), "processors": os.cpu_count() or 1},
+        "host": {
+            "system": host_platform.system(),
+            "machine": host_platform.machine(),
+            "processors": os.cpu_count() or 1,
+        },
         "where": where,
-        **({"platform": digest_of(boards)} if boards else {}),
+        **({"platform": platform_digest(platform)} if platform else {}),
         **({"runtime": asdict(runtime)} if runtime else {}),
         **({"dilation": dilation} if dilation != 1 else {}),
-        "in_flight": at_once(options.in_flight, len(devices), len(result.frames_s)),
+        "in_flight": frames_in_flight(options.in_flight, len(devices), len(result.frames_s)),
         "frames_s": list(result.frames_s),
-        **({"waited_s": list(result.waited_s)} if result.waited_s else {}),
+        **({"waited_s": list(result.queue_wait_s)} if result.queue_wait_s else {}),
         "total_s": result.total_s,
         "devices": devices,
-        **(_survived(result) if result.events else {}),
+        **(_failure_summary(result) if result.events else {}),
         **({"predicted": dict(predicted)} if predicted else {}),
     }
 
 
-def emulated_by(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
+def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
     """What the target's runtime cost on the host that emulated a log's boards (of logs without that: as the target
     states), and how many processors that had; None where no boards were emulated."""
     if log.get("where") != "emulated":
         return None
-    stated = target.costs
+    stated = target.runtime_costs
     costs = RuntimeCosts(**{"in_order": stated.in_order} | log["runtime"]) if "runtime" in log else stated
     return costs, log["host"]["processors"]
 
 
-def _survived(result: RunResult) -> dict[str, Any]:
+def _failure_summary(result: RunResult) -> dict[str, Any]:
     """The losses that a run went on after, and what they came to."""
     return {
         "events": [asdict(event) for event in result.events],
-        "replays": sum(event.replays for event in result.events),
+        "replays": sum(event.replayed_frames for event in result.events),
         "interrupted_s": sum(event.interruption_s for event in result.events),
     }
 
 
-def at_once(in_flight: int, devices: int, frames: int) -> int:
+def frames_in_flight(in_flight: int, devices: int, frames: int) -> int:
     """How many frames are on their way at once at most; in_flight: as `RunOptions` has it."""
-    return max(1, min(in_flight or flying(devices), frames))
+    return max(1, min(in_flight or default_in_flight(devices), frames))
 
 
-def checked(path: Path) -> dict[str, Any]:
+def read_log(path: Path) -> dict[str, Any]:
     """Reads a log, whatever artifact it is of. DicompilerError where it is none."""
     log: dict[str, Any] = load_json(path)
     validate(log, "run", str(path))
     return log
 
 
-def load(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in the directory
     `artifact`, whose artifact.json is `manifest`."""
-    log = checked(path)
+    log = read_log(path)
     if log["artifact"] != manifest["digest"]:
         raise DicompilerError(f"{path}: it is of another artifact than {artifact}: run this one again with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:

@@ -12,26 +12,32 @@ from pathlib import Path
 
 from dicompiler.base.errors import UsageError
 from dicompiler.ir import plan as plans
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.wire import Wire, asked, kinds, on_wire, wire_of
-from dicompiler.partition.lowering import split_unchecked
+from dicompiler.ir.wire import (
+    WireFormat,
+    effective_wire_dtypes,
+    parse_wire_format,
+    requested_wire_dtypes,
+    with_wire_dtypes,
+)
+from dicompiler.partition.lowering import lower_unchecked
 
 log = logging.getLogger("dicompiler")
 
 
-def agreed(
-    plan: str | Path | Plan | None, wire: str | Mapping[str, str] | Wire | None, samples: str | Path | None
-) -> tuple[Plan | None, Wire]:
+def resolve_wire_types(
+    plan: str | Path | Plan | None, wire: str | Mapping[str, str] | WireFormat | None, samples: str | Path | None
+) -> tuple[Plan | None, WireFormat]:
     """(the plan, how tensors travel): as `wire` says, else as the plan does. UsageError for an unknown type, for int8
     without samples (or a plan that has its ranges), and for samples that nothing needs."""
     given = plan if isinstance(plan, Plan) or plan is None else plans.load_plan(plan)
-    sent = wire_of(wire)
+    sent = parse_wire_format(wire)
     if given is not None:
-        sent = given.wire if sent is None else replace(sent, ranges=sent.ranges or given.wire.ranges)
-        given = replace(given, wire=sent)
-    sent = sent or Wire()
-    measures = any(kind == "int8" for _, kind in sent.types)
+        sent = given.wire_format if sent is None else replace(sent, ranges=sent.ranges or given.wire_format.ranges)
+        given = replace(given, wire_format=sent)
+    sent = sent or WireFormat()
+    measures = any(kind == "int8" for _, kind in sent.dtypes)
     if measures and samples is None and not sent.ranges:
         raise UsageError("wire: int8 needs samples of the inputs, to know the range of each tensor (--samples X.npz)")
     if samples is not None and not measures:
@@ -39,34 +45,38 @@ def agreed(
     return given, sent
 
 
-def sending(compilation: Compilation, wire: Wire) -> Compilation:
+def apply_wire_types(compilation: PipelineState, wire: WireFormat) -> PipelineState:
     """The compilation with layers whose tensors travel so: every cost and strategy counts their bytes by them."""
     assert compilation.layers is not None
-    return replace(compilation, layers=on_wire(compilation.layers, wire.types))
+    return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire.dtypes))
 
 
-def calibrated(compilation: Compilation, samples: Path) -> Plan:
+def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
     """The compilation's plan with the range of each tensor that travels, over the samples in a file. DicompilerError
     for samples that do not fit."""
     from dicompiler.verify.comparison import graph_inputs
-    from dicompiler.verify.narrowed import measured
+    from dicompiler.verify.narrowed import measure_ranges
     from dicompiler.verify.samples import read_samples
 
     plan = compilation.plan
     assert plan is not None
     given = read_samples(samples, graph_inputs(compilation.model))
     log.info("measuring what travels over %d samples", len(given))
-    program = split_unchecked(replace(compilation, plan=replace(plan, wire=plan.wire.exact))).program
+    program = lower_unchecked(
+        replace(compilation, plan=replace(plan, wire_format=plan.wire_format.with_exact_stand_ins))
+    ).program
     assert program is not None
-    return replace(plan, wire=replace(plan.wire, ranges=measured(program, given)))
+    return replace(plan, wire_format=replace(plan.wire_format, ranges=measure_ranges(program, given)))
 
 
-def tell_kept(compilation: Compilation) -> None:
+def warn_not_narrowed(compilation: PipelineState) -> None:
     """Warns, once for all, of tensors that were to be narrowed on their way and cannot be."""
     routing = compilation.routing
     assert routing is not None
-    sent = dict.fromkeys(box.key.tensor for role in routing.roles for box in role.received)
-    kept = sorted(sent.keys() & asked(routing.layers).keys() - kinds(routing.layers).keys())
+    sent = dict.fromkeys(box.key.tensor for role in routing.roles for box in role.received_boxes)
+    kept = sorted(
+        sent.keys() & requested_wire_dtypes(routing.layers).keys() - effective_wire_dtypes(routing.layers).keys()
+    )
     if kept:
         log.warning(
             "wire: %d of %d tensors that travel are of types that are not narrowed so, and travel as they are "

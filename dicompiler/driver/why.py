@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_bytes, format_seconds
-from dicompiler.cost.counting import count, weight_regions
-from dicompiler.cost.runtime import FREE
-from dicompiler.driver.compare import Comparison, Row
+from dicompiler.cost.counting import count_operations, weight_regions
+from dicompiler.cost.runtime import FREE_RUNTIME
+from dicompiler.driver.compare import Comparison, StrategyResult
 from dicompiler.ir.layers import Layer
-from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.ir.regions import full, shape_of, with_interval
-from dicompiler.ir.wire import ALL, Wire, on_wire, sent_nbytes
-from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
-from dicompiler.partition.tiling import Label, cut_axis, tile
-from dicompiler.search.problem import WORTH, Problem
+from dicompiler.ir.plan import LayerShare, Part, Plan
+from dicompiler.ir.regions import full_region, region_shape, with_interval
+from dicompiler.ir.wire import ALL_TENSORS, WireFormat, sent_nbytes, with_wire_dtypes
+from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task, output_shape
+from dicompiler.partition.tiling import AxisLabel, split_axis, tile_layer
+from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
 
-TYPES = {"float16": 2.0, "int8": 4.0}
+WIRE_COMPRESSION = {"float16": 2.0, "int8": 4.0}
 """Wire type → by how much it divides the bytes of float32."""
-MOST = 1000.0
+MAX_BANDWIDTH_FACTOR = 1000.0
 """So many times the platform's bandwidth are tried."""
 
 
@@ -38,10 +38,10 @@ class LayerReason:
     layer: str
     operator: str
     reason: str
-    saved: float = 0.0
-    nbytes: int = 0
-    bandwidth: float | None = None
-    wire: tuple[str, ...] = ()
+    saved_s: float = 0.0
+    sent_bytes: int = 0
+    break_even_bandwidth: float | None = None
+    wire_dtypes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class SplitReason:
     """What a strategy's plan on several devices takes to be 3 % better than one device: as in `LayerReason`."""
 
     strategy: str
-    bandwidth: float | None
-    wire: tuple[str, ...]
+    break_even_bandwidth: float | None
+    wire_dtypes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Why:
+class Explanation:
     """Of a comparison's best plan: why each layer that one device computes is not split. splits: if that plan stays on
     one device, what each strategy's plan that does not would take."""
 
@@ -62,143 +62,155 @@ class Why:
     splits: tuple[SplitReason, ...]
 
 
-def pays_from(bandwidth: float | None, wire: Sequence[str]) -> str:
+def break_even_text(bandwidth: float | None, wire: Sequence[str]) -> str:
     """From which bandwidth on, or in which wire type, a split pays: in words."""
     if bandwidth is None:
         return "at no bandwidth"
     return f"from {bandwidth / 1e6:.3g} Mbit/s on" + (f", or with --wire {wire[0]}" if wire else "")
 
 
-def why(comparison: Comparison) -> Why:
+def explain(comparison: Comparison) -> Explanation:
     """DicompilerError where no strategy has a plan."""
     best = comparison.best
     if best is None or best.plan is None:
         raise DicompilerError("compare: no strategy has a plan: there is nothing to say why about")
     problem = comparison.problem
-    alone = len(_computing(best.plan)) == 1
-    rows = [row for row in comparison.rows if alone and row.plan is not None and len(_computing(row.plan)) > 1]
-    if alone and not rows and len(problem.platform.computing) > 1:
-        rows = [Row("shares of each layer", 0.0, _shared(problem, best.plan))]
-    return Why(tuple(layer_reasons(problem, best.plan)), tuple(_split(problem, row) for row in rows))
+    alone = len(_computing_devices(best.plan)) == 1
+    rows = [
+        row for row in comparison.results if alone and row.plan is not None and len(_computing_devices(row.plan)) > 1
+    ]
+    if alone and not rows and len(problem.platform.computing_devices) > 1:
+        rows = [StrategyResult("shares of each layer", 0.0, _shared_plan(problem, best.plan))]
+    return Explanation(tuple(explain_layers(problem, best.plan)), tuple(_explain_split(problem, row) for row in rows))
 
 
-def _computing(plan: Plan) -> set[str]:
+def _computing_devices(plan: Plan) -> set[str]:
     return {part.device for parts in plan.layers.values() for part in parts}
 
 
-def _shared(problem: Problem, plan: Plan) -> Plan:
+def _shared_plan(problem: Problem, plan: Plan) -> Plan:
     """Each layer in rows, else in channels, over all devices that compute; what cannot be cut as in `plan`."""
     layers = problem.layers.layers
-    return problem.plan({one.name: next(_splits(problem, one), plan.layers[one.name]) for one in layers})
+    return problem.build_plan({one.name: next(_possible_splits(problem, one), plan.layers[one.name]) for one in layers})
 
 
-def layer_reasons(problem: Problem, plan: Plan) -> Iterator[LayerReason]:
+def explain_layers(problem: Problem, plan: Plan) -> Iterator[LayerReason]:
     """Of each layer that one device computes, in layer order."""
     for layer in problem.layers.layers:
         devices = {part.device for part in plan.layers[layer.name]}
         if len(devices) == 1:
-            yield _reason(problem, layer, devices.pop())
+            yield _explain_layer(problem, layer, devices.pop())
 
 
-def _reason(problem: Problem, layer: Layer, home: str) -> LayerReason:
+def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
     operator = layer.nodes[layer.anchor].op
-    if layer.reason:
-        return LayerReason(layer.name, operator, layer.reason)
-    if len(problem.platform.computing) < 2:
+    if layer.whole_reason:
+        return LayerReason(layer.name, operator, layer.whole_reason)
+    if len(problem.platform.computing_devices) < 2:
         return LayerReason(layer.name, operator, "no other device computes")
-    splits = list(_splits(problem, layer))
+    splits = list(_possible_splits(problem, layer))
     if not splits:
         return LayerReason(layer.name, operator, f"{operator} gives all of its output or nothing: no axis can be cut")
-    fitting = [parts for parts in splits if _fits(problem, layer, parts)]
+    fitting = [parts for parts in splits if _fits_memory(problem, layer, parts)]
     if not fitting:
         return LayerReason(layer.name, operator, "memory: no device's share of its weights fits everywhere")
-    tried = [_tried(problem, layer, home, operator, parts) for parts in fitting]
+    tried = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
     # The one that pays first; of those that never do the one that saves most.
-    return min(tried, key=lambda one: (math.inf if one.bandwidth is None else one.bandwidth, -one.saved))
+    return min(
+        tried,
+        key=lambda one: (math.inf if one.break_even_bandwidth is None else one.break_even_bandwidth, -one.saved_s),
+    )
 
 
-def _splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
+def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
     """The layer's rows, and its channels, in shares over all devices that compute; where it has neither, any axis that
     can be cut."""
-    devices, layers, some = problem.platform.computing, problem.layers, False
-    rates, labels = [one.rate for one in devices], tuple[Label, ...](("height", "channel"))
+    devices, layers, some = problem.platform.computing_devices, problem.layers, False
+    rates, labels = [one.rate for one in devices], tuple[AxisLabel, ...](("height", "channel"))
     for label in labels:
         try:
-            parts = tile(layers, layer, label, rates, [one.name for one in devices])
+            parts = tile_layer(layers, layer, label, rates, [one.name for one in devices])
         except DicompilerError:
             continue
         if len(parts) > 1:
             some = True
             yield parts
-    for axis in () if some else cuttable(layers, layer):
-        cuts = zip(devices, cut_axis(layers, layer, axis, rates), strict=True)
-        whole = full(output_shape(layers, layer))
+    for axis in () if some else cuttable_axes(layers, layer):
+        cuts = zip(devices, split_axis(layers, layer, axis, rates), strict=True)
+        whole = full_region(output_shape(layers, layer))
         parts = tuple(Part(one.name, with_interval(whole, axis, cut)) for one, cut in cuts if cut[0] < cut[1])
         if len(parts) > 1:
             yield parts
 
 
-def _fits(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> bool:
+def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> bool:
     """Whether each device's host has room for the weights of its part."""
     platform = problem.platform
-    tasks = [share_task(problem.layers, layer, Share(part.region)) for part in parts]
+    tasks = [make_share_task(problem.layers, layer, LayerShare(part.region)) for part in parts]
     held = [sum(weight_regions(problem.layers, task).values()) for task in tasks]
     limits = [platform.host(platform.device(part.device).host).memory for part in parts]
     return all(nbytes <= limit for nbytes, limit in zip(held, limits, strict=True))
 
 
-def _tried(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
+def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
     """What this split of the layer comes to by itself: it is read from home and wanted there."""
     layers, platform = problem.layers, problem.platform
-    alone = problem.cost.seconds(layers, layer, Share(), platform.device(home))
-    shares = [problem.cost.seconds(layers, layer, Share(p.region), platform.device(p.device)) for p in parts]
+    alone = problem.cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
+    shares = [problem.cost_model.seconds(layers, layer, LayerShare(p.region), platform.device(p.device)) for p in parts]
     saved = alone - max(shares)
     sizes = [
-        sent_nbytes(layers, key.tensor, shape_of(region))
+        sent_nbytes(layers, key.tensor, region_shape(region))
         for part in parts
         if part.device != home
-        for task in [share_task(layers, layer, Share(part.region))]
+        for task in [make_share_task(layers, layer, LayerShare(part.region))]
         for key, region in (*task.needs.items(), *task.outputs.items())
         if region is not None
     ]
-    nbytes, runtime = sum(sizes), problem.runtime.get(home, FREE)
-    fixed = sum(runtime.sending(size) for size in sizes) + runtime.calling
+    nbytes, runtime = sum(sizes), problem.runtime_costs.get(home, FREE_RUNTIME)
+    fixed = sum(runtime.send_seconds(size) for size in sizes) + runtime.segment_call_s
     fixed += 2 * (platform.network.latency + runtime.latency)
     gain = saved - fixed
     if saved <= 0:
-        moves = not count(layers, layer).flops
+        moves = not count_operations(layers, layer).flops
         words = "no work: it only moves data" if moves else "a share of it takes as long: each reads the same"
         return LayerReason(layer.name, operator, words, 0.0, nbytes)
     if gain <= 0:
         words = f"too little work: {format_seconds(saved)} saved, messages alone take {format_seconds(fixed)}"
         return LayerReason(layer.name, operator, words, saved, nbytes)
-    bandwidth = 8 * nbytes * (1 + runtime.headers) / gain
+    bandwidth = 8 * nbytes * (1 + runtime.header_share) / gain
     missing = bandwidth / platform.network.bandwidth
-    wire = tuple(kind for kind, factor in TYPES.items() if 1 < missing <= factor and not layers.wire)
+    wire = tuple(kind for kind, factor in WIRE_COMPRESSION.items() if 1 < missing <= factor and not layers.wire_dtypes)
     words = f"too little work for its bytes: {format_seconds(saved)} saved, {format_bytes(nbytes)} travel"
     if missing <= 1:
         words = "split by itself it would pay; the plan as a whole is better without"
     return LayerReason(layer.name, operator, words, saved, nbytes, bandwidth, wire)
 
 
-def _split(problem: Problem, row: Row) -> SplitReason:
+def _explain_split(problem: Problem, row: StrategyResult) -> SplitReason:
     assert row.plan is not None
-    wire = () if problem.layers.wire else tuple(kind for kind in TYPES if _pays_as(problem, row.plan, kind))
-    return SplitReason(row.strategy, _bandwidth(problem, row.plan), wire)
+    wire = (
+        ()
+        if problem.layers.wire_dtypes
+        else tuple(kind for kind in WIRE_COMPRESSION if _pays_with_wire_dtype(problem, row.plan, kind))
+    )
+    return SplitReason(row.strategy, _break_even_bandwidth(problem, row.plan), wire)
 
 
-def _pays_as(problem: Problem, plan: Plan, kind: str) -> bool:
+def _pays_with_wire_dtype(problem: Problem, plan: Plan, kind: str) -> bool:
     """Whether the plan pays where all that travels is of this type."""
-    types = ((ALL, kind),)
-    return _pays(replace(problem, layers=on_wire(problem.layers, types), target=None), replace(plan, wire=Wire(types)))
+    types = ((ALL_TENSORS, kind),)
+    return _is_worthwhile(
+        replace(problem, layers=with_wire_dtypes(problem.layers, types), target=None),
+        replace(plan, wire_format=WireFormat(types)),
+    )
 
 
-def _pays(problem: Problem, plan: Plan) -> bool:
-    single = problem.alone[1].value(problem.objective)
-    return problem.evaluate(plan).value(problem.objective) * WORTH <= single
+def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
+    single = problem.best_single_device[1].objective_value(problem.objective)
+    return problem.evaluate(plan).objective_value(problem.objective) * MIN_SPLIT_GAIN <= single
 
 
-def _bandwidth(problem: Problem, plan: Plan) -> float | None:
+def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
     """Bit/s of the platform's network from which on the plan pays, within 3 %; None: not at MOST times as many."""
     network, hosts = problem.platform.network, problem.platform.hosts
 
@@ -207,11 +219,11 @@ def _bandwidth(problem: Problem, plan: Plan) -> float | None:
         wider = replace(network, bandwidth=network.bandwidth * factor, links=links)
         own = tuple(replace(one, bandwidth=one.bandwidth and one.bandwidth * factor) for one in hosts)
         platform = replace(problem.platform, network=wider, hosts=own)
-        return _pays(replace(problem, platform=platform, target=None), plan)
+        return _is_worthwhile(replace(problem, platform=platform, target=None), plan)
 
-    if not pays(MOST):
+    if not pays(MAX_BANDWIDTH_FACTOR):
         return None
-    low, high = 1.0, MOST
+    low, high = 1.0, MAX_BANDWIDTH_FACTOR
     while high > 1.03 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if pays(middle) else (middle, high)

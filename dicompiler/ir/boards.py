@@ -12,13 +12,13 @@ from dicompiler.ir.devices import Device, Host, Network
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _PI_NETWORK = " Network: CoopAI's gateway, 100 Mbit/s for all together; it counts no latency."
-_PI3 = (
+_PI3_DESCRIPTION = (
     "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
     " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Memory:"
     " no source, 2 GB/s is an assumption, a good half of what 32 bits of LPDDR2 at 900 MT/s carry. Power: 1.4 W idle,"
     " 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
-_PI4 = (
+_PI4_DESCRIPTION = (
     "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Memory:"
     " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
     " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
@@ -26,7 +26,7 @@ _PI4 = (
 # Table II of AutoDiCE for one board: ResNet-101 (7.85 GMAC, 15.7 GFLOP) runs at 5.786 images/s on six cores and at
 # 21.767 on the GPU, which are 91 and 342 GFLOP/s. Its largest energy per image times images/s of each kind is 10.7 W
 # (VGG-19 on the CPU) and 22.4 W (ResNet-101 on the GPU) for the whole board; less the idle share of the other device.
-_NX = (
+_NX_DESCRIPTION = (
     "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: what"
     " ResNet-101 sustains in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, whose theoretical maximum is"
     " 844.8). Active power: from the same table, 10.7 W and 22.4 W for the board. Idle power: no source, 2 W for"
@@ -36,7 +36,7 @@ _NX = (
 
 
 @dataclass(frozen=True)
-class Board:
+class BuiltinBoard:
     """What a built-in platform has N times. name: of the platforms, before the number; prefix: of its hosts' names;
     host, devices: without names, but for what follows the host's in a device's; description: where figures are from."""
 
@@ -55,21 +55,21 @@ class Microcontroller:
 
     name: str
     prefix: str
-    ram: int
-    flash: int
-    clock: float
-    cycles: float
+    ram_bytes: int
+    flash_bytes: int
+    clock_hz: float
+    cycles_per_multiply_add: float
     source: str
 
     @property
-    def board(self) -> Board:
-        text = self.source + _SERIAL.format(cycles=self.cycles)
-        device = Device("", "", 2 * self.clock / self.cycles)
-        host = Host("", self.ram + self.flash, flash=self.flash)
-        return Board(self.name, text, self.prefix, host, (device,), Network("switch", 0.8e6))
+    def to_board(self) -> BuiltinBoard:
+        text = self.source + _SERIAL_DESCRIPTION.format(cycles=self.cycles_per_multiply_add)
+        device = Device("", "", 2 * self.clock_hz / self.cycles_per_multiply_add)
+        host = Host("", self.ram_bytes + self.flash_bytes, flash=self.flash_bytes)
+        return BuiltinBoard(self.name, text, self.prefix, host, (device,), Network("switch", 0.8e6))
 
 
-_SERIAL = (
+_SERIAL_DESCRIPTION = (
     " Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
     " addition; a profile of your own boards is better. Network: serial lines at 1 Mbaud, 8 of 10 bits of them data (an"
     " assumption)."
@@ -101,17 +101,17 @@ MICROCONTROLLERS = (
         " data sheet), 2 MB flash beside the chip (Raspberry Pi Pico).",
     ),
 )  # fmt: skip
-_GATEWAY = Network("gateway", 100e6)
-_A53 = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4, memory_bandwidth=2e9),)
-_A72 = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7, memory_bandwidth=4.84e9),)
-_XAVIER = (
+_GATEWAY_NETWORK = Network("gateway", 100e6)
+_PI3_DEVICES = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4, memory_bandwidth=2e9),)
+_PI4_DEVICES = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7, memory_bandwidth=4.84e9),)
+_NX_DEVICES = (
     Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0, memory_bandwidth=51.2e9),
     Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True, memory_bandwidth=51.2e9),
 )
 
 BOARDS = (
-    Board("rpi3x", _PI3, "pi", Host("", 1 * GIB), _A53, _GATEWAY),
-    Board("rpi4x", _PI4, "pi", Host("", 4 * GIB), _A72, _GATEWAY),
-    Board("jetson-nx", _NX, "nx", Host("", 8 * GIB), _XAVIER, Network("switch", 1e9)),
-    *(microcontroller.board for microcontroller in MICROCONTROLLERS),
+    BuiltinBoard("rpi3x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
+    BuiltinBoard("rpi4x", _PI4_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK),
+    BuiltinBoard("jetson-nx", _NX_DESCRIPTION, "nx", Host("", 8 * GIB), _NX_DEVICES, Network("switch", 1e9)),
+    *(microcontroller.to_board for microcontroller in MICROCONTROLLERS),
 )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import onnx
 
     from dicompiler.ir.layers import LayerGraph
-    from dicompiler.ir.metrics import LossMetrics, Metrics, Occupied
+    from dicompiler.ir.metrics import DeviceFootprint, FailureMetrics, Metrics
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.plan import Plan
     from dicompiler.ir.platform import Platform
@@ -26,12 +26,12 @@ class Decision:
 
     strategy: str
     objective: str
-    cost: str
-    chosen: str = ""
+    cost_model: str
+    chosen_strategy: str = ""
 
 
 @dataclass(frozen=True)
-class Compilation:
+class PipelineState:
     """One compilation at one moment; a pass returns a new one (`dataclasses.replace`). None: not made yet.
 
     model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
@@ -52,10 +52,10 @@ class Compilation:
     reference: Model | None = None
     program: Program | None = None
     metrics: Metrics | None = None
-    single: Metrics | None = None
-    losses: tuple[LossMetrics, ...] = ()
+    single_device_metrics: Metrics | None = None
+    failure_metrics: tuple[FailureMetrics, ...] = ()
     decision: Decision | None = None
-    occupied: tuple[Occupied, ...] = ()
-    occupied_single: tuple[Occupied, ...] = ()
-    written: Path | None = None
-    loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
+    footprints: tuple[DeviceFootprint, ...] = ()
+    single_device_footprints: tuple[DeviceFootprint, ...] = ()
+    artifact_directory: Path | None = None
+    loaded_graph: onnx.GraphProto | None = field(default=None, repr=False, compare=False)

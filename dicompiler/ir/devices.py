@@ -52,26 +52,26 @@ class Device:
     memory_bandwidth: float = 0.0
 
     @property
-    def computes(self) -> bool:
+    def can_compute(self) -> bool:
         return self.rate > 0
 
 
 Amount = TypeVar("Amount", float, "NDArray[np.float64]")
 
 
-class Line:
+class TransferMedium:
     """What carries bytes, at `bandwidth` bit/s."""
 
     bandwidth: float
 
-    def seconds(self, nbytes: Amount, message: float = 0.0) -> Amount:
+    def transfer_s(self, nbytes: Amount, message: float = 0.0) -> Amount:
         """How long `nbytes` bytes occupy the line, in a transfer that takes `message` seconds beside them. The latency
         is not in it: the line is free again by then."""
         return message + 8 * nbytes / self.bandwidth
 
 
 @dataclass(frozen=True)
-class Link(Line):
+class Link(TransferMedium):
     """The connection of two hosts, the same in both directions. `bandwidth` in bit/s, `latency` in seconds."""
 
     hosts: tuple[str, str]
@@ -80,7 +80,7 @@ class Link(Line):
 
 
 @dataclass(frozen=True)
-class Network(Line):
+class Network(TransferMedium):
     """What joins the hosts: `bandwidth` in bit/s, `latency` in seconds, `links` that differ from these.
 
     message: seconds that each transfer occupies its line beside the time of its bytes (headers, system calls).
@@ -93,7 +93,7 @@ class Network(Line):
     bandwidth: float
     latency: float = 0.0
     links: tuple[Link, ...] = ()
-    message: float = 0.0
+    message_overhead_s: float = 0.0
 
     def link(self, a: str, b: str) -> Link | None:
         """The link between hosts `a` and `b`; None where they are one host, which needs none."""

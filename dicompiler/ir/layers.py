@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dicompiler.base.remembering import Remembers, remembered
-from dicompiler.ir.regions import Interval, Region, full
-from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, Tensor, whole
+from dicompiler.base.remembering import Memoizing, memoized
+from dicompiler.ir.regions import Interval, Region, full_region
+from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, TensorInfo, whole_tensor
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
@@ -27,7 +27,7 @@ class Layer:
     anchor: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    reason: str = ""
+    whole_reason: str = ""
 
     @property
     def output(self) -> str:
@@ -36,7 +36,7 @@ class Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerGraph(Remembers):
+class LayerGraph(Memoizing):
     """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`.
 
     states: (graph input, graph output) of each state. As weights do, its input lies where it is read: it is neither
@@ -45,28 +45,28 @@ class LayerGraph(Remembers):
     """
 
     layers: tuple[Layer, ...]
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, TensorInfo]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     rules: Mapping[tuple[str, str], OperatorRule] = field(default_factory=dict, repr=False)
-    wire: tuple[tuple[str, str], ...] = ()
+    wire_dtypes: tuple[tuple[str, str], ...] = ()
     states: tuple[tuple[str, str], ...] = ()
-    sparing: frozenset[str] = frozenset()
-    random: frozenset[str] = frozenset()
+    rule_bound_nodes: frozenset[str] = frozenset()
+    random_nodes: frozenset[str] = frozenset()
 
     @cached_property
-    def delivered(self) -> tuple[str, ...]:
+    def delivered_outputs(self) -> tuple[str, ...]:
         """The outputs that sinks want: states stay where they are made."""
         kept = {present for _, present in self.states}
         return tuple(name for name in self.outputs if name not in kept)
 
     @cached_property
-    def present(self) -> Mapping[str, str]:
+    def state_output_of(self) -> Mapping[str, str]:
         """Graph input of a state → its graph output."""
         return dict(self.states)
 
     @cached_property
-    def by_name(self) -> Mapping[str, Layer]:
+    def layer_by_name(self) -> Mapping[str, Layer]:
         return {layer.name: layer for layer in self.layers}
 
     @cached_property
@@ -88,28 +88,30 @@ class LayerGraph(Remembers):
                 readers.setdefault(tensor, []).append(layer)
         return {tensor: tuple(layers) for tensor, layers in readers.items()}
 
-    def rule(self, node: Node) -> OperatorRule:
+    def rule_of(self, node: Node) -> OperatorRule:
         """The node's rule; one that computes it whole where none is registered."""
-        return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole, node.domain)
+        return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole_tensor, node.domain)
 
     def cut_output(self, node: Node) -> str:
         """The tensor that the node's rule cuts; '' where the node leaves that output out."""
-        return node.outputs[self.rule(node).output]
+        return node.outputs[self.rule_of(node).cut_output]
 
-    @remembered
-    def operation(self, node: Node) -> Operation:
+    @memoized
+    def operation_of(self, node: Node) -> Operation:
         """The node with its tensors, as its rule wants it."""
         return Operation(
             node,
             tuple(self.tensors[name] if name else None for name in node.inputs),
             tuple(self.tensors[name] if name else None for name in node.outputs),
-            self.rule(node).output,
+            self.rule_of(node).cut_output,
         )
 
-    @remembered
-    def piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
+    @memoized
+    def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
         """How a region of what the node makes is computed, as its rule says; all of it: by the node as it stands."""
-        operation = self.operation(node)
-        piece = self.rule(node).piece(operation, region, reduce)
-        everything = reduce is None and piece.out == full(operation.out_shape) and node.name not in self.sparing
-        return whole(operation, region, reduce) if everything else piece
+        operation = self.operation_of(node)
+        piece = self.rule_of(node).piece(operation, region, reduce)
+        everything = (
+            reduce is None and piece.out == full_region(operation.out_shape) and node.name not in self.rule_bound_nodes
+        )
+        return whole_tensor(operation, region, reduce) if everything else piece

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from dicompiler.base.objectives import objective_terms, speed_key
+from dicompiler.base.objectives import objective_terms, speed_metric
 
 Method = Literal["estimate", "simulation"]
 """Where times come from."""
-DOUBTED = 1.02
+MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 """How many times the number of devices a gain may be before it is doubted."""
 
 
@@ -36,9 +36,9 @@ class DeviceMetrics:
     activations: int
     sent: int
     received: int
-    line_s: float = 0.0
+    link_s: float = 0.0
     waits: Mapping[str, float] = field(default_factory=dict)
-    added: int = 0
+    overhead_bytes: int = 0
     runtime_s: float = 0.0
 
     @property
@@ -57,9 +57,9 @@ class DeviceMetrics:
         return self.weights + self.activations
 
     @property
-    def needed(self) -> int:
+    def total_memory(self) -> int:
         """Bytes that the device's host must have for it."""
-        return self.memory + self.added
+        return self.memory + self.overhead_bytes
 
 
 @dataclass(frozen=True)
@@ -81,38 +81,40 @@ class Metrics:
     memory: int
     total_bytes: int
     method: Method = "estimate"
-    ends_s: float = 0.0
+    input_output_s: float = 0.0
 
     def device(self, name: str) -> DeviceMetrics | None:
         """What a device does, None where the plan does not name it."""
         return next((entry for entry in self.devices if entry.device == name), None)
 
     @property
-    def busiest(self) -> DeviceMetrics:
+    def busiest_device(self) -> DeviceMetrics:
         """The device that computes longest."""
         return max(self.devices, key=lambda entry: entry.compute_s)
 
-    def adding(self, added: Mapping[str, int]) -> Metrics:
+    def with_overhead(self, added: Mapping[str, int]) -> Metrics:
         """The same with `added` by device."""
-        return replace(self, devices=tuple(replace(entry, added=added[entry.device]) for entry in self.devices))
+        return replace(
+            self, devices=tuple(replace(entry, overhead_bytes=added[entry.device]) for entry in self.devices)
+        )
 
-    def faster_than(self, other: Metrics, objective: str) -> float:
+    def speedup_over(self, other: Metrics, objective: str) -> float:
         """How many times faster it is than another plan: in frames a second where the objective is of throughput. 1
         where both take no time."""
-        own, others = (getattr(one, speed_key(objective)) for one in (self, other))
+        own, others = (getattr(one, speed_metric(objective)) for one in (self, other))
         return float(others / own) if own else math.inf if others else 1.0
 
-    def doubt(self, alone: Metrics, objective: str) -> str:
+    def describe_implausible_gain(self, alone: Metrics, objective: str) -> str:
         """What is odd in a gain over one device that is larger than the number of devices; '' where it is not."""
-        gain, count = self.faster_than(alone, objective), sum(entry.compute_s > 0 for entry in self.devices)
-        if gain <= max(count, 1) * DOUBTED:
+        gain, count = self.speedup_over(alone, objective), sum(entry.compute_s > 0 for entry in self.devices)
+        if gain <= max(count, 1) * MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE:
             return ""
         return (
             f"{gain:.2f} times as fast as one device, with {count}: only memory or caches too small for the whole "
             "network explain more than the number of devices; else measurements are wrong: repeat them on an idle host"
         )
 
-    def value(self, objective: str) -> float:
+    def objective_value(self, objective: str) -> float:
         """The number that `objective`, a text as `objectives.terms` takes it, wants small."""
         numbers = {
             "latency": self.latency_s,
@@ -125,17 +127,17 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class LossMetrics:
+class FailureMetrics:
     """What a frame comes to while devices are lost. lost: which (() for none); metrics: of the plan that is in force
     then, by itself. stored: bytes of weights that devices hold for it beside those of the plan without a loss."""
 
-    lost: tuple[str, ...]
+    failed: tuple[str, ...]
     metrics: Metrics
-    stored: int
+    extra_weight_bytes: int
 
 
 @dataclass(frozen=True)
-class Occupied:
+class DeviceFootprint:
     """What a program takes of a device's host, by the target's own measure, in bytes. ram, flash: in all; where: what
     takes most of the RAM, and of the flash, as an error names it. details: further figures by name, of what they are.
     """
@@ -143,5 +145,5 @@ class Occupied:
     device: str
     ram: int
     flash: int
-    where: tuple[str, str]
+    largest_consumers: tuple[str, str]
     details: Mapping[str, int] = field(default_factory=dict)

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.wire import Wire, wire_from_json, wire_json
+from dicompiler.ir.wire import WireFormat, wire_format_from_json, wire_format_to_json
 
 FORMAT = "dicompiler.plan/1"
 
 Json = Mapping[str, Any]
 
 
-class Share(NamedTuple):
+class LayerShare(NamedTuple):
     """A part of a layer without its device; all of the layer by default.
 
     region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum; merge: how
@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
     region: Region | None = None
     reduce: Interval | None = None
-    merge: int = 0
+    merge_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Loss:
+class FailurePlan:
     """What is in force while exactly the devices `lost` are away: a plan that names none of them."""
 
-    lost: tuple[str, ...]
+    failed: tuple[str, ...]
     plan: Plan
 
 
@@ -69,18 +69,23 @@ class Plan:
     layers: Mapping[str, tuple[Part, ...]]
     source: tuple[str, ...]
     sink: tuple[str, ...]
-    network: str = ""
+    model_digest: str = ""
     note: str = ""
     replicas: tuple[Mapping[str, str], ...] = ()
-    wire: Wire = field(default_factory=Wire)
-    losses: tuple[Loss, ...] = ()
-    chosen: str = field(default="", compare=False, repr=False)
+    wire_format: WireFormat = field(default_factory=WireFormat)
+    failures: tuple[FailurePlan, ...] = ()
+    chosen_strategy: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.losses:
+        if self.failures:
             losses = [
-                Loss(one.lost, replace(one.plan, network=self.network, note="", wire=self.wire, losses=()))
-                for one in self.losses
+                FailurePlan(
+                    one.failed,
+                    replace(
+                        one.plan, model_digest=self.model_digest, note="", wire_format=self.wire_format, failures=()
+                    ),
+                )
+                for one in self.failures
             ]
             object.__setattr__(self, "losses", tuple(losses))
 
@@ -90,28 +95,32 @@ class Plan:
         those of the plans for losses."""
         parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
         named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
-        spare = [name for loss in self.losses for name in loss.plan.devices]
+        spare = [name for loss in self.failures for name in loss.plan.devices]
         return tuple(dict.fromkeys([*self.source, *named, *self.sink, *spare]))
 
     @property
     def roles(self) -> tuple[Plan, ...]:
         """The plan of every way that a frame can go, itself without replicas and losses."""
-        return tuple(way.plan for way in self.ways)
+        return tuple(way.plan for way in self.roles_by_failure)
 
     @property
-    def ways(self) -> tuple[Loss, ...]:
+    def roles_by_failure(self) -> tuple[FailurePlan, ...]:
         """Each role with what is lost then: first the plan's own turns, then those of each of its losses."""
-        return tuple(Loss(one.lost, role) for one in (Loss((), self), *self.losses) for role in one.plan.turns)
+        return tuple(
+            FailurePlan(one.failed, role)
+            for one in (FailurePlan((), self), *self.failures)
+            for role in one.plan.replica_roles
+        )
 
     @property
-    def turns(self) -> tuple[Plan, ...]:
+    def replica_roles(self) -> tuple[Plan, ...]:
         """The plan of each renaming, while nothing is lost: frame i goes by entry i mod n."""
         roles: list[Plan] = []
         own = self.layers.items()
         for new in self.replicas:
             moved = {name: tuple(replace(p, device=new.get(p.device, p.device)) for p in parts) for name, parts in own}
-            roles.append(replace(self, layers=moved, replicas=(), losses=()))
-        return tuple(roles) or (replace(self, losses=()) if self.losses else self,)
+            roles.append(replace(self, layers=moved, replicas=(), failures=()))
+        return tuple(roles) or (replace(self, failures=()) if self.failures else self,)
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
@@ -126,13 +135,15 @@ def _part_from_json(record: Mapping[str, Any]) -> Part:
     return Part(record["device"], region, (start, stop) if "reduce" in record else None, record.get("lane", 0))
 
 
-def from_json(document: Any, place: str = "plan") -> Plan:
+def plan_from_json(document: Any, place: str = "plan") -> Plan:
     """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
     validate(document, "plan", place)
-    return _from_json(document, tuple(Loss(tuple(one["lost"]), _from_json(one)) for one in document.get("losses", ())))
+    return _plan_from_record(
+        document, tuple(FailurePlan(tuple(one["lost"]), _plan_from_record(one)) for one in document.get("losses", ()))
+    )
 
 
-def _from_json(document: Mapping[str, Any], losses: tuple[Loss, ...] = ()) -> Plan:
+def _plan_from_record(document: Mapping[str, Any], losses: tuple[FailurePlan, ...] = ()) -> Plan:
     return Plan(
         {name: tuple(_part_from_json(r) for r in parts) for name, parts in document["layers"].items()},
         tuple(document["source"]),
@@ -140,28 +151,28 @@ def _from_json(document: Mapping[str, Any], losses: tuple[Loss, ...] = ()) -> Pl
         document.get("network", ""),
         document.get("note", ""),
         tuple(document.get("replicas", ())),
-        wire_from_json(document),
+        wire_format_from_json(document),
         losses,
     )
 
 
 def load_plan(path: str | Path) -> Plan:
     """Reads and checks a plan file."""
-    return from_json(load_json(path), str(path))
+    return plan_from_json(load_json(path), str(path))
 
 
 def dumps(plan: Plan) -> str:
     """The plan file's text, which reads back as the same plan: one line for each part, so that plans can be compared by
     eye and by diff."""
-    named = {"network": plan.network, "note": plan.note}
-    text = _text(plan, {"format": FORMAT}, named, wire_json(plan.wire))
-    if plan.losses:
-        losses = [_text(loss.plan, {"lost": list(loss.lost)}) for loss in plan.losses]
+    named = {"network": plan.model_digest, "note": plan.note}
+    text = _format_plan(plan, {"format": FORMAT}, named, wire_format_to_json(plan.wire_format))
+    if plan.failures:
+        losses = [_format_plan(loss.plan, {"lost": list(loss.failed)}) for loss in plan.failures]
         text = text[:-1] + ',\n "losses": [\n' + ",\n".join(losses) + "]}"
     return text + "\n"
 
 
-def _text(plan: Plan, first: Json, named: Json | None = None, wire: Json | None = None) -> str:
+def _format_plan(plan: Plan, first: Json, named: Json | None = None, wire: Json | None = None) -> str:
     """One plan with what stands before its source, and before and behind its replicas where that is something."""
     optional = {**(named or {}), "replicas": [dict(names) for names in plan.replicas], **(wire or {})}
     document = {**first, "source": list(plan.source), "sink": list(plan.sink)}

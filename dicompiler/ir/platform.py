@@ -14,11 +14,20 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
-from dicompiler.base.remembering import Remembers, remembered
+from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
+from dicompiler.base.remembering import Memoizing, memoized
 from dicompiler.base.schema import read_text, validate
-from dicompiler.base.units import BANDWIDTH, MEMORY, POWER, RATE, TIME, parse, parse_bytes, write
-from dicompiler.ir.boards import BOARDS, Board
+from dicompiler.base.units import (
+    BANDWIDTH,
+    COMPUTE_RATE,
+    MEMORY,
+    POWER,
+    TIME,
+    format_quantity,
+    parse_bytes,
+    parse_quantity,
+)
+from dicompiler.ir.boards import BOARDS, BuiltinBoard
 from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
 
 if TYPE_CHECKING:
@@ -29,7 +38,7 @@ FORMAT = "dicompiler.platform/1"
 
 
 @dataclass(frozen=True)
-class Platform(Remembers):
+class Platform(Memoizing):
     """A cluster. `devices` in the order in which plans count them; `description` says where the figures come from.
 
     Raises DicompilerError for names that stand twice, a device or a link of an unknown host, no device that computes.
@@ -42,7 +51,7 @@ class Platform(Remembers):
     description: str = ""
 
     def __post_init__(self) -> None:
-        _check(self)
+        _check_platform(self)
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
@@ -58,12 +67,12 @@ class Platform(Remembers):
         return {host.name: host for host in self.hosts}
 
     @cached_property
-    def computing(self) -> tuple[Device, ...]:
+    def computing_devices(self) -> tuple[Device, ...]:
         """The devices with compute, in platform order; at least one."""
-        return tuple(device for device in self.devices if device.computes)
+        return tuple(device for device in self.devices if device.can_compute)
 
     @property
-    def fastest(self) -> Device:
+    def fastest_device(self) -> Device:
         """The device with the highest compute rate; of equals the first."""
         return max(self.devices, key=lambda device: device.rate)
 
@@ -71,15 +80,15 @@ class Platform(Remembers):
         """The device called `name`; an error names the nearest one."""
         if name in self._devices:
             return self._devices[name]
-        raise DicompilerError(f"{self.name}: unknown device {name!r}{nearest(name, self.host_of)}")
+        raise DicompilerError(f"{self.name}: unknown device {name!r}{did_you_mean(name, self.host_of)}")
 
     def host(self, name: str) -> Host:
         """The host called `name`; an error names the nearest one."""
         if name in self._hosts:
             return self._hosts[name]
-        raise DicompilerError(f"{self.name}: unknown host {name!r}{nearest(name, self._hosts)}")
+        raise DicompilerError(f"{self.name}: unknown host {name!r}{did_you_mean(name, self._hosts)}")
 
-    @remembered
+    @memoized
     def link(self, a: str, b: str) -> Link | None:
         """The link between devices `a` and `b`, as wide as their hosts' own connections allow; None on one host."""
         ends = self.host(self.device(a).host), self.host(self.device(b).host)
@@ -87,31 +96,31 @@ class Platform(Remembers):
         widths = [host.bandwidth for host in ends if host.bandwidth is not None]
         return link if link is None or not widths else replace(link, bandwidth=min(link.bandwidth, *widths))
 
-    @remembered
-    def line_shares(self, link: Link) -> tuple[float, float]:
+    @memoized
+    def link_shares(self, link: Link) -> tuple[float, float]:
         """What a link can take of the lines of its two hosts, each 1 at most; of a medium, the same twice."""
         if self.network.kind != "switch":
             share = min(1.0, link.bandwidth / self.network.bandwidth)
             return share, share
-        a, b = (min(1.0, link.bandwidth / self._width(name)) for name in link.hosts)
+        a, b = (min(1.0, link.bandwidth / self._host_bandwidth(name)) for name in link.hosts)
         return a, b
 
-    @remembered
-    def _width(self, host: str) -> float:
+    @memoized
+    def _host_bandwidth(self, host: str) -> float:
         """bit/s of a host's line on a switch, in each direction: its own, else that of the network or of its widest
         link."""
         links = [one.bandwidth for one in self.network.links if host in one.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
 
     @cached_property
-    def times(self) -> NDArray[np.float64]:
+    def transfer_times(self) -> NDArray[np.float64]:
         """(3, n, n) seconds from device to device, in platform order: that a byte takes, that a message takes beside
         its bytes, and of latency; 0 on one host."""
         import numpy as np
 
         links = [self.link(a.name, b.name) for a in self.devices for b in self.devices]
-        once = self.network.message
-        rows = [(0.0, 0.0, 0.0) if link is None else (link.seconds(1), once, link.latency) for link in links]
+        once = self.network.message_overhead_s
+        rows = [(0.0, 0.0, 0.0) if link is None else (link.transfer_s(1), once, link.latency) for link in links]
         return np.ascontiguousarray(np.array(rows).T).reshape(3, len(self.devices), -1)
 
     @staticmethod
@@ -124,16 +133,16 @@ class Platform(Remembers):
         """
         if isinstance(source, Platform):
             return source
-        doors = tuple(families() if known is None else known)
+        doors = tuple(builtin_families() if known is None else known)
         for door in doors:
             platform = door.find(str(source))
             if platform is not None:
                 return platform
         path = Path(source)
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
-            return _load_file(path, doors)
+            return _load_platform_file(path, doors)
         examples = [door.name.removesuffix("N") + "4" for door in doors if door.name.endswith("N")]
-        close = nearest(str(source), examples)
+        close = did_you_mean(str(source), examples)
         hint = close if "did you mean" in close else ""
         names = ", ".join(door.name for door in doors)
         raise UsageError(f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999)")
@@ -165,7 +174,7 @@ class PlatformFormat(PlatformFamily):
         return self.make(path) if path.match(self.name) else None
 
 
-def file_of(source: str, known: Iterable[PlatformFamily]) -> Path | None:
+def platform_file(source: str, known: Iterable[PlatformFamily]) -> Path | None:
     """The file that `Platform.load` reads for `source`; None where that names a member of a family."""
     for door in known:
         if isinstance(door, PlatformFormat):
@@ -177,12 +186,14 @@ def file_of(source: str, known: Iterable[PlatformFamily]) -> Path | None:
 
 
 @cache
-def families() -> tuple[PlatformFamily, ...]:
+def builtin_families() -> tuple[PlatformFamily, ...]:
     """The built-in families."""
-    return tuple(PlatformFamily(board.name + "N", board.description, partial(_boards, board)) for board in BOARDS)
+    return tuple(
+        PlatformFamily(board.name + "N", board.description, partial(_make_board_platform, board)) for board in BOARDS
+    )
 
 
-def _boards(board: Board, count: int) -> Platform:
+def _make_board_platform(board: BuiltinBoard, count: int) -> Platform:
     """`count` copies of a board's host and devices, numbered from 01; a device's name is a suffix."""
     names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
     return Platform(
@@ -194,12 +205,12 @@ def _boards(board: Board, count: int) -> Platform:
     )
 
 
-def _load_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
+def _load_platform_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
     names = ", ".join(family.name for family in known)
-    return from_toml(read_text(path, f"no such platform file (files apart, there are {names})"), str(path))
+    return platform_from_toml(read_text(path, f"no such platform file (files apart, there are {names})"), str(path))
 
 
-def from_toml(text: str, place: str = "platform") -> Platform:
+def platform_from_toml(text: str, place: str = "platform") -> Platform:
     """The platform that a TOML text describes. An error opens with `place` and names the key and what is allowed."""
     try:
         document = tomllib.loads(text)
@@ -208,7 +219,7 @@ def from_toml(text: str, place: str = "platform") -> Platform:
         hint = ": a key stands twice, or [x] where [[x]] is meant" if "overwrite" in str(error) else ""
         raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)
-    network = _network(document["network"], document.get("link", []), place)
+    network = _parse_network(document["network"], document.get("link", []), place)
     devices = []
     for index, entry in enumerate(document["device"]):
         key = f"{place}: device[{index}]"
@@ -216,48 +227,48 @@ def from_toml(text: str, place: str = "platform") -> Platform:
             Device(
                 entry["name"],
                 entry.get("host", entry["name"]),
-                parse(entry["rate"], RATE, f"{key}.rate"),
+                parse_quantity(entry["rate"], COMPUTE_RATE, f"{key}.rate"),
                 entry.get("cores", 1),
-                parse(entry.get("power_active", "0 W"), POWER, f"{key}.power_active"),
-                parse(entry.get("power_idle", "0 W"), POWER, f"{key}.power_idle"),
+                parse_quantity(entry.get("power_active", "0 W"), POWER, f"{key}.power_active"),
+                parse_quantity(entry.get("power_idle", "0 W"), POWER, f"{key}.power_idle"),
                 entry.get("gpu", False),
-                parse(entry.get("power_network", "0 W"), POWER, f"{key}.power_network"),
-                parse(entry["memory_bandwidth"], BANDWIDTH, f"{key}.memory_bandwidth") / 8
+                parse_quantity(entry.get("power_network", "0 W"), POWER, f"{key}.power_network"),
+                parse_quantity(entry["memory_bandwidth"], BANDWIDTH, f"{key}.memory_bandwidth") / 8
                 if "memory_bandwidth" in entry
                 else 0.0,
             )
         )
-    hosts = tuple(_host(entry, f"{place}: host[{index}]") for index, entry in enumerate(document["host"]))
+    hosts = tuple(_parse_host(entry, f"{place}: host[{index}]") for index, entry in enumerate(document["host"]))
     _check_names(place, hosts, devices, network)
     name = document.get("name", Path(place).stem)
     return Platform(name, hosts, tuple(devices), network, document.get("description", ""))
 
 
-def _host(entry: Mapping[str, Any], key: str) -> Host:
+def _parse_host(entry: Mapping[str, Any], key: str) -> Host:
     """In a file `memory` is RAM alone where there is flash."""
     flash = parse_bytes(entry["flash"], f"{key}.flash") if "flash" in entry else 0
-    bandwidth = parse(entry["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in entry else None
+    bandwidth = parse_quantity(entry["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in entry else None
     return Host(entry["name"], parse_bytes(entry["memory"], f"{key}.memory") + flash, bandwidth, flash)
 
 
-def _network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
-    bandwidth = parse(entry["bandwidth"], BANDWIDTH, f"{place}: network.bandwidth")
-    latency = parse(entry.get("latency", "0 s"), TIME, f"{place}: network.latency")
-    message = parse(entry.get("message", "0 s"), TIME, f"{place}: network.message")
+def _parse_network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
+    bandwidth = parse_quantity(entry["bandwidth"], BANDWIDTH, f"{place}: network.bandwidth")
+    latency = parse_quantity(entry.get("latency", "0 s"), TIME, f"{place}: network.latency")
+    message = parse_quantity(entry.get("message", "0 s"), TIME, f"{place}: network.message")
     overrides = []
     for index, link in enumerate(links):
         key = f"{place}: link[{index}]"
         overrides.append(
             Link(
                 (link["hosts"][0], link["hosts"][1]),
-                parse(link["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in link else bandwidth,
-                parse(link["latency"], TIME, f"{key}.latency") if "latency" in link else latency,
+                parse_quantity(link["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in link else bandwidth,
+                parse_quantity(link["latency"], TIME, f"{key}.latency") if "latency" in link else latency,
             )
         )
     return Network(entry["kind"], bandwidth, latency, tuple(overrides), message)
 
 
-def _check(platform: Platform) -> None:
+def _check_platform(platform: Platform) -> None:
     if platform.network.kind not in get_args(NetworkKind):
         raise DicompilerError(f"{platform.name}: unknown network {platform.network.kind!r}")
     _check_names(platform.name, platform.hosts, platform.devices, platform.network)
@@ -272,59 +283,74 @@ def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], n
                 raise DicompilerError(f"{place}: {key}[{index}].name: {name!r} is the name of an earlier {key}")
     for index, device in enumerate(devices):
         if device.host not in host_names:
-            close = nearest(device.host, host_names)
+            close = did_you_mean(device.host, host_names)
             raise DicompilerError(f"{place}: device[{index}].host: unknown host {device.host!r}{close}")
     seen: set[frozenset[str]] = set()
     for index, link in enumerate(network.links):
         for name in link.hosts:
             if name not in host_names:
-                raise DicompilerError(f"{place}: link[{index}].hosts: unknown host {name!r}{nearest(name, host_names)}")
+                raise DicompilerError(
+                    f"{place}: link[{index}].hosts: unknown host {name!r}{did_you_mean(name, host_names)}"
+                )
         if frozenset(link.hosts) in seen:
             raise DicompilerError(f"{place}: link[{index}].hosts: {' and '.join(link.hosts)} have a link already")
         seen.add(frozenset(link.hosts))
-    if not any(device.computes for device in devices):
+    if not any(device.can_compute for device in devices):
         raise DicompilerError(f"{place}: no device computes: give at least one a rate above 0 FLOP/s")
 
 
-def to_toml(platform: Platform) -> str:
+def platform_to_toml(platform: Platform) -> str:
     """The TOML text that `from_toml` turns into an equal platform."""
-    lines = [f'format = "{FORMAT}"', f"name = {_text(platform.name)}"]
+    lines = [f'format = "{FORMAT}"', f"name = {_toml_string(platform.name)}"]
     if platform.description:
-        lines.append(f"description = {_text(platform.description)}")
+        lines.append(f"description = {_toml_string(platform.description)}")
     network = platform.network
-    lines += ["", "[network]", f'kind = "{network.kind}"', f'bandwidth = "{write(network.bandwidth, BANDWIDTH)}"']
-    lines.append(f'latency = "{write(network.latency, TIME)}"')
-    if network.message:
-        lines.append(f'message = "{write(network.message, TIME)}"')
+    lines += [
+        "",
+        "[network]",
+        f'kind = "{network.kind}"',
+        f'bandwidth = "{format_quantity(network.bandwidth, BANDWIDTH)}"',
+    ]
+    lines.append(f'latency = "{format_quantity(network.latency, TIME)}"')
+    if network.message_overhead_s:
+        lines.append(f'message = "{format_quantity(network.message_overhead_s, TIME)}"')
     for host in platform.hosts:
-        lines += ["", "[[host]]", f"name = {_text(host.name)}", f'memory = "{write(host.ram, MEMORY)}"']
+        lines += [
+            "",
+            "[[host]]",
+            f"name = {_toml_string(host.name)}",
+            f'memory = "{format_quantity(host.ram, MEMORY)}"',
+        ]
         if host.flash:
-            lines.append(f'flash = "{write(host.flash, MEMORY)}"')
+            lines.append(f'flash = "{format_quantity(host.flash, MEMORY)}"')
         if host.bandwidth is not None:
-            lines.append(f'bandwidth = "{write(host.bandwidth, BANDWIDTH)}"')
+            lines.append(f'bandwidth = "{format_quantity(host.bandwidth, BANDWIDTH)}"')
     for device in platform.devices:
-        lines += ["", "[[device]]", f"name = {_text(device.name)}", f"host = {_text(device.host)}"]
-        lines += [f'rate = "{write(device.rate, RATE)}"', f"cores = {device.cores}"]
-        lines.append(f'power_active = "{write(device.power_active, POWER)}"')
-        lines.append(f'power_idle = "{write(device.power_idle, POWER)}"')
+        lines += ["", "[[device]]", f"name = {_toml_string(device.name)}", f"host = {_toml_string(device.host)}"]
+        lines += [f'rate = "{format_quantity(device.rate, COMPUTE_RATE)}"', f"cores = {device.cores}"]
+        lines.append(f'power_active = "{format_quantity(device.power_active, POWER)}"')
+        lines.append(f'power_idle = "{format_quantity(device.power_idle, POWER)}"')
         if device.gpu:
             lines.append("gpu = true")
         if device.power_network:
-            lines.append(f'power_network = "{write(device.power_network, POWER)}"')
+            lines.append(f'power_network = "{format_quantity(device.power_network, POWER)}"')
         if device.memory_bandwidth:
-            lines.append(f'memory_bandwidth = "{write(8 * device.memory_bandwidth, BANDWIDTH)}"')
+            lines.append(f'memory_bandwidth = "{format_quantity(8 * device.memory_bandwidth, BANDWIDTH)}"')
     for link in network.links:
-        lines += ["", "[[link]]", f"hosts = [{', '.join(map(_text, link.hosts))}]"]
-        lines += [f'bandwidth = "{write(link.bandwidth, BANDWIDTH)}"', f'latency = "{write(link.latency, TIME)}"']
+        lines += ["", "[[link]]", f"hosts = [{', '.join(map(_toml_string, link.hosts))}]"]
+        lines += [
+            f'bandwidth = "{format_quantity(link.bandwidth, BANDWIDTH)}"',
+            f'latency = "{format_quantity(link.latency, TIME)}"',
+        ]
     return "\n".join(lines) + "\n"
 
 
-def _text(value: str) -> str:
+def _toml_string(value: str) -> str:
     # A TOML basic string has JSON's escapes, but for DEL, which TOML wants escaped as well.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def nameless(count: int) -> Platform:
+def uniform_platform(count: int) -> Platform:
     """`count` devices d0, d1, … of equal rate, each on a host of its own: where only the split matters."""
     hosts = tuple(Host(f"d{i}", 2**40) for i in range(count))
     devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))

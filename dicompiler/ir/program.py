@@ -8,19 +8,19 @@ from typing import Literal
 
 import onnx
 
-from dicompiler.ir.onnx.weights import Weight, raw_nbytes, sized
+from dicompiler.ir.onnx.weights import Weight, is_fixed_size, raw_nbytes
 from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
-Mark = tuple[TaskId, str]
+NodeMark = tuple[TaskId, str]
 """The part that a node belongs to, and the model's node or the tensor that it is made for."""
 
-UNWRITTEN = onnx.ModelProto()
+NO_MODEL = onnx.ModelProto()
 """The model of the segments of a program that is only evaluated."""
 
 
 @dataclass(frozen=True)
-class Value:
+class TensorSpec:
     """A tensor at the program's border or between devices. `dtype` is an onnx.TensorProto.DataType."""
 
     name: str
@@ -28,9 +28,9 @@ class Value:
     shape: Shape | None
 
     @property
-    def sized(self) -> bool:
+    def is_fixed_size(self) -> bool:
         """Whether its bytes are known before it is there."""
-        return self.shape is not None and sized(self.dtype)
+        return self.shape is not None and is_fixed_size(self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -46,7 +46,7 @@ class Transfer:
     index: int
     sender: str
     receiver: str
-    value: Value
+    value: TensorSpec
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Segment:
     model: onnx.ModelProto = field(repr=False)
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    marks: tuple[Mark, ...] = field(default=(), repr=False)
+    node_marks: tuple[NodeMark, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class State:
+class DeviceState:
     """A piece of a state that a device keeps: what it reads as `value` is what it made as tensor `made` in the frame
     before. past, region: of which graph input it is what; present: its graph output."""
 
-    value: Value
-    made: str
+    value: TensorSpec
+    written_name: str
     past: str
     present: str
     region: Region
@@ -101,7 +101,7 @@ class DeviceProgram:
     steps: tuple[Step, ...]
     sources: tuple[str, ...]
     sinks: Mapping[str, str]
-    states: tuple[State, ...] = ()
+    states: tuple[DeviceState, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,23 +116,23 @@ class Program:
 
     devices: tuple[DeviceProgram, ...]
     transfers: tuple[Transfer, ...]
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     weights: Mapping[str, Weight] = field(repr=False)
-    order: tuple[tuple[int, int], ...]
-    others: tuple[Program, ...] = field(default=(), repr=False)
-    lost: tuple[str, ...] = ()
-    states: tuple[Value, ...] = ()
+    segment_order: tuple[tuple[int, int], ...]
+    other_roles: tuple[Program, ...] = field(default=(), repr=False)
+    failed: tuple[str, ...] = ()
+    states: tuple[TensorSpec, ...] = ()
 
     @property
     def roles(self) -> tuple[Program, ...]:
         """The program of each role, those for losses last."""
-        return (replace(self, others=()), *self.others)
+        return (replace(self, other_roles=()), *self.other_roles)
 
     @property
-    def turns(self) -> tuple[Program, ...]:
+    def replica_roles(self) -> tuple[Program, ...]:
         """Those that are played while nothing is lost: frame i by entry i mod n."""
-        return tuple(role for role in self.roles if not role.lost)
+        return tuple(role for role in self.roles if not role.failed)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:

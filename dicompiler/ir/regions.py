@@ -13,12 +13,12 @@ Region = tuple[Interval, ...]
 Shape = tuple[int, ...]
 
 
-def full(shape: Sequence[int]) -> Region:
+def full_region(shape: Sequence[int]) -> Region:
     """(2, 3) → ((0, 2), (0, 3))."""
     return tuple([(0, extent) for extent in shape])
 
 
-def shape_of(region: Region) -> Shape:
+def region_shape(region: Region) -> Shape:
     """((1, 4), (0, 2)) → (3, 2)."""
     return tuple([stop - start for start, stop in region])
 
@@ -52,7 +52,7 @@ def intersect(a: Region, b: Region) -> Region | None:
     return tuple(both)
 
 
-def bounding(regions: Iterable[Region | None]) -> Region | None:
+def bounding_region(regions: Iterable[Region | None]) -> Region | None:
     """The smallest region that holds all of them (bounds inference's union); None where all are None or empty."""
     present = [region for region in regions if region is not None and not is_empty(region)]
     if len(present) < 2:
@@ -60,12 +60,12 @@ def bounding(regions: Iterable[Region | None]) -> Region | None:
     return tuple((min(i[0] for i in axis), max(i[1] for i in axis)) for axis in zip(*present, strict=True))
 
 
-def shift(region: Region, origin: Region) -> Region:
+def relative_to(region: Region, origin: Region) -> Region:
     """`region` in the coordinates of a tensor that holds just `origin`: ((5, 7),), ((4, 9),) → ((1, 3),)."""
     return tuple((start - o[0], stop - o[0]) for (start, stop), o in zip(region, origin, strict=True))
 
 
-def slices(region: Region) -> tuple[slice, ...]:
+def to_slices(region: Region) -> tuple[slice, ...]:
     """For numpy: `array[slices(region)]`."""
     return tuple(slice(start, stop) for start, stop in region)
 
@@ -75,12 +75,12 @@ def with_interval(region: Region, axis: int, interval: Interval) -> Region:
     return (*region[:axis], interval, *region[axis + 1 :])
 
 
-def blocks_of(interval: Interval, size: int) -> Interval:
+def block_interval(interval: Interval, size: int) -> Interval:
     """The blocks of `size` elements that an interval touches: (5, 9), 4 → (1, 3)."""
     return interval[0] // size, -(-interval[1] // size)
 
 
-def shares(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
+def split_proportionally(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
     """Cuts 0..extent in proportion to `weights`, whole numbers, largest remainder first (ties: the earlier).
 
     shares(10, (1, 1, 1)) → ((0, 4), (4, 7), (7, 10)). A share can be empty when there are more parts than rows.

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.regions import Region, shape_of
-from dicompiler.ir.tasks import Key, Task, TaskId
+from dicompiler.ir.regions import Region, region_shape
+from dicompiler.ir.tasks import Task, TaskId, TensorKey
 from dicompiler.ir.wire import sent_dtype
 
 
@@ -26,7 +26,7 @@ class Box(NamedTuple):
     region None: a tensor without static shape, whole.
     """
 
-    key: Key
+    key: TensorKey
     region: Region | None
     device: str
     lane: int
@@ -34,35 +34,35 @@ class Box(NamedTuple):
     origin: Box | None = None
 
 
-class Take(NamedTuple):
+class AssemblyLeaf(NamedTuple):
     """A leaf of an assembly: `region` of a box that is held on the reader's device."""
 
     box: Box
     region: Region
 
 
-class Join(NamedTuple):
+class AssemblyConcat(NamedTuple):
     """`children` side by side along `axis`."""
 
     axis: int
-    children: tuple[Tree, ...]
+    children: tuple[Assembly, ...]
 
 
-Tree = Take | Join
+Assembly = AssemblyLeaf | AssemblyConcat
 
 
 @dataclass(frozen=True)
-class Delivery:
+class OutputDelivery:
     """A graph output on one of the devices that want it. `tree` None: a tensor without static shape, which is
     delivered by a device that computes it (a sink, where one does)."""
 
     output: str
     device: str
-    tree: Tree | None
+    assembly: Assembly | None
 
 
 @dataclass(frozen=True)
-class Keeping:
+class StateRetention:
     """A box of a state on a device: the `region` of graph input `past` in a frame is what `tree` made of graph output
     `present` there in the frame before."""
 
@@ -70,7 +70,7 @@ class Keeping:
     past: str
     present: str
     region: Region
-    tree: Tree
+    assembly: Assembly
 
 
 @dataclass(frozen=True)
@@ -85,38 +85,42 @@ class Routing:
 
     layers: LayerGraph = field(repr=False)
     tasks: tuple[Task, ...]
-    reads: Mapping[TaskId, Mapping[Key, Tree]] = field(repr=False)
-    deliveries: tuple[Delivery, ...]
-    received: tuple[Box, ...]
-    dropped: tuple[TaskId, ...]
+    reads: Mapping[TaskId, Mapping[TensorKey, Assembly]] = field(repr=False)
+    deliveries: tuple[OutputDelivery, ...]
+    received_boxes: tuple[Box, ...]
+    dropped_tasks: tuple[TaskId, ...]
     runs: Mapping[TaskId, int] = field(repr=False)
-    others: tuple[Routing, ...] = field(default=(), repr=False)
-    lost: tuple[str, ...] = ()
-    keepings: tuple[Keeping, ...] = ()
+    other_roles: tuple[Routing, ...] = field(default=(), repr=False)
+    failed: tuple[str, ...] = ()
+    state_retentions: tuple[StateRetention, ...] = ()
 
     @property
     def roles(self) -> tuple[Routing, ...]:
         """The routing of each role, those for losses last."""
-        return (changed(self, others=()), *self.others)
+        return (changed(self, other_roles=()), *self.other_roles)
 
     @property
-    def turns(self) -> tuple[Routing, ...]:
+    def replica_roles(self) -> tuple[Routing, ...]:
         """Those in force while nothing is lost: frame i goes by entry i mod n."""
-        return tuple(role for role in self.roles if not role.lost)
+        return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:
         """Raw bytes of a box; of a received one those that travel."""
         assert box.region is not None
         dtype = self.layers.tensors[box.key.tensor].dtype
         dtype = dtype if box.origin is None else sent_dtype(self.layers, box.key.tensor)
-        return raw_nbytes(dtype, shape_of(box.region))
+        return raw_nbytes(dtype, region_shape(box.region))
 
     @cached_property
     def total_bytes(self) -> int:
         """All bytes that travel between devices for one frame."""
-        return sum(self.nbytes(box) for box in self.received)
+        return sum(self.nbytes(box) for box in self.received_boxes)
 
 
-def leaves(tree: Tree) -> tuple[Take, ...]:
+def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
     """The leaves of an assembly, in order."""
-    return (tree,) if isinstance(tree, Take) else tuple([leaf for child in tree.children for leaf in leaves(child)])
+    return (
+        (tree,)
+        if isinstance(tree, AssemblyLeaf)
+        else tuple([leaf for child in tree.children for leaf in assembly_leaves(child)])
+    )

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from dicompiler.base.remembering import Remembers
-from dicompiler.ir.regions import Interval, Region, Shape, full
+from dicompiler.base.remembering import Memoizing
+from dicompiler.ir.regions import Interval, Region, Shape, full_region
 
 STAND_IN_DOMAIN = "dicompiler.check"
 """Where the exact check (see dicompiler.verify.exact) puts a node whose operator rounds: there a function computes
@@ -24,7 +24,7 @@ than the standard's: dicompiler.check.com.microsoft."""
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TensorInfo:
     """What is known of a tensor without its data. `dtype` is an onnx.TensorProto.DataType; `shape` None: not static.
 
     `value` is set for small constants only (the shape of a Reshape, the axes of a Slice, the scales of a Resize).
@@ -33,7 +33,7 @@ class Tensor:
     name: str
     dtype: int
     shape: Shape | None
-    constant: bool = False
+    is_constant: bool = False
     value: NDArray[Any] | None = field(default=None, compare=False)
 
 
@@ -51,15 +51,15 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Operation(Remembers):
+class Operation(Memoizing):
     """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input."""
 
     node: Node
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor | None, ...]
-    output: int = 0
+    inputs: tuple[TensorInfo | None, ...]
+    outputs: tuple[TensorInfo | None, ...]
+    cut_output: int = 0
 
-    def shape(self, index: int) -> Shape:
+    def input_shape(self, index: int) -> Shape:
         """The static shape of input `index`, which must be present."""
         tensor = self.inputs[index]
         assert tensor is not None and tensor.shape is not None
@@ -68,25 +68,25 @@ class Operation(Remembers):
     @property
     def out_shape(self) -> Shape:
         """The static shape of the output that is cut."""
-        tensor = self.outputs[self.output]
+        tensor = self.outputs[self.cut_output]
         assert tensor is not None and tensor.shape is not None
         return tensor.shape
 
-    def has(self, index: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Whether input `index` is present."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.node.attributes.get(name, default)
 
-    def value(self, index: int) -> NDArray[Any] | None:
+    def constant_value(self, index: int) -> NDArray[Any] | None:
         """The constant value of input `index`, or None where it is absent, not constant, or not small."""
         tensor = self.inputs[index] if index < len(self.inputs) else None
         return None if tensor is None else tensor.value
 
     def full_needs(self) -> tuple[Region | None, ...]:
         """All of every input; None where an input is absent or has no static shape."""
-        return tuple(None if t is None or t.shape is None else full(t.shape) for t in self.inputs)
+        return tuple(None if t is None or t.shape is None else full_region(t.shape) for t in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -107,41 +107,41 @@ class Piece:
     needs: tuple[Region | None, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[int, NDArray[Any]] = field(default_factory=dict)
-    raw: Region | None = None
+    written_region: Region | None = None
     op: str | None = None
-    rows: Interval | None = None
+    table_rows: Interval | None = None
 
 
-LOOK_UP = 14
+TABLE_LOOKUP_NODE_COUNT = 14
 """So many nodes stand around one that looks up the numbers of its own `Piece.rows` and passes over others."""
 
 
-class Effort(NamedTuple):
+class OpCost(NamedTuple):
     """What a piece costs. `multiply`: multiplications, each with its addition (two FLOP); `pool`: FLOP of pools and
     reductions; `other`: FLOP of all else."""
 
-    multiply: int = 0
-    pool: int = 0
-    other: int = 0
+    multiply_adds: int = 0
+    pool_flops: int = 0
+    other_flops: int = 0
 
 
 PieceFunction = Callable[[Operation, Region, Interval | None], Piece]
-CostFunction = Callable[[Operation, Shape, Sequence[Shape]], Effort]
+CostFunction = Callable[[Operation, Shape, Sequence[Shape]], OpCost]
 
 
-def each(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+def cost_per_output(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """One FLOP for each element of the output."""
-    return Effort(other=math.prod(out))
+    return OpCost(other_flops=math.prod(out))
 
 
-def free(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+def zero_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """Nothing: it only moves data, or does nothing at inference."""
-    return Effort()
+    return OpCost()
 
 
-def taken(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+def cost_per_input(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """One FLOP for each element of the first input: a reduction, a pool of everything."""
-    return Effort(pool=math.prod(needs[0]))
+    return OpCost(pool_flops=math.prod(needs[0]))
 
 
 @dataclass(frozen=True)
@@ -169,32 +169,32 @@ class OperatorRule:
     op: str
     piece: PieceFunction
     domain: str = ""
-    elementwise: bool = False
-    reduction: Callable[[Operation], int | None] | None = None
-    output: int = 0
-    merge: str = "Add"
-    cost: CostFunction = each
-    reads: Callable[[Operation], float] | None = None
-    rounds: bool = False
+    is_elementwise: bool = False
+    reduction_length: Callable[[Operation], int | None] | None = None
+    cut_output: int = 0
+    merge_operator: str = "Add"
+    cost: CostFunction = cost_per_output
+    read_share: Callable[[Operation], float] | None = None
+    rounds_sums: bool = False
     stand_in: str = ""
-    constants: str = ""
-    numbers: str = ""
+    constant_stand_ins: str = ""
+    attribute_stand_ins: str = ""
 
     @property
-    def cuts(self) -> bool:
+    def can_cut(self) -> bool:
         """Whether parts of the operator's output can be computed; else the rule says what the whole costs."""
-        return self.piece is not whole
+        return self.piece is not whole_tensor
 
 
-def whole(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+def whole_tensor(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Computed whole: any part → all of it, as for every operator without a rule."""
-    return Piece(full(operation.out_shape), operation.full_needs())
+    return Piece(full_region(operation.out_shape), operation.full_needs())
 
 
-OWN_DOMAIN = "com.microsoft"
+ORT_DOMAIN = "com.microsoft"
 """That of onnxruntime's own operators."""
 
 
-def counted(cost: CostFunction, ops: str, domain: str = OWN_DOMAIN) -> tuple[OperatorRule, ...]:
+def counted_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
     """Rules of operators that are computed whole, at that cost. `ops`: their names, separated by spaces."""
-    return tuple(OperatorRule(op, whole, domain, cost=cost) for op in ops.split())
+    return tuple(OperatorRule(op, whole_tensor, domain, cost=cost) for op in ops.split())

@@ -9,11 +9,11 @@ from typing import Literal, NamedTuple
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import Node, Piece
 
-Kind = Literal["plain", "partial", "merger"]
+TaskKind = Literal["plain", "partial", "merger"]
 TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)
 
 
-class Key(NamedTuple):
+class TensorKey(NamedTuple):
     """Names what is held or read: a tensor, or the partial sums of it over one range of the reduction axis."""
 
     tensor: str
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from it is remembered
-class Work:
+class TaskNode:
     """One node of a task and how to run it. `piece` None: as it stands, on whole tensors (layers that stay whole)."""
 
     node: Node
@@ -39,11 +39,11 @@ class ShareTask:
     """
 
     layer: str
-    kind: Kind
-    works: tuple[Work, ...]
-    outputs: Mapping[Key, Region | None]
-    needs: Mapping[Key, Region]
-    kept: Mapping[Key, Region]
+    kind: TaskKind
+    nodes: tuple[TaskNode, ...]
+    outputs: Mapping[TensorKey, Region | None]
+    needs: Mapping[TensorKey, Region]
+    state_needs: Mapping[TensorKey, Region]
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 
 import onnx
 
-from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, did_you_mean
 from dicompiler.networks import classic, decoder, detection, edge, residual, transformers
-from dicompiler.networks.builder import Builder
-from dicompiler.networks.light import LIGHT_NAMES, light
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.networks.light import LIGHT_NAMES, build_light
 
-__all__ = ["LIGHT_NAMES", "NAMES", "build", "light", "options", "parameters", "summary"]
+__all__ = ["LIGHT_NAMES", "NAMES", "build", "build_light", "count_parameters", "describe", "network_options"]
 
 
 @dataclass(frozen=True)
@@ -27,38 +27,38 @@ class _Network:
     """How to append the network, the input's usual size and channels (0: its axes are those of the size alone), how
     many axes the size has, what its function is called with, and its inputs where they are several of whole numbers."""
 
-    append: Callable[..., str]
+    append_to: Callable[..., str]
     size: int | tuple[int, int] = 224
     channels: int = 3
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    axes: int = 2
-    tokens: tuple[str, ...] = ()
+    fixed_arguments: Mapping[str, Any] = field(default_factory=dict)
+    size_axes: int = 2
+    token_inputs: tuple[str, ...] = ()
 
 
 _NETWORKS = {
     "alexnet": _Network(classic.alexnet),
-    "autoencoder": _Network(edge.autoencoder, 640, 0, axes=1),
+    "autoencoder": _Network(edge.autoencoder, 640, 0, size_axes=1),
     "bert_base": _Network(
-        transformers.bert_base, 128, 0, axes=1, tokens=("input_ids", "attention_mask", "token_type_ids")
+        transformers.bert_base, 128, 0, size_axes=1, token_inputs=("input_ids", "attention_mask", "token_type_ids")
     ),
-    "densenet121": _Network(residual.densenet, fixed={"depth": 121}),
+    "densenet121": _Network(residual.densenet, fixed_arguments={"depth": 121}),
     "ds_cnn": _Network(edge.ds_cnn, (49, 10), 1),
     "lenet": _Network(classic.lenet, 32, 1),
-    "llama_small": _Network(decoder.llama_small, 128, 0, axes=1, tokens=("input_ids",)),
+    "llama_small": _Network(decoder.llama_small, 128, 0, size_axes=1, token_inputs=("input_ids",)),
     "mobilenet_v2": _Network(residual.mobilenet_v2),
     "person_detection": _Network(edge.person_detection, 96),
     "quirks": _Network(residual.quirks, 32),
-    "resnet101": _Network(residual.resnet, fixed={"depth": 101}),
-    "resnet18": _Network(residual.resnet, fixed={"depth": 18}),
-    "resnet50": _Network(residual.resnet, fixed={"depth": 50}),
+    "resnet101": _Network(residual.resnet, fixed_arguments={"depth": 101}),
+    "resnet18": _Network(residual.resnet, fixed_arguments={"depth": 18}),
+    "resnet50": _Network(residual.resnet, fixed_arguments={"depth": 50}),
     "resnet8": _Network(edge.resnet8, 32),
     "segformer_b0": _Network(transformers.segformer_b0, 512),
     "squeezenet": _Network(classic.squeezenet),
     "tiny": _Network(residual.tiny, 32),
-    "vgg16": _Network(classic.vgg, fixed={"depth": 16}),
-    "vgg19": _Network(classic.vgg, fixed={"depth": 19}),
+    "vgg16": _Network(classic.vgg, fixed_arguments={"depth": 16}),
+    "vgg19": _Network(classic.vgg, fixed_arguments={"depth": 19}),
     "vit_tiny": _Network(transformers.vit_tiny),
-    "whisper_tiny_encoder": _Network(transformers.whisper_tiny_encoder, 3000, 80, axes=1),
+    "whisper_tiny_encoder": _Network(transformers.whisper_tiny_encoder, 3000, 80, size_axes=1),
     "yolo11n": _Network(detection.yolo11n, 640),
     "yolov2": _Network(classic.yolov2, 608),
     "yolov8n": _Network(detection.yolov8n, 640),
@@ -80,42 +80,48 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
     if name.startswith("light/"):
         if options:
             raise UsageError(f"network {name!r} takes no option {min(options)!r}: it is fixed but for its seed")
-        return light(name.removeprefix("light/"), seed)
-    net, output = _append(name, options)
-    return net.model(output, seed)
+        return build_light(name.removeprefix("light/"), seed)
+    net, output = _append_network(name, options)
+    return net.to_model(output, seed)
 
 
-def parameters(name: str, **options: Any) -> int:
+def count_parameters(name: str, **options: Any) -> int:
     """The number of trained parameters of one of NAMES, without running statistics; no weight is made."""
-    return _append(name, options)[0].parameters
+    return _append_network(name, options)[0].parameter_count
 
 
-def options(name: str) -> dict[str, Any]:
+def network_options(name: str) -> dict[str, Any]:
     """The options of one of NAMES with their defaults."""
     network = _NETWORKS[name]
-    own = {key: p.default for key, p in inspect.signature(network.append).parameters.items() if key != "net"}
-    return {"size": network.size, "batch": 1, "opset": 17} | {k: v for k, v in own.items() if k not in network.fixed}
+    own = {key: p.default for key, p in inspect.signature(network.append_to).parameters.items() if key != "net"}
+    return {"size": network.size, "batch": 1, "opset": 17} | {
+        k: v for k, v in own.items() if k not in network.fixed_arguments
+    }
 
 
-def summary(name: str) -> str:
+def describe(name: str) -> str:
     """What one of NAMES is, in a few words."""
-    text = inspect.getdoc(_NETWORKS[name].append) or ""
+    text = inspect.getdoc(_NETWORKS[name].append_to) or ""
     return re.split(r"\.\s| \(|: ", text, maxsplit=1)[0].replace("\n", " ").rstrip(".")
 
 
-def _append(name: str, given: Mapping[str, Any]) -> tuple[Builder, str]:
+def _append_network(name: str, given: Mapping[str, Any]) -> tuple[NetworkBuilder, str]:
     """The grown builder and its output tensor."""
     if name not in _NETWORKS:
-        raise UsageError(f"unknown network {name!r}{nearest(name, [*NAMES, *(f'light/{n}' for n in LIGHT_NAMES)])}")
+        raise UsageError(
+            f"unknown network {name!r}{did_you_mean(name, [*NAMES, *(f'light/{n}' for n in LIGHT_NAMES)])}"
+        )
     network = _NETWORKS[name]
-    known = options(name)
+    known = network_options(name)
     for option in given:
         if option not in known:
-            raise UsageError(f"network {name!r}: unknown option {option!r}{nearest(option, known)}")
+            raise UsageError(f"network {name!r}: unknown option {option!r}{did_you_mean(option, known)}")
     known |= given
     size = known.pop("size")
-    sides = (size,) * network.axes if isinstance(size, int) else tuple(size)
+    sides = (size,) * network.size_axes if isinstance(size, int) else tuple(size)
     image = (known.pop("batch"), *((network.channels,) if network.channels else ()), *sides)
-    inputs: dict[str, int] = dict.fromkeys(network.tokens, onnx.TensorProto.INT64) or {"input": onnx.TensorProto.FLOAT}
-    net = Builder(name, image, known.pop("opset"), inputs)
-    return net, network.append(net, **network.fixed, **known)
+    inputs: dict[str, int] = dict.fromkeys(network.token_inputs, onnx.TensorProto.INT64) or {
+        "input": onnx.TensorProto.FLOAT
+    }
+    net = NetworkBuilder(name, image, known.pop("opset"), inputs)
+    return net, network.append_to(net, **network.fixed_arguments, **known)

@@ -10,15 +10,15 @@ import numpy as np
 from onnx import TensorProto
 
 from dicompiler.base.errors import UsageError
-from dicompiler.networks.builder import Builder
-from dicompiler.networks.transformers import BRANCH, heads_of, linear
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.networks.transformers import BRANCH_GAIN, linear, split_heads
 
-LOWEST = float(np.finfo(np.float32).min)
+LOWEST_SCORE = float(np.finfo(np.float32).min)
 """What is added to a score that must not count."""
 
 
 def llama_small(
-    net: Builder,
+    net: NetworkBuilder,
     layers: int = 24,
     hidden: int = 1024,
     heads: int = 16,
@@ -40,117 +40,122 @@ def llama_small(
             f"network {net.name!r}: {hidden} features, {heads} heads, {kv_heads} of keys and values: "
             "heads must share features (an even number each), and keys and values, evenly"
         )
-    if static and past < net.image[1]:
+    if static and past < net.input_shape[1]:
         raise UsageError(f"network {net.name!r}: past is {past}: static caches hold at least the new rows")
-    x = net.weight("embed_tokens.weight", (vocabulary, hidden), "bias")
-    x = net.node("Gather", "embed_tokens", [x, "input_ids"], (*net.image, hidden), axis=0)
-    places = _places(net, past, static)
-    turns, mask = _turns(net, places, hidden // heads), _mask(net, places, past, static)
-    rows = _scatter_rows(net) if static else ""
+    x = net.add_weight("embed_tokens.weight", (vocabulary, hidden), "bias")
+    x = net.add_node("Gather", "embed_tokens", [x, "input_ids"], (*net.input_shape, hidden), axis=0)
+    places = _position_ids(net, past, static)
+    turns, mask = _rotary_angles(net, places, hidden // heads), _attention_mask(net, places, past, static)
+    rows = _cache_rows(net) if static else ""
     for number in range(layers):
         name = f"layers.{number}"
         y = _rms_norm(net, x, f"{name}.input_norm")
         q, k, v = (
-            heads_of(
+            split_heads(
                 net, linear(net, y, f"{name}.{kind}_proj", size * (hidden // heads), bias=False), f"{name}.{kind}", size
             )
             for kind, size in zip("qkv", (heads, kv_heads, kv_heads), strict=True)
         )
-        q, k = _turned(net, q, f"{name}.q.turned", turns), _turned(net, k, f"{name}.k.turned", turns)
+        q, k = _rotate(net, q, f"{name}.q.turned", turns), _rotate(net, k, f"{name}.k.turned", turns)
         if past:
-            k, v = (_cached(net, t, f"{number}.{kind}", past, rows) for kind, t in (("key", k), ("value", v)))
-        y = _attend(
-            net, q, _shared(net, k, f"{name}.k.shared", heads), _shared(net, v, f"{name}.v.shared", heads), name, mask
+            k, v = (_append_to_cache(net, t, f"{number}.{kind}", past, rows) for kind, t in (("key", k), ("value", v)))
+        y = _grouped_attention(
+            net,
+            q,
+            _repeat_heads(net, k, f"{name}.k.shared", heads),
+            _repeat_heads(net, v, f"{name}.v.shared", heads),
+            name,
+            mask,
         )
-        x = net.add(x, linear(net, y, f"{name}.o_proj", hidden, BRANCH, bias=False), f"{name}.add1")
+        x = net.add(x, linear(net, y, f"{name}.o_proj", hidden, BRANCH_GAIN, bias=False), f"{name}.add1")
         y = _swiglu(net, _rms_norm(net, x, f"{name}.post_norm"), name, 11 * hidden // 4)
         x = net.add(x, y, f"{name}.add2")
     return linear(net, _rms_norm(net, x, "norm"), "lm_head", vocabulary, bias=False)
 
 
-def _places(net: Builder, past: int, static: bool) -> str:
+def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
     """The tokens' positions, (N or 1, positions)."""
-    rows = net.image[1]
+    rows = net.input_shape[1]
     if not past:
-        return net.constant("positions", np.arange(rows, dtype=np.int64)[None])
+        return net.add_constant("positions", np.arange(rows, dtype=np.int64)[None])
     if not static:
-        net.input("attention_mask", (net.image[0], past + rows), TensorProto.INT64)
-        return net.input("position_ids", net.image, TensorProto.INT64)
-    net.input("cache_position", (rows,), TensorProto.INT64)
-    axes = net.constant("positions.axes", np.array([0], np.int64))
-    return net.node("Unsqueeze", "positions", ["cache_position", axes], (1, rows))
+        net.add_input("attention_mask", (net.input_shape[0], past + rows), TensorProto.INT64)
+        return net.add_input("position_ids", net.input_shape, TensorProto.INT64)
+    net.add_input("cache_position", (rows,), TensorProto.INT64)
+    axes = net.add_constant("positions.axes", np.array([0], np.int64))
+    return net.add_node("Unsqueeze", "positions", ["cache_position", axes], (1, rows))
 
 
-def _turns(net: Builder, places: str, size: int) -> tuple[str, str]:
+def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, str]:
     """Cosine and sine of each position's angles, (N or 1, 1, positions, features of a head)."""
-    batch, rows = net.shape.get(places, (1, net.image[1]))
-    frequencies = net.constant(
+    batch, rows = net.shapes.get(places, (1, net.input_shape[1]))
+    frequencies = net.add_constant(
         "rotary.inv_freq", (10_000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)[None, :, None]
     )
-    net.shape[frequencies] = (1, size // 2, 1)
-    axes = net.constant("rotary.axes", np.array([1], np.int64))
-    x = net.node("Unsqueeze", "rotary.unsqueeze", [places, axes], (batch, 1, rows))
-    x = net.node("Cast", "rotary.cast", [x], (batch, 1, rows), to=TensorProto.FLOAT)
-    x = net.node("MatMul", "rotary.angles", [frequencies, x], (batch, size // 2, rows))
+    net.shapes[frequencies] = (1, size // 2, 1)
+    axes = net.add_constant("rotary.axes", np.array([1], np.int64))
+    x = net.add_node("Unsqueeze", "rotary.unsqueeze", [places, axes], (batch, 1, rows))
+    x = net.add_node("Cast", "rotary.cast", [x], (batch, 1, rows), to=TensorProto.FLOAT)
+    x = net.add_node("MatMul", "rotary.angles", [frequencies, x], (batch, size // 2, rows))
     x = net.transpose(x, "rotary.transpose", (0, 2, 1))
     x = net.concat([x, x], "rotary.concat", axis=2)
     both = (net.unary(op, x, f"rotary.{op.lower()}") for op in ("Cos", "Sin"))
     shape = (batch, 1, rows, size)
-    cos, sin = (net.node("Unsqueeze", f"{t}.unsqueeze", [t, axes], shape) for t in both)
+    cos, sin = (net.add_node("Unsqueeze", f"{t}.unsqueeze", [t, axes], shape) for t in both)
     return cos, sin
 
 
-def _turned(net: Builder, x: str, name: str, turns: tuple[str, str]) -> str:
+def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> str:
     """Rotary embedding: x · cos + (−second half, first half of the features) · sin."""
-    *front, size = net.shape[x]
+    *front, size = net.shapes[x]
     half, (cos, sin) = (*front, size // 2), turns
 
     def part(kind: str, start: int, stop: int) -> str:
-        ends = [net.constant(f"{name}.{kind}.{i}", np.array([n], np.int64)) for i, n in enumerate((start, stop, 3))]
-        return net.node("Slice", f"{name}.{kind}", [x, *ends], half)
+        ends = [net.add_constant(f"{name}.{kind}.{i}", np.array([n], np.int64)) for i, n in enumerate((start, stop, 3))]
+        return net.add_node("Slice", f"{name}.{kind}", [x, *ends], half)
 
     high = net.unary("Neg", part("high", size // 2, np.iinfo(np.int64).max), f"{name}.neg")
     rotated = net.concat([high, part("low", 0, size // 2)], f"{name}.rotated", axis=3)
     return net.add(net.mul(x, cos, f"{name}.cos"), net.mul(rotated, sin, f"{name}.sin"), name)
 
 
-def _mask(net: Builder, places: str, past: int, static: bool) -> str:
+def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -> str:
     """What is added to the scores, (N or 1, 1, positions, all positions): 0, or a very low number."""
-    rows = net.image[1]
+    rows = net.input_shape[1]
     total = past if static else past + rows
     if static:
-        columns = net.constant("mask.columns", np.arange(total, dtype=np.int64))
-        axes = net.constant("mask.axes", np.array([1, 3], np.int64))
-        own = net.node("Unsqueeze", "mask.rows", [places, axes], (1, 1, rows, 1))
-        seen = net.node("LessOrEqual", "mask.seen", [columns, own], (1, 1, rows, total))
+        columns = net.add_constant("mask.columns", np.arange(total, dtype=np.int64))
+        axes = net.add_constant("mask.axes", np.array([1, 3], np.int64))
+        own = net.add_node("Unsqueeze", "mask.rows", [places, axes], (1, 1, rows, 1))
+        seen = net.add_node("LessOrEqual", "mask.seen", [columns, own], (1, 1, rows, total))
     else:
         ahead = np.arange(total)[None] <= past + np.arange(rows)[:, None]
         if not past:
-            return net.constant("mask", np.where(ahead, 0, LOWEST).astype(np.float32)[None, None])
-        axes = net.constant("mask.axes", np.array([1, 2], np.int64))
-        shape = (net.image[0], 1, 1, total)
-        kept = net.node("Unsqueeze", "mask.unsqueeze", ["attention_mask", axes], shape)
-        kept = net.node("Cast", "mask.cast", [kept], shape, to=TensorProto.BOOL)
-        causal = net.constant("mask.causal", ahead[None, None])
-        seen = net.node("And", "mask.seen", [causal, kept], (net.image[0], 1, rows, total))
-    values = [net.constant(f"mask.{kind}", np.float32(v)) for kind, v in (("zero", 0), ("lowest", LOWEST))]
-    return net.node("Where", "mask", [seen, *values], net.shape[seen])
+            return net.add_constant("mask", np.where(ahead, 0, LOWEST_SCORE).astype(np.float32)[None, None])
+        axes = net.add_constant("mask.axes", np.array([1, 2], np.int64))
+        shape = (net.input_shape[0], 1, 1, total)
+        kept = net.add_node("Unsqueeze", "mask.unsqueeze", ["attention_mask", axes], shape)
+        kept = net.add_node("Cast", "mask.cast", [kept], shape, to=TensorProto.BOOL)
+        causal = net.add_constant("mask.causal", ahead[None, None])
+        seen = net.add_node("And", "mask.seen", [causal, kept], (net.input_shape[0], 1, rows, total))
+    values = [net.add_constant(f"mask.{kind}", np.float32(v)) for kind, v in (("zero", 0), ("lowest", LOWEST_SCORE))]
+    return net.add_node("Where", "mask", [seen, *values], net.shapes[seen])
 
 
-def _scatter_rows(net: Builder) -> str:
+def _cache_rows(net: NetworkBuilder) -> str:
     """The positions as indices of rows, (positions, 1)."""
-    axes = net.constant("cache.axes", np.array([1], np.int64))
-    return net.node("Unsqueeze", "cache.rows", ["cache_position", axes], (net.image[1], 1))
+    axes = net.add_constant("cache.axes", np.array([1], np.int64))
+    return net.add_node("Unsqueeze", "cache.rows", ["cache_position", axes], (net.input_shape[1], 1))
 
 
-def _cached(net: Builder, x: str, name: str, past: int, rows: str) -> str:
+def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: str) -> str:
     """Keys or values of all positions: behind the cache's, or in their places in it (`rows`), which an exporter writes
     as ScatterND between two Transposes."""
-    batch, heads, _, size = net.shape[x]
-    cache = net.input(f"past_key_values.{name}", (batch, heads, past, size))
+    batch, heads, _, size = net.shapes[x]
+    cache = net.add_input(f"past_key_values.{name}", (batch, heads, past, size))
     if rows:
         turned = [net.transpose(t, f"cache.{name}.{kind}", (2, 0, 1, 3)) for kind, t in (("past", cache), ("new", x))]
-        y = net.node("ScatterND", f"cache.{name}.scatter", [turned[0], rows, turned[1]], net.shape[turned[0]])
+        y = net.add_node("ScatterND", f"cache.{name}.scatter", [turned[0], rows, turned[1]], net.shapes[turned[0]])
         y = net.transpose(y, f"cache.{name}", (1, 2, 0, 3))
     else:
         y = net.concat([cache, x], f"cache.{name}", axis=2)
@@ -158,23 +163,25 @@ def _cached(net: Builder, x: str, name: str, past: int, rows: str) -> str:
     return y
 
 
-def _shared(net: Builder, x: str, name: str, heads: int) -> str:
+def _repeat_heads(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
     """Each head repeated for the heads of the queries that share it."""
-    batch, own, rows, size = net.shape[x]
+    batch, own, rows, size = net.shapes[x]
     if own == heads:
         return x
-    axes = net.constant(f"{name}.axes", np.array([2], np.int64))
+    axes = net.add_constant(f"{name}.axes", np.array([2], np.int64))
     shape = (batch, own, heads // own, rows, size)
-    x = net.node("Unsqueeze", f"{name}.unsqueeze", [x, axes], (batch, own, 1, rows, size))
-    x = net.node("Expand", f"{name}.expand", [x, net.constant(f"{name}.size", np.array(shape, np.int64))], shape)
+    x = net.add_node("Unsqueeze", f"{name}.unsqueeze", [x, axes], (batch, own, 1, rows, size))
+    x = net.add_node(
+        "Expand", f"{name}.expand", [x, net.add_constant(f"{name}.size", np.array(shape, np.int64))], shape
+    )
     return net.reshape(x, name, (batch, heads, rows, size))
 
 
-def _attend(net: Builder, q: str, k: str, v: str, name: str, mask: str) -> str:
+def _grouped_attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, mask: str) -> str:
     """softmax(Q·Kᵀ / √d + mask)·V for each head, joined to (N, positions, features)."""
-    batch, heads, rows, size = net.shape[q]
+    batch, heads, rows, size = net.shapes[q]
     scores = net.matmul(q, net.transpose(k, f"{name}.keys", (0, 1, 3, 2)), f"{name}.scores")
-    scale = net.constant(f"{name}.scale", np.float32(size**-0.5))
+    scale = net.add_constant(f"{name}.scale", np.float32(size**-0.5))
     scores = net.add(net.mul(scores, scale, f"{name}.scaled"), mask, f"{name}.masked")
     y = net.matmul(net.unary("Softmax", scores, f"{name}.softmax", axis=-1), v, f"{name}.values")
     return net.reshape(
@@ -182,21 +189,21 @@ def _attend(net: Builder, q: str, k: str, v: str, name: str, mask: str) -> str:
     )
 
 
-def _rms_norm(net: Builder, x: str, name: str) -> str:
+def _rms_norm(net: NetworkBuilder, x: str, name: str) -> str:
     """x / √(mean of x² + ε), scaled."""
-    shape, axes = net.shape[x], {"axes": [-1]}
-    inputs = [net.node("Pow", f"{name}.square", [x, net.constant(f"{name}.two", np.float32(2))], shape)]
+    shape, axes = net.shapes[x], {"axes": [-1]}
+    inputs = [net.add_node("Pow", f"{name}.square", [x, net.add_constant(f"{name}.two", np.float32(2))], shape)]
     if net.opset >= 18:
-        inputs, axes = [*inputs, net.constant(f"{name}.axes", np.array([-1], np.int64))], {}
-    y = net.node("ReduceMean", f"{name}.mean", inputs, (*shape[:-1], 1), **axes)
-    y = net.add(y, net.constant(f"{name}.epsilon", np.float32(1e-5)), f"{name}.add")
+        inputs, axes = [*inputs, net.add_constant(f"{name}.axes", np.array([-1], np.int64))], {}
+    y = net.add_node("ReduceMean", f"{name}.mean", inputs, (*shape[:-1], 1), **axes)
+    y = net.add(y, net.add_constant(f"{name}.epsilon", np.float32(1e-5)), f"{name}.add")
     y = net.unary("Reciprocal", net.unary("Sqrt", y, f"{name}.sqrt"), f"{name}.reciprocal")
-    return net.mul(net.mul(x, y, f"{name}.normal"), net.weight(f"{name}.weight", shape[-1:], "scale"), name)
+    return net.mul(net.mul(x, y, f"{name}.normal"), net.add_weight(f"{name}.weight", shape[-1:], "scale"), name)
 
 
-def _swiglu(net: Builder, x: str, name: str, features: int) -> str:
+def _swiglu(net: NetworkBuilder, x: str, name: str, features: int) -> str:
     """(SiLU of the gate) · up, projected down."""
     gate = linear(net, x, f"{name}.gate_proj", features, bias=False)
     gate = net.mul(gate, net.unary("Sigmoid", gate, f"{name}.sigmoid"), f"{name}.silu")
     y = net.mul(gate, linear(net, x, f"{name}.up_proj", features, bias=False), f"{name}.product")
-    return linear(net, y, f"{name}.down_proj", net.shape[x][-1], BRANCH, bias=False)
+    return linear(net, y, f"{name}.down_proj", net.shapes[x][-1], BRANCH_GAIN, bias=False)

@@ -13,204 +13,223 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import UsageError
-from dicompiler.networks.builder import Builder
-from dicompiler.networks.classic import scaled
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.networks.classic import scale_channels
 
-SILU = 1.05
+SILU_GAIN = 1.05
 """Gain of what SiLU follows: of large numbers it keeps half of the squares, as ReLU does; of small ones less."""
-FIRST, LAST = 10.0, 0.1
+FIRST_CONV_GAIN, LAST_CONV_GAIN = 10.0, 0.1
 """Gains of the first convolution and of the last ones: inside activations are large."""
-BRANCH = 0.3
+BRANCH_GAIN = 0.3
 """Gain of the last convolution of a residual branch."""
-BINS = 16
+DISTANCE_BINS = 16
 """Distances that the head chooses among for each side of a box."""
 
-Block = Callable[[Builder, str, str, int], str]
+Block = Callable[[NetworkBuilder, str, str, int], str]
 
 
-def _conv(
-    net: Builder, x: str, name: str, channels: int, kernel: int = 1, stride: int = 1, group: int = 1, gain: float = SILU
+def _conv_silu(
+    net: NetworkBuilder,
+    x: str,
+    name: str,
+    channels: int,
+    kernel: int = 1,
+    stride: int = 1,
+    group: int = 1,
+    gain: float = SILU_GAIN,
 ) -> str:
     """Convolution and SiLU."""
     x = net.conv(x, f"{name}.conv", channels, kernel, stride, group=group, gain=gain)
     return net.mul(x, net.unary("Sigmoid", x, f"{name}.act.sigmoid"), f"{name}.act.mul")
 
 
-def _bottleneck(net: Builder, x: str, name: str, channels: int, hidden: int, shortcut: bool = True) -> str:
-    y = _conv(net, x, f"{name}.cv1", hidden, 3)
-    y = _conv(net, y, f"{name}.cv2", channels, 3, gain=BRANCH if shortcut else SILU)
+def _bottleneck(net: NetworkBuilder, x: str, name: str, channels: int, hidden: int, shortcut: bool = True) -> str:
+    y = _conv_silu(net, x, f"{name}.cv1", hidden, 3)
+    y = _conv_silu(net, y, f"{name}.cv2", channels, 3, gain=BRANCH_GAIN if shortcut else SILU_GAIN)
     return net.add(x, y, f"{name}.add") if shortcut else y
 
 
-def _plain(net: Builder, x: str, name: str, channels: int) -> str:
+def _plain_bottleneck(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
     return _bottleneck(net, x, name, channels, channels)
 
 
-def _open(net: Builder, x: str, name: str, channels: int) -> str:
+def _open_bottleneck(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
     return _bottleneck(net, x, name, channels, channels, False)
 
 
-def _narrow(net: Builder, x: str, name: str, channels: int) -> str:
+def _narrow_bottleneck(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
     return _bottleneck(net, x, name, channels, max(1, channels // 2))
 
 
-def _c3k(net: Builder, x: str, name: str, channels: int) -> str:
+def _c3k(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
     """Two bottlenecks beside a convolution."""
     hidden = max(1, channels // 2)
-    y = _conv(net, x, f"{name}.cv1", hidden)
+    y = _conv_silu(net, x, f"{name}.cv1", hidden)
     for number in (0, 1):
-        y = _plain(net, y, f"{name}.m.{number}", hidden)
-    both = net.concat([y, _conv(net, x, f"{name}.cv2", hidden)], f"{name}.concat")
-    return _conv(net, both, f"{name}.cv3", channels)
+        y = _plain_bottleneck(net, y, f"{name}.m.{number}", hidden)
+    both = net.concat([y, _conv_silu(net, x, f"{name}.cv2", hidden)], f"{name}.concat")
+    return _conv_silu(net, both, f"{name}.cv3", channels)
 
 
 def _c2f(
-    net: Builder, x: str, name: str, channels: int, block: Block = _plain, repeats: int = 1, part: float = 0.5
+    net: NetworkBuilder,
+    x: str,
+    name: str,
+    channels: int,
+    block: Block = _plain_bottleneck,
+    repeats: int = 1,
+    part: float = 0.5,
 ) -> str:
     """Cross-stage partial block (C2f, C3k2): half of the channels goes through blocks, each of which is kept."""
-    hidden = scaled(channels, part)
-    x = _conv(net, x, f"{name}.cv1", 2 * hidden)
+    hidden = scale_channels(channels, part)
+    x = _conv_silu(net, x, f"{name}.cv1", 2 * hidden)
     pieces = net.split(x, f"{name}.split", (hidden, hidden))
     for number in range(repeats):
         pieces.append(block(net, pieces[-1], f"{name}.m.{number}", hidden))
-    return _conv(net, net.concat(pieces, f"{name}.concat"), f"{name}.cv2", channels)
+    return _conv_silu(net, net.concat(pieces, f"{name}.concat"), f"{name}.cv2", channels)
 
 
-def _sppf(net: Builder, x: str, name: str, channels: int) -> str:
+def _sppf(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
     """Three max pools of 5 x 5, one after another, joined."""
-    pieces = [_conv(net, x, f"{name}.cv1", max(1, net.channels(x) // 2))]
+    pieces = [_conv_silu(net, x, f"{name}.cv1", max(1, net.channels(x) // 2))]
     for number in range(3):
         pieces.append(net.pool(pieces[-1], f"{name}.m.{number}", 5, 1, 2))
-    return _conv(net, net.concat(pieces, f"{name}.concat"), f"{name}.cv2", channels)
+    return _conv_silu(net, net.concat(pieces, f"{name}.concat"), f"{name}.cv2", channels)
 
 
-def _c2psa(net: Builder, x: str, name: str, channels: int) -> str:
+def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
     """Half of the channels goes through attention over positions and a feed-forward net, both residual."""
     hidden = max(2, channels // 2)
-    a, b = net.split(_conv(net, x, f"{name}.cv1", 2 * hidden), f"{name}.split", (hidden, hidden))
+    a, b = net.split(_conv_silu(net, x, f"{name}.cv1", 2 * hidden), f"{name}.split", (hidden, hidden))
     b = net.add(b, _attention(net, b, f"{name}.m.0.attn", max(1, hidden // 64)), f"{name}.m.0.add")
-    y = _conv(net, b, f"{name}.m.0.ffn.0", 2 * hidden)
-    y = net.conv(y, f"{name}.m.0.ffn.1.conv", hidden, 1, gain=BRANCH)
+    y = _conv_silu(net, b, f"{name}.m.0.ffn.0", 2 * hidden)
+    y = net.conv(y, f"{name}.m.0.ffn.1.conv", hidden, 1, gain=BRANCH_GAIN)
     b = net.add(b, y, f"{name}.m.0.add2")
-    return _conv(net, net.concat([a, b], f"{name}.concat"), f"{name}.cv2", channels)
+    return _conv_silu(net, net.concat([a, b], f"{name}.concat"), f"{name}.cv2", channels)
 
 
-def _attention(net: Builder, x: str, name: str, heads: int) -> str:
+def _attention(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
     """Attention whose keys are half as long as its values; a depthwise convolution of the values tells positions."""
-    batch, channels, height, width = net.shape[x]
+    batch, channels, height, width = net.shapes[x]
     length, cells = channels // heads, height * width
     key = max(1, length // 2)
     x = net.conv(x, f"{name}.qkv.conv", heads * (2 * key + length), 1)
     x = net.reshape(x, f"{name}.reshape", (batch, heads, 2 * key + length, cells))
     q, k, v = net.split(x, f"{name}.split", (key, key, length), axis=2)
     scores = net.matmul(net.transpose(q, f"{name}.q", (0, 1, 3, 2)), k, f"{name}.scores")
-    scores = net.mul(scores, net.constant(f"{name}.scale", np.float32(key**-0.5)), f"{name}.scaled")
+    scores = net.mul(scores, net.add_constant(f"{name}.scale", np.float32(key**-0.5)), f"{name}.scaled")
     weights = net.transpose(net.unary("Softmax", scores, f"{name}.softmax", axis=-1), f"{name}.weights", (0, 1, 3, 2))
     image = (batch, channels, height, width)
     y = net.reshape(net.matmul(v, weights, f"{name}.values"), f"{name}.image", image)
     place = net.conv(net.reshape(v, f"{name}.v", image), f"{name}.pe.conv", channels, 3, group=channels)
-    return net.conv(net.add(y, place, f"{name}.add"), f"{name}.proj.conv", channels, 1, gain=BRANCH)
+    return net.conv(net.add(y, place, f"{name}.add"), f"{name}.proj.conv", channels, 1, gain=BRANCH_GAIN)
 
 
-def _up(net: Builder, x: str, name: str) -> str:
+def _upsample(net: NetworkBuilder, x: str, name: str) -> str:
     return net.resize(x, name, 2, mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")
 
 
-def yolov8n(net: Builder, classes: int = 80, width: float = 1.0) -> str:
+def yolov8n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
     """YOLOv8n: 3 151 904 parameters, on 640 x 640."""
 
-    def block(x: str, number: int, channels: int, kind: Block = _plain, repeats: int = 1) -> str:
-        return _c2f(net, x, f"model.{number}", scaled(channels, width), kind, repeats)
+    def block(x: str, number: int, channels: int, kind: Block = _plain_bottleneck, repeats: int = 1) -> str:
+        return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, repeats)
 
     def down(x: str, number: int, channels: int) -> str:
-        return _conv(net, x, f"model.{number}", scaled(channels, width), 3, 2)
+        return _conv_silu(net, x, f"model.{number}", scale_channels(channels, width), 3, 2)
 
     x = block(down(_stem(net, width), 1, 32), 2, 32)
     p3 = block(down(x, 3, 64), 4, 64, repeats=2)
     p4 = block(down(p3, 5, 128), 6, 128, repeats=2)
-    p5 = _sppf(net, block(down(p4, 7, 256), 8, 256), "model.9", scaled(256, width))
-    n4 = block(net.concat([_up(net, p5, "model.10"), p4], "model.11"), 12, 128, _open)
-    n3 = block(net.concat([_up(net, n4, "model.13"), p3], "model.14"), 15, 64, _open)
-    n4 = block(net.concat([down(n3, 16, 64), n4], "model.17"), 18, 128, _open)
-    n5 = block(net.concat([down(n4, 19, 128), p5], "model.20"), 21, 256, _open)
-    return _detect(net, (n3, n4, n5), "model.22", classes, False)
+    p5 = _sppf(net, block(down(p4, 7, 256), 8, 256), "model.9", scale_channels(256, width))
+    n4 = block(net.concat([_upsample(net, p5, "model.10"), p4], "model.11"), 12, 128, _open_bottleneck)
+    n3 = block(net.concat([_upsample(net, n4, "model.13"), p3], "model.14"), 15, 64, _open_bottleneck)
+    n4 = block(net.concat([down(n3, 16, 64), n4], "model.17"), 18, 128, _open_bottleneck)
+    n5 = block(net.concat([down(n4, 19, 128), p5], "model.20"), 21, 256, _open_bottleneck)
+    return _detection_head(net, (n3, n4, n5), "model.22", classes, False)
 
 
-def yolo11n(net: Builder, classes: int = 80, width: float = 1.0) -> str:
+def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
     """YOLO11n, with C3k2 blocks and attention (C2PSA): 2 616 248 parameters, on 640 x 640."""
 
-    def block(x: str, number: int, channels: int, kind: Block = _narrow, part: float = 0.5) -> str:
-        return _c2f(net, x, f"model.{number}", scaled(channels, width), kind, part=part)
+    def block(x: str, number: int, channels: int, kind: Block = _narrow_bottleneck, part: float = 0.5) -> str:
+        return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, part=part)
 
     def down(x: str, number: int, channels: int) -> str:
-        return _conv(net, x, f"model.{number}", scaled(channels, width), 3, 2)
+        return _conv_silu(net, x, f"model.{number}", scale_channels(channels, width), 3, 2)
 
     x = block(down(_stem(net, width), 1, 32), 2, 64, part=0.25)
     p3 = block(down(x, 3, 64), 4, 128, part=0.25)
     p4 = block(down(p3, 5, 128), 6, 128, _c3k)
-    x = _sppf(net, block(down(p4, 7, 256), 8, 256, _c3k), "model.9", scaled(256, width))
-    p5 = _c2psa(net, x, "model.10", scaled(256, width))
-    n4 = block(net.concat([_up(net, p5, "model.11"), p4], "model.12"), 13, 128)
-    n3 = block(net.concat([_up(net, n4, "model.14"), p3], "model.15"), 16, 64)
+    x = _sppf(net, block(down(p4, 7, 256), 8, 256, _c3k), "model.9", scale_channels(256, width))
+    p5 = _c2psa(net, x, "model.10", scale_channels(256, width))
+    n4 = block(net.concat([_upsample(net, p5, "model.11"), p4], "model.12"), 13, 128)
+    n3 = block(net.concat([_upsample(net, n4, "model.14"), p3], "model.15"), 16, 64)
     n4 = block(net.concat([down(n3, 17, 64), n4], "model.18"), 19, 128)
     n5 = block(net.concat([down(n4, 20, 128), p5], "model.21"), 22, 256, _c3k)
-    return _detect(net, (n3, n4, n5), "model.23", classes, True)
+    return _detection_head(net, (n3, n4, n5), "model.23", classes, True)
 
 
-def _stem(net: Builder, width: float) -> str:
+def _stem(net: NetworkBuilder, width: float) -> str:
     """The first convolution. The image's sides must be multiples of 32, so that maps that grew again fit those that
     they meet."""
-    if any(side % 32 for side in net.image[2:]):
-        raise UsageError(f"network {net.name!r}: size is {net.image[2:]}: take multiples of 32")
-    return _conv(net, "input", "model.0", scaled(16, width), 3, 2, gain=FIRST)
+    if any(side % 32 for side in net.input_shape[2:]):
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: take multiples of 32")
+    return _conv_silu(net, "input", "model.0", scale_channels(16, width), 3, 2, gain=FIRST_CONV_GAIN)
 
 
-def _detect(net: Builder, maps: Sequence[str], name: str, classes: int, separable: bool) -> str:
+def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes: int, separable: bool) -> str:
     """The head: for each cell of three maps a distribution over BINS distances to each side, and class scores."""
-    box, score = 4 * BINS, max(net.channels(maps[0]), min(classes, 100))
+    box, score = 4 * DISTANCE_BINS, max(net.channels(maps[0]), min(classes, 100))
     levels = []
     for level, x in enumerate(maps):
-        y = _conv(net, _conv(net, x, f"{name}.cv2.{level}.0", box, 3), f"{name}.cv2.{level}.1", box, 3)
-        y = net.conv(y, f"{name}.cv2.{level}.2", box, 1, gain=LAST)
+        y = _conv_silu(net, _conv_silu(net, x, f"{name}.cv2.{level}.0", box, 3), f"{name}.cv2.{level}.1", box, 3)
+        y = net.conv(y, f"{name}.cv2.{level}.2", box, 1, gain=LAST_CONV_GAIN)
         z, own = x, f"{name}.cv3.{level}"
         for number in (0, 1):
             if separable:
-                z = _conv(net, z, f"{own}.{number}.0", net.channels(z), 3, group=net.channels(z))
-            z = _conv(net, z, f"{own}.{number}.1" if separable else f"{own}.{number}", score, 1 if separable else 3)
-        both = net.concat([y, net.conv(z, f"{own}.2", classes, 1, gain=LAST)], f"{name}.concat.{level}")
-        batch, channels, height, width = net.shape[both]
+                z = _conv_silu(net, z, f"{own}.{number}.0", net.channels(z), 3, group=net.channels(z))
+            z = _conv_silu(
+                net, z, f"{own}.{number}.1" if separable else f"{own}.{number}", score, 1 if separable else 3
+            )
+        both = net.concat([y, net.conv(z, f"{own}.2", classes, 1, gain=LAST_CONV_GAIN)], f"{name}.concat.{level}")
+        batch, channels, height, width = net.shapes[both]
         levels.append(net.reshape(both, f"{name}.reshape.{level}", (batch, channels, height * width)))
     boxes, scores = net.split(net.concat(levels, f"{name}.concat", axis=2), f"{name}.split", (box, classes))
-    boxes = _boxes(net, boxes, maps, name)
+    boxes = _decode_boxes(net, boxes, maps, name)
     return net.concat([boxes, net.unary("Sigmoid", scores, f"{name}.sigmoid")], f"{name}.output")
 
 
-def _boxes(net: Builder, x: str, maps: Sequence[str], name: str) -> str:
+def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -> str:
     """The mean distances of each cell (DFL) as a box's centre and sides, in pixels."""
-    batch, _, cells = net.shape[x]
-    x = net.reshape(x, f"{name}.dfl.reshape", (batch, 4, BINS, cells))
+    batch, _, cells = net.shapes[x]
+    x = net.reshape(x, f"{name}.dfl.reshape", (batch, 4, DISTANCE_BINS, cells))
     x = net.transpose(x, f"{name}.dfl.transpose", (0, 2, 1, 3))
     x = net.unary("Softmax", x, f"{name}.dfl.softmax", axis=1)
-    bins = net.constant(f"{name}.dfl.conv.weight", np.arange(BINS, dtype=np.float32).reshape(1, BINS, 1, 1))
-    x = net.node("Conv", f"{name}.dfl.conv", [x, bins], (batch, 1, 4, cells), kernel_shape=(1, 1))
+    bins = net.add_constant(
+        f"{name}.dfl.conv.weight", np.arange(DISTANCE_BINS, dtype=np.float32).reshape(1, DISTANCE_BINS, 1, 1)
+    )
+    x = net.add_node("Conv", f"{name}.dfl.conv", [x, bins], (batch, 1, 4, cells), kernel_shape=(1, 1))
     x = net.reshape(x, f"{name}.dfl.sides", (batch, 4, cells))
     before, after = net.split(x, f"{name}.sides", (2, 2))
-    points, strides = _anchors(net, maps)
-    anchor = net.constant(f"{name}.anchors", points)
-    low = net.node("Sub", f"{name}.low", [anchor, before], net.shape[before])
+    points, strides = _anchor_points(net, maps)
+    anchor = net.add_constant(f"{name}.anchors", points)
+    low = net.add_node("Sub", f"{name}.low", [anchor, before], net.shapes[before])
     high = net.add(after, anchor, f"{name}.high")
-    middle = net.mul(net.add(low, high, f"{name}.sum"), net.constant(f"{name}.half", np.float32(0.5)), f"{name}.centre")
-    extent = net.node("Sub", f"{name}.extent", [high, low], net.shape[low])
+    middle = net.mul(
+        net.add(low, high, f"{name}.sum"), net.add_constant(f"{name}.half", np.float32(0.5)), f"{name}.centre"
+    )
+    extent = net.add_node("Sub", f"{name}.extent", [high, low], net.shapes[low])
     box = net.concat([middle, extent], f"{name}.box")
-    return net.mul(box, net.constant(f"{name}.strides", strides), f"{name}.pixels")
+    return net.mul(box, net.add_constant(f"{name}.strides", strides), f"{name}.pixels")
 
 
-def _anchors(net: Builder, maps: Sequence[str]) -> list[NDArray[np.float32]]:
+def _anchor_points(net: NetworkBuilder, maps: Sequence[str]) -> list[NDArray[np.float32]]:
     """The cells' middles (1, 2, cells), x before y, and their sides in pixels (1, 1, cells)."""
     points, strides = [], []
     for x in maps:
-        height, width = net.shape[x][2:]
+        height, width = net.shapes[x][2:]
         rows, columns = np.mgrid[:height, :width] + 0.5
         points.append(np.stack([columns.ravel(), rows.ravel()]))
-        strides.append(np.full((1, height * width), net.image[2] / height))
+        strides.append(np.full((1, height * width), net.input_shape[2] / height))
     return [np.concatenate(each, axis=1).astype(np.float32)[None] for each in (points, strides)]

@@ -6,37 +6,44 @@ reconstruction. Convolutions have a bias beside the normalisation that follows t
 
 from __future__ import annotations
 
-from dicompiler.networks.builder import Builder, Pair, pair
-from dicompiler.networks.classic import scaled
-from dicompiler.networks.residual import BRANCH, SHORTCUT
+from dicompiler.networks.builder import IntOrPair, NetworkBuilder, to_pair
+from dicompiler.networks.classic import scale_channels
+from dicompiler.networks.residual import BRANCH_GAIN, SHORTCUT_GAIN
 
 
-def _same(net: Builder, x: str, kernel: Pair, stride: Pair) -> tuple[int, int, int, int]:
+def _same_pads(net: NetworkBuilder, x: str, kernel: IntOrPair, stride: IntOrPair) -> tuple[int, int, int, int]:
     """TensorFlow's pads (top, left, bottom, right): an odd one goes to the end."""
-    axes = zip(net.shape[x][2:], pair(kernel), pair(stride), strict=True)
+    axes = zip(net.shapes[x][2:], to_pair(kernel), to_pair(stride), strict=True)
     totals = [max((-(-extent // step) - 1) * step + size - extent, 0) for extent, size, step in axes]
     top, left = (total // 2 for total in totals)
     return top, left, totals[0] - top, totals[1] - left
 
 
-def _conv(
-    net: Builder, x: str, name: str, channels: int, kernel: Pair, stride: Pair = 1, group: int = 1, gain: float = 1.0
+def _conv_norm(
+    net: NetworkBuilder,
+    x: str,
+    name: str,
+    channels: int,
+    kernel: IntOrPair,
+    stride: IntOrPair = 1,
+    group: int = 1,
+    gain: float = 1.0,
 ) -> str:
     """A convolution with bias, and its BatchNormalization."""
-    pads = _same(net, x, kernel, stride)
+    pads = _same_pads(net, x, kernel, stride)
     return net.batch_norm(net.conv(x, name, channels, kernel, stride, pads, group), f"{name}.bn", gain)
 
 
-def _separable(net: Builder, x: str, name: str, channels: int, stride: int) -> str:
+def _separable_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int) -> str:
     """MobileNet's block: a depthwise and a pointwise convolution, each normalised and activated."""
-    deep = _conv(net, x, f"{name}.depthwise", net.channels(x), 3, stride, net.channels(x))
+    deep = _conv_norm(net, x, f"{name}.depthwise", net.channels(x), 3, stride, net.channels(x))
     x = net.relu(deep, f"{name}.depthwise.relu")
-    return net.relu(_conv(net, x, f"{name}.pointwise", channels, 1), f"{name}.pointwise.relu")
+    return net.relu(_conv_norm(net, x, f"{name}.pointwise", channels, 1), f"{name}.pointwise.relu")
 
 
-def _head(net: Builder, x: str, classes: int) -> str:
+def _head(net: NetworkBuilder, x: str, classes: int) -> str:
     """An average over the whole image, one fully connected layer, Softmax."""
-    sides = (net.shape[x][2], net.shape[x][3])
+    sides = (net.shapes[x][2], net.shapes[x][3])
     x = net.flatten(net.pool(x, "avgpool", sides, sides, op="AveragePool"), "flatten")
     return net.unary("Softmax", net.gemm(x, "fc", classes), "softmax", axis=1)
 
@@ -45,43 +52,43 @@ def _head(net: Builder, x: str, classes: int) -> str:
 MOBILENET_V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
 
-def person_detection(net: Builder, classes: int = 2, width: float = 0.25) -> str:
+def person_detection(net: NetworkBuilder, classes: int = 2, width: float = 0.25) -> str:
     """Visual wake words: MobileNetV1 with a quarter of the channels on 96 x 96 in colour."""
-    x = net.relu(_conv(net, "input", "conv1", scaled(32, width), 3, 2), "relu1")
+    x = net.relu(_conv_norm(net, "input", "conv1", scale_channels(32, width), 3, 2), "relu1")
     for number, (channels, stride) in enumerate(MOBILENET_V1, 2):
-        x = _separable(net, x, f"block{number}", scaled(channels, width), stride)
+        x = _separable_block(net, x, f"block{number}", scale_channels(channels, width), stride)
     return _head(net, x, classes)
 
 
-def resnet8(net: Builder, classes: int = 10, width: float = 1.0) -> str:
+def resnet8(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
     """Image classification: three residual stages of 16, 32 and 64 channels on 32 x 32 in colour (CIFAR-10)."""
-    x = net.relu(_conv(net, "input", "conv1", scaled(16, width), 3), "relu1")
+    x = net.relu(_conv_norm(net, "input", "conv1", scale_channels(16, width), 3), "relu1")
     for stage in (1, 2, 3):
-        name, channels, stride = f"stage{stage}", scaled(16 * 2 ** (stage - 1), width), 1 if stage == 1 else 2
-        y = net.relu(_conv(net, x, f"{name}.conv1", channels, 3, stride), f"{name}.relu1")
-        y = _conv(net, y, f"{name}.conv2", channels, 3, gain=BRANCH)
+        name, channels, stride = f"stage{stage}", scale_channels(16 * 2 ** (stage - 1), width), 1 if stage == 1 else 2
+        y = net.relu(_conv_norm(net, x, f"{name}.conv1", channels, 3, stride), f"{name}.relu1")
+        y = _conv_norm(net, y, f"{name}.conv2", channels, 3, gain=BRANCH_GAIN)
         if stage > 1:
-            pads = _same(net, x, 1, stride)
-            x = net.conv(x, f"{name}.shortcut", channels, 1, stride, pads, gain=SHORTCUT)
+            pads = _same_pads(net, x, 1, stride)
+            x = net.conv(x, f"{name}.shortcut", channels, 1, stride, pads, gain=SHORTCUT_GAIN)
         x = net.relu(net.add(x, y, f"{name}.add"), f"{name}.relu2")
     return _head(net, x, classes)
 
 
-def ds_cnn(net: Builder, classes: int = 12, width: float = 1.0) -> str:
+def ds_cnn(net: NetworkBuilder, classes: int = 12, width: float = 1.0) -> str:
     """Keyword spotting: four depthwise separable blocks on 49 times 10 features of a second of sound (Zhang et al.
     2017)."""
-    channels = scaled(64, width)
-    x = net.relu(_conv(net, "input", "conv1", channels, (10, 4), 2), "relu1")
+    channels = scale_channels(64, width)
+    x = net.relu(_conv_norm(net, "input", "conv1", channels, (10, 4), 2), "relu1")
     for number in range(2, 6):
-        x = _separable(net, x, f"block{number}", channels, 1)
+        x = _separable_block(net, x, f"block{number}", channels, 1)
     return _head(net, x, classes)
 
 
-def autoencoder(net: Builder, width: float = 1.0) -> str:
+def autoencoder(net: NetworkBuilder, width: float = 1.0) -> str:
     """Anomaly detection: fully connected, 128 features on either side of a bottleneck of 8, on five frames of 128
     mel bands."""
     x = "input"
     for number in range(1, 10):
-        x = net.gemm(x, f"fc{number}", 8 if number == 5 else scaled(128, width))
+        x = net.gemm(x, f"fc{number}", 8 if number == 5 else scale_channels(128, width))
         x = net.relu(net.batch_norm(x, f"bn{number}"), f"relu{number}")
-    return net.gemm(x, "fc10", net.shape["input"][1])
+    return net.gemm(x, "fc10", net.shapes["input"][1])

@@ -12,8 +12,8 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dicompiler.base.errors import DicompilerError, UsageError, nearest
-from dicompiler.networks.weights import Role, weight
+from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
+from dicompiler.networks.weights import Role, make_weight
 
 LIGHT_NAMES = (
     "alexnet",
@@ -26,8 +26,8 @@ LIGHT_NAMES = (
     "vgg19",
     "zfnet512",
 )
-_FILES = {"alexnet": "bvlc_alexnet"}
-_ROLES: dict[tuple[str, int], Role] = {
+_FILE_STEMS = {"alexnet": "bvlc_alexnet"}
+_ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
     ("Conv", 1): "filter",
     ("Conv", 2): "bias",
     ("Gemm", 1): "filter",
@@ -40,17 +40,17 @@ _ROLES: dict[tuple[str, int], Role] = {
     ("Add", 1): "shift",
 }
 #: Operators through which a weight reaches the operator that uses it.
-_RESHAPERS = ("Unsqueeze", "Reshape")
+_RESHAPING_OPERATORS = ("Unsqueeze", "Reshape")
 #: What the weights before these operators are scaled by: gamma at the end of a residual branch, so that activations
 #: keep their size at any depth; the last layer, so that Softmax is far from one-hot.
-_GAINS = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
+_GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 
 
-def light(name: str, seed: int = 0) -> onnx.ModelProto:
+def build_light(name: str, seed: int = 0) -> onnx.ModelProto:
     """One of LIGHT_NAMES with seeded weights. Everything else, unnamed nodes too, is as in the onnx package."""
     if name not in LIGHT_NAMES:
-        raise UsageError(f"unknown light network {name!r}{nearest(name, LIGHT_NAMES)}")
-    model = _load(name)
+        raise UsageError(f"unknown light network {name!r}{did_you_mean(name, LIGHT_NAMES)}")
+    model = _load_light(name)
     graph = model.graph
     shapes = {tensor.name: tuple(numpy_helper.to_array(tensor).tolist()) for tensor in graph.initializer if tensor.dims}
     filled = {n.output[0]: (n.input[0], shapes[n.input[0]]) for n in graph.node if n.op_type == "ConstantOfShape"}
@@ -58,17 +58,18 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     floats |= {tensor: shape for tensor, (_, shape) in filled.items()}
     weights = {
         tensor: numpy_helper.from_array(
-            weight(seed, tensor, floats[tensor], role, _fan_in(node, floats[tensor]), _gain(graph, node, role)), tensor
+            make_weight(seed, tensor, floats[tensor], role, _fan_in(node, floats[tensor]), _gain(graph, node, role)),
+            tensor,
         )
-        for tensor, role, node in _uses(graph)
+        for tensor, role, node in _weight_uses(graph)
         if tensor in floats
     }
-    _replace(graph, weights, {source for source, _ in filled.values()})
+    _replace_weights(graph, weights, {source for source, _ in filled.values()})
     return model
 
 
-def _load(name: str) -> onnx.ModelProto:
-    path = Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{_FILES.get(name, name)}.onnx"
+def _load_light(name: str) -> onnx.ModelProto:
+    path = Path(onnx.__file__).parent / "backend/test/data/light" / f"light_{_FILE_STEMS.get(name, name)}.onnx"
     try:
         return onnx.load(path)
     except OSError as error:
@@ -77,14 +78,14 @@ def _load(name: str) -> onnx.ModelProto:
         ) from error
 
 
-def _uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeProto]]:
+def _weight_uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeProto]]:
     """(weight, its role, the node that uses it), with reshapes in between looked through."""
     source: dict[str, str] = {}
     for node in graph.node:
-        if node.op_type in _RESHAPERS:
+        if node.op_type in _RESHAPING_OPERATORS:
             source[node.output[0]] = node.input[0]
         for index, tensor in enumerate(node.input):
-            role = _ROLES.get((node.op_type, index))
+            role = _ROLE_BY_INPUT.get((node.op_type, index))
             if role is not None:
                 yield source.get(tensor, tensor), role, node
 
@@ -99,10 +100,10 @@ def _fan_in(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
 
 def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
     readers = [reader.op_type for reader in graph.node if node.output[0] in reader.input]
-    return min((_GAINS.get((role, reader), 1.0) for reader in readers), default=1.0)
+    return min((_GAIN_BY_READER.get((role, reader), 1.0) for reader in readers), default=1.0)
 
 
-def _replace(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
+def _replace_weights(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
     """Makes `weights` initializers and, as IR 3 wants, inputs; their ConstantOfShape nodes and `sources` go."""
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
     inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]

@@ -5,16 +5,16 @@ Each appends itself to a Builder and returns the name of its output tensor (logi
 
 from __future__ import annotations
 
-from dicompiler.networks.builder import Builder
-from dicompiler.networks.classic import scaled
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.networks.classic import scale_channels
 
 #: gamma at the end of a residual branch, and of the shortcut's convolution where there is one (the squares sum to 1):
 #: with them activations stay near 1 at any depth.
-BRANCH, SHORTCUT = 0.3, 0.95
+BRANCH_GAIN, SHORTCUT_GAIN = 0.3, 0.95
 
 
 def _conv_norm(
-    net: Builder,
+    net: NetworkBuilder,
     x: str,
     conv: str,
     norm: str,
@@ -28,7 +28,7 @@ def _conv_norm(
     return net.batch_norm(net.conv(x, conv, channels, kernel, stride, group=group, bias=False), norm, gain)
 
 
-def _head(net: Builder, x: str, name: str, classes: int) -> str:
+def _head(net: NetworkBuilder, x: str, name: str, classes: int) -> str:
     """Global average, Flatten, one fully connected layer."""
     return net.gemm(net.flatten(net.global_average(x, "avgpool"), "flatten"), name, classes)
 
@@ -36,41 +36,41 @@ def _head(net: Builder, x: str, name: str, classes: int) -> str:
 RESNET_BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
-def _residual(net: Builder, x: str, name: str, channels: int, stride: int, expansion: int) -> str:
+def _residual_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int, expansion: int) -> str:
     """One ResNet block: basic (expansion 1) or bottleneck (4), the stride in the 3 x 3 convolution as torchvision."""
     steps = ((3, stride, 1), (3, 1, 1)) if expansion == 1 else ((1, 1, 1), (3, stride, 1), (1, 1, expansion))
     y = x
     for number, (kernel, step, times) in enumerate(steps, 1):
         last = number == len(steps)
-        conv, norm, gain = f"{name}.conv{number}", f"{name}.bn{number}", BRANCH if last else 1.0
+        conv, norm, gain = f"{name}.conv{number}", f"{name}.bn{number}", BRANCH_GAIN if last else 1.0
         y = _conv_norm(net, y, conv, norm, channels * times, kernel, step, gain=gain)
         if not last:
             y = net.relu(y, f"{name}.relu{number}")
     if stride != 1 or net.channels(x) != channels * expansion:
         x = _conv_norm(
-            net, x, f"{name}.downsample.0", f"{name}.downsample.1", channels * expansion, 1, stride, gain=SHORTCUT
+            net, x, f"{name}.downsample.0", f"{name}.downsample.1", channels * expansion, 1, stride, gain=SHORTCUT_GAIN
         )
     return net.relu(net.add(y, x, f"{name}.add"), f"{name}.relu")
 
 
-def resnet(net: Builder, depth: int, classes: int = 1000, width: float = 1.0) -> str:
+def resnet(net: NetworkBuilder, depth: int, classes: int = 1000, width: float = 1.0) -> str:
     """ResNet-18, -50 or -101 (He et al. 2016, table 1)."""
-    x = net.relu(_conv_norm(net, "input", "conv1", "bn1", scaled(64, width), 7, 2), "relu")
+    x = net.relu(_conv_norm(net, "input", "conv1", "bn1", scale_channels(64, width), 7, 2), "relu")
     x = net.pool(x, "maxpool", 3, 2, 1)
     for stage, count in enumerate(RESNET_BLOCKS[depth], 1):
         for block in range(count):
             stride = 2 if stage > 1 and block == 0 else 1
-            channels = scaled(64 * 2 ** (stage - 1), width)
-            x = _residual(net, x, f"layer{stage}.{block}", channels, stride, 1 if depth == 18 else 4)
+            channels = scale_channels(64 * 2 ** (stage - 1), width)
+            x = _residual_block(net, x, f"layer{stage}.{block}", channels, stride, 1 if depth == 18 else 4)
     return _head(net, x, "fc", classes)
 
 
 DENSENET_BLOCKS = {121: (6, 12, 24, 16)}
 
 
-def densenet(net: Builder, depth: int, classes: int = 1000, width: float = 1.0) -> str:
+def densenet(net: NetworkBuilder, depth: int, classes: int = 1000, width: float = 1.0) -> str:
     """DenseNet-121 (Huang et al. 2017, table 1): growth 32, compression 1/2."""
-    growth = scaled(32, width)
+    growth = scale_channels(32, width)
     x = net.relu(_conv_norm(net, "input", "conv0", "norm0", 2 * growth, 7, 2), "relu0")
     x = net.pool(x, "pool0", 3, 2, 1)
     for number, count in enumerate(DENSENET_BLOCKS[depth], 1):
@@ -88,7 +88,7 @@ def densenet(net: Builder, depth: int, classes: int = 1000, width: float = 1.0) 
     return _head(net, net.relu(net.batch_norm(x, "norm5"), "relu5"), "classifier", classes)
 
 
-def _divisible(channels: float) -> int:
+def _round_to_multiple_of_8(channels: float) -> int:
     """The nearest multiple of 8, never below 8 nor more than a tenth below `channels` (MobileNet's rule)."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
@@ -101,7 +101,7 @@ MOBILENET_V2 = (
 )
 
 
-def _inverted(net: Builder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
+def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
     """MobileNetV2's inverted residual: widen, depthwise, narrow without activation; added where the shape stays."""
     hidden, y = net.channels(x) * expansion, x
     joined = stride == 1 and net.channels(x) == channels
@@ -110,31 +110,35 @@ def _inverted(net: Builder, x: str, name: str, expansion: int, channels: int, st
         y = net.clip(y, f"{name}.expand.relu6", 0, 6)
     y = _conv_norm(net, y, f"{name}.depthwise", f"{name}.depthwise.bn", hidden, 3, stride, group=hidden)
     y = net.clip(y, f"{name}.depthwise.relu6", 0, 6)
-    y = _conv_norm(net, y, f"{name}.project", f"{name}.project.bn", channels, 1, gain=BRANCH if joined else 1.0)
+    y = _conv_norm(net, y, f"{name}.project", f"{name}.project.bn", channels, 1, gain=BRANCH_GAIN if joined else 1.0)
     return net.add(x, y, f"{name}.add") if joined else y
 
 
-def mobilenet_v2(net: Builder, classes: int = 1000, width: float = 1.0) -> str:
+def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> str:
     """MobileNetV2 (Sandler et al. 2018) with its own rule for `width`: channels to multiples of 8."""
-    x = _conv_norm(net, "input", "features.0", "features.0.bn", _divisible(32 * width), 3, 2)
+    x = _conv_norm(net, "input", "features.0", "features.0.bn", _round_to_multiple_of_8(32 * width), 3, 2)
     x = net.clip(x, "features.0.relu6", 0, 6)
     number = 1
     for expansion, channels, count, stride in MOBILENET_V2:
         for repeat in range(count):
             step = stride if repeat == 0 else 1
-            x = _inverted(net, x, f"features.{number}", expansion, _divisible(channels * width), step)
+            x = _inverted_residual(
+                net, x, f"features.{number}", expansion, _round_to_multiple_of_8(channels * width), step
+            )
             number += 1
-    x = _conv_norm(net, x, f"features.{number}", f"features.{number}.bn", _divisible(1280 * max(1.0, width)), 1)
+    x = _conv_norm(
+        net, x, f"features.{number}", f"features.{number}.bn", _round_to_multiple_of_8(1280 * max(1.0, width)), 1
+    )
     return _head(net, net.clip(x, f"features.{number}.relu6", 0, 6), "classifier", classes)
 
 
-def tiny(net: Builder, classes: int = 10, width: float = 1.0) -> str:
+def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
     """A few thousand parameters with what large networks have: a residual, a concat of two branches, a depthwise
     convolution, batch normalization, both kinds of pooling and a fully connected end."""
-    base = scaled(8, width)
+    base = scale_channels(8, width)
     x = net.relu(_conv_norm(net, "input", "stem", "stem.bn", base, 3), "stem.relu")
     y = net.relu(_conv_norm(net, x, "res1", "res1.bn", base, 3), "res1.relu")
-    y = _conv_norm(net, y, "res2", "res2.bn", base, 3, gain=BRANCH)
+    y = _conv_norm(net, y, "res2", "res2.bn", base, 3, gain=BRANCH_GAIN)
     x = net.relu(net.add(x, y, "add"), "add.relu")
     x = net.pool(x, "pool", 3, 2, 1)
     left = net.relu(net.conv(x, "left", base, 1), "left.relu")
@@ -145,15 +149,15 @@ def tiny(net: Builder, classes: int = 10, width: float = 1.0) -> str:
     return _head(net, x, "fc", classes)
 
 
-def quirks(net: Builder, classes: int = 10, width: float = 1.0) -> str:
+def quirks(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
     """What makes real networks awkward to cut: uneven pads and strides, dilation, groups, LRN, averages of nine with
     and without the pad counted, rounding up, a channel shuffle, Softmax."""
-    base = 4 * scaled(2, width)
+    base = 4 * scale_channels(2, width)
     x = net.relu(net.conv("input", "conv1", base, (5, 3), (2, 1), (1, 0, 2, 1)), "relu1")
     x = net.unary("LRN", x, "norm1", size=5, alpha=1e-4, beta=0.75, bias=1.0)
     x = net.pool(x, "pool1", 3, 2, (0, 0, 1, 1), ceil_mode=1)
     x = net.relu(net.conv(x, "conv2", 2 * base, 3, group=2), "relu2")
-    batch, channels, height, breadth = net.shape[x]
+    batch, channels, height, breadth = net.shapes[x]
     y = net.reshape(x, "shuffle.split", (batch, 2, channels // 2, height, breadth))
     y = net.transpose(y, "shuffle.transpose", (0, 2, 1, 3, 4))
     x = net.reshape(y, "shuffle.join", (batch, channels, height, breadth))

@@ -11,216 +11,224 @@ import math
 import numpy as np
 
 from dicompiler.base.errors import UsageError
-from dicompiler.networks.builder import Builder
-from dicompiler.networks.classic import scaled
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.networks.classic import scale_channels
 
-BRANCH = 0.3
+BRANCH_GAIN = 0.3
 """Gain of the last projection of a residual branch, so that activations keep their size at any depth."""
 
 
-def _norm(net: Builder, x: str, name: str, epsilon: float = 1e-6) -> str:
+def _layer_norm(net: NetworkBuilder, x: str, name: str, epsilon: float = 1e-6) -> str:
     """LayerNormalization over the features. UsageError below opset 17, which has none."""
     if net.opset < 17:
         raise UsageError(f"network {net.name!r}: opset {net.opset} has no LayerNormalization: take 17 or later")
-    size = (net.shape[x][-1],)
-    weights = [net.weight(f"{name}.weight", size, "scale"), net.weight(f"{name}.bias", size, "shift")]
-    return net.node("LayerNormalization", name, [x, *weights], net.shape[x], axis=-1, epsilon=epsilon)
+    size = (net.shapes[x][-1],)
+    weights = [net.add_weight(f"{name}.weight", size, "scale"), net.add_weight(f"{name}.bias", size, "shift")]
+    return net.add_node("LayerNormalization", name, [x, *weights], net.shapes[x], axis=-1, epsilon=epsilon)
 
 
-def linear(net: Builder, x: str, name: str, features: int, gain: float = 0.7, bias: bool = True) -> str:
+def linear(net: NetworkBuilder, x: str, name: str, features: int, gain: float = 0.7, bias: bool = True) -> str:
     """MatMul by a weight (features before, features after), and Add."""
-    length = net.shape[x][-1]
-    weight = net.weight(f"{name}.weight", (length, features), "filter", length, gain)
+    length = net.shapes[x][-1]
+    weight = net.add_weight(f"{name}.weight", (length, features), "filter", length, gain)
     x = net.matmul(x, weight, f"{name}.matmul")
-    return net.add(x, net.weight(f"{name}.bias", (features,), "bias"), name) if bias else x
+    return net.add(x, net.add_weight(f"{name}.bias", (features,), "bias"), name) if bias else x
 
 
-def _scalar(net: Builder, op: str, x: str, name: str, value: float) -> str:
-    return net.node(op, name, [x, net.constant(f"{name}.value", np.float32(value))], net.shape[x])
+def _scalar(net: NetworkBuilder, op: str, x: str, name: str, value: float) -> str:
+    return net.add_node(op, name, [x, net.add_constant(f"{name}.value", np.float32(value))], net.shapes[x])
 
 
-def _gelu(net: Builder, x: str, name: str) -> str:
+def _gelu(net: NetworkBuilder, x: str, name: str) -> str:
     """x · (1 + erf(x / √2)) / 2, in the exporter's five nodes."""
     y = net.unary("Erf", _scalar(net, "Div", x, f"{name}.div", math.sqrt(2)), f"{name}.erf")
     y = net.mul(x, _scalar(net, "Add", y, f"{name}.add", 1.0), f"{name}.mul")
     return _scalar(net, "Mul", y, name, 0.5)
 
 
-def heads_of(net: Builder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
+def split_heads(net: NetworkBuilder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
     """(N, positions, features) → (N, heads, positions, features of a head), or as `perm` says."""
-    batch, positions, features = net.shape[x]
+    batch, positions, features = net.shapes[x]
     return net.transpose(
         net.reshape(x, f"{name}.reshape", (batch, positions, heads, features // heads)), f"{name}.transpose", perm
     )
 
 
-def _attend(net: Builder, q: str, k: str, v: str, name: str, heads: int, mask: str = "") -> str:
+def _attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, heads: int, mask: str = "") -> str:
     """softmax(Q·Kᵀ / √d + mask)·V for each head, joined again to (N, positions, features)."""
-    batch, positions, features = net.shape[q]
-    scores = net.matmul(heads_of(net, q, f"{name}.q", heads), heads_of(net, k, f"{name}.k", heads, (0, 2, 3, 1)), name)
+    batch, positions, features = net.shapes[q]
+    scores = net.matmul(
+        split_heads(net, q, f"{name}.q", heads), split_heads(net, k, f"{name}.k", heads, (0, 2, 3, 1)), name
+    )
     scores = _scalar(net, "Div", scores, f"{name}.scaled", math.sqrt(features // heads))
     if mask:
         scores = net.add(scores, mask, f"{name}.masked")
     weights = net.unary("Softmax", scores, f"{name}.softmax", axis=-1)
-    y = net.matmul(weights, heads_of(net, v, f"{name}.v", heads), f"{name}.values")
+    y = net.matmul(weights, split_heads(net, v, f"{name}.v", heads), f"{name}.values")
     y = net.transpose(y, f"{name}.transpose", (0, 2, 1, 3))
     return net.reshape(y, f"{name}.joined", (batch, positions, features))
 
 
-def _mlp(net: Builder, x: str, first: str, second: str, hidden: int) -> str:
+def _mlp(net: NetworkBuilder, x: str, first: str, second: str, hidden: int) -> str:
     """Linear, GELU, linear."""
     y = _gelu(net, linear(net, x, first, hidden), f"{first}.gelu")
-    return linear(net, y, second, net.shape[x][-1], BRANCH)
+    return linear(net, y, second, net.shapes[x][-1], BRANCH_GAIN)
 
 
-def _row(net: Builder, x: str, name: str) -> str:
+def _first_position(net: NetworkBuilder, x: str, name: str) -> str:
     """The features of the first position: (N, features)."""
-    first = net.constant(f"{name}.index", np.array(0, np.int64))
-    return net.node("Gather", name, [x, first], (net.shape[x][0], net.shape[x][2]), axis=1)
+    first = net.add_constant(f"{name}.index", np.array(0, np.int64))
+    return net.add_node("Gather", name, [x, first], (net.shapes[x][0], net.shapes[x][2]), axis=1)
 
 
-def bert_base(net: Builder, layers: int = 12, vocabulary: int = 30_522, classes: int = 0, width: float = 1.0) -> str:
+def bert_base(
+    net: NetworkBuilder, layers: int = 12, vocabulary: int = 30_522, classes: int = 0, width: float = 1.0
+) -> str:
     """BERT base, uncased (Devlin et al. 2019): the last hidden states, 108 891 648 parameters; with `classes` their
     logits, from the pooled first token (109 483 778 with two, as `BertForSequenceClassification`)."""
-    heads, hidden = 12, 12 * scaled(64, width)
-    shape = (*net.image, hidden)
+    heads, hidden = 12, 12 * scale_channels(64, width)
+    shape = (*net.input_shape, hidden)
     x = ""
     tables = {"input_ids": ("word", vocabulary), "token_type_ids": ("token_type", 2), "": ("position", 512)}
-    if net.image[1] > 512:
-        raise UsageError(f"network {net.name!r}: size is {net.image[1]}: it knows 512 positions")
-    positions = net.constant("position_ids", np.arange(net.image[1], dtype=np.int64)[None])
+    if net.input_shape[1] > 512:
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[1]}: it knows 512 positions")
+    positions = net.add_constant("position_ids", np.arange(net.input_shape[1], dtype=np.int64)[None])
     for tensor, (kind, rows) in tables.items():
-        table = net.weight(f"embeddings.{kind}.weight", (rows, hidden), "bias")
+        table = net.add_weight(f"embeddings.{kind}.weight", (rows, hidden), "bias")
         own = (1, *shape[1:]) if not tensor else shape
-        y = net.node("Gather", f"embeddings.{kind}", [table, tensor or positions], own, axis=0)
+        y = net.add_node("Gather", f"embeddings.{kind}", [table, tensor or positions], own, axis=0)
         x = net.add(x, y, f"embeddings.{kind}.add") if x else y
-    x = _norm(net, x, "embeddings.norm", 1e-12)
-    mask = _mask(net)
+    x = _layer_norm(net, x, "embeddings.norm", 1e-12)
+    mask = _attention_mask(net)
     for number in range(layers):
         name = f"layer.{number}"
         q, k, v = (linear(net, x, f"{name}.{kind}", hidden) for kind in ("query", "key", "value"))
-        y = linear(net, _attend(net, q, k, v, f"{name}.attention", heads, mask), f"{name}.attention.output", hidden)
-        x = _norm(net, net.add(y, x, f"{name}.attention.add"), f"{name}.attention.norm", 1e-12)
+        y = linear(net, _attention(net, q, k, v, f"{name}.attention", heads, mask), f"{name}.attention.output", hidden)
+        x = _layer_norm(net, net.add(y, x, f"{name}.attention.add"), f"{name}.attention.norm", 1e-12)
         y = _mlp(net, x, f"{name}.intermediate", f"{name}.output", 4 * hidden)
-        x = _norm(net, net.add(y, x, f"{name}.output.add"), f"{name}.output.norm", 1e-12)
+        x = _layer_norm(net, net.add(y, x, f"{name}.output.add"), f"{name}.output.norm", 1e-12)
     if not classes:
         return x
-    pooled = net.unary("Tanh", net.gemm(_row(net, x, "pooler.first"), "pooler", hidden), "pooler.tanh")
+    pooled = net.unary("Tanh", net.gemm(_first_position(net, x, "pooler.first"), "pooler", hidden), "pooler.tanh")
     return net.gemm(pooled, "classifier", classes)
 
 
-def _mask(net: Builder) -> str:
+def _attention_mask(net: NetworkBuilder) -> str:
     """attention_mask, 1 for tokens and 0 for what fills up, as what is added to scores: 0, or a very low number."""
-    batch, length = net.image
-    axes = net.constant("mask.axes", np.array([1, 2], np.int64))
-    x = net.node("Unsqueeze", "mask.unsqueeze", ["attention_mask", axes], (batch, 1, 1, length))
-    x = net.node("Cast", "mask.cast", [x], net.shape[x], to=1)
-    one = net.constant("mask.one", np.float32(1))
-    x = net.node("Sub", "mask.inverted", [one, x], net.shape[x])
+    batch, length = net.input_shape
+    axes = net.add_constant("mask.axes", np.array([1, 2], np.int64))
+    x = net.add_node("Unsqueeze", "mask.unsqueeze", ["attention_mask", axes], (batch, 1, 1, length))
+    x = net.add_node("Cast", "mask.cast", [x], net.shapes[x], to=1)
+    one = net.add_constant("mask.one", np.float32(1))
+    x = net.add_node("Sub", "mask.inverted", [one, x], net.shapes[x])
     return _scalar(net, "Mul", x, "mask.scaled", float(np.finfo(np.float32).min))
 
 
-def vit_tiny(net: Builder, classes: int = 1000, width: float = 1.0) -> str:
+def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> str:
     """ViT-tiny, patches of 16 (Touvron et al. 2021, DeiT-Ti; timm's `vit_tiny_patch16_224`): 5 717 416 parameters."""
-    heads, hidden = 3, 3 * scaled(64, width)
+    heads, hidden = 3, 3 * scale_channels(64, width)
     x = net.conv("input", "patch_embed", hidden, 16, 16, pads=0)
-    batch, _, height, columns = net.shape[x]
+    batch, _, height, columns = net.shapes[x]
     x = net.transpose(net.reshape(x, "patches", (batch, hidden, height * columns)), "sequence", (0, 2, 1))
-    token = net.weight("cls_token", (1, 1, hidden), "bias")
+    token = net.add_weight("cls_token", (1, 1, hidden), "bias")
     if batch > 1:
-        size = net.constant("cls.shape", np.array([batch, 1, hidden], np.int64))
-        token = net.node("Expand", "cls", [token, size], (batch, 1, hidden))
-    net.shape[token] = (batch, 1, hidden)
+        size = net.add_constant("cls.shape", np.array([batch, 1, hidden], np.int64))
+        token = net.add_node("Expand", "cls", [token, size], (batch, 1, hidden))
+    net.shapes[token] = (batch, 1, hidden)
     x = net.concat([token, x], "tokens")
-    x = net.add(x, net.weight("pos_embed", (1, height * columns + 1, hidden), "bias"), "positions")
+    x = net.add(x, net.add_weight("pos_embed", (1, height * columns + 1, hidden), "bias"), "positions")
     for number in range(12):
         name = f"blocks.{number}"
-        y = linear(net, _norm(net, x, f"{name}.norm1"), f"{name}.attn.qkv", 3 * hidden)
+        y = linear(net, _layer_norm(net, x, f"{name}.norm1"), f"{name}.attn.qkv", 3 * hidden)
         q, k, v = net.split(y, f"{name}.attn.split", (hidden,) * 3, axis=2)
-        y = linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.attn.proj", hidden, BRANCH)
+        y = linear(net, _attention(net, q, k, v, f"{name}.attn", heads), f"{name}.attn.proj", hidden, BRANCH_GAIN)
         x = net.add(x, y, f"{name}.add1")
-        y = _mlp(net, _norm(net, x, f"{name}.norm2"), f"{name}.mlp.fc1", f"{name}.mlp.fc2", 4 * hidden)
+        y = _mlp(net, _layer_norm(net, x, f"{name}.norm2"), f"{name}.mlp.fc1", f"{name}.mlp.fc2", 4 * hidden)
         x = net.add(x, y, f"{name}.add2")
-    return net.gemm(_row(net, _norm(net, x, "norm"), "first"), "head", classes)
+    return net.gemm(_first_position(net, _layer_norm(net, x, "norm"), "first"), "head", classes)
 
 
-def whisper_tiny_encoder(net: Builder, layers: int = 4, width: float = 1.0) -> str:
+def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.0) -> str:
     """The encoder of Whisper tiny (Radford et al. 2022) on 80 mel bands times 3000 frames: 8 208 384 parameters, its
     576 000 fixed positions (sinusoids there, random here) included."""
-    heads, hidden = 6, 6 * scaled(64, width)
+    heads, hidden = 6, 6 * scale_channels(64, width)
     x = _gelu(net, net.conv1d("input", "conv1", hidden, 3, 1, 1), "conv1.gelu")
     x = _gelu(net, net.conv1d(x, "conv2", hidden, 3, 2, 1), "conv2.gelu")
     x = net.transpose(x, "sequence", (0, 2, 1))
-    x = net.add(x, net.weight("embed_positions.weight", net.shape[x][1:], "bias"), "positions")
+    x = net.add(x, net.add_weight("embed_positions.weight", net.shapes[x][1:], "bias"), "positions")
     for number in range(layers):
         name = f"layers.{number}"
-        y = _norm(net, x, f"{name}.norm1", 1e-5)
+        y = _layer_norm(net, x, f"{name}.norm1", 1e-5)
         q, k, v = (linear(net, y, f"{name}.{kind}_proj", hidden, bias=kind != "k") for kind in "qkv")
-        y = linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.out_proj", hidden, BRANCH)
+        y = linear(net, _attention(net, q, k, v, f"{name}.attn", heads), f"{name}.out_proj", hidden, BRANCH_GAIN)
         x = net.add(x, y, f"{name}.add1")
-        y = _mlp(net, _norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", f"{name}.fc2", 4 * hidden)
+        y = _mlp(net, _layer_norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", f"{name}.fc2", 4 * hidden)
         x = net.add(x, y, f"{name}.add2")
-    return _norm(net, x, "norm", 1e-5)
+    return _layer_norm(net, x, "norm", 1e-5)
 
 
 #: Of each stage: heads, features of a head, what its keys and values are reduced by, kernel and stride of its patches.
 SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1, 3, 2))
 
 
-def segformer_b0(net: Builder, classes: int = 150, width: float = 1.0) -> str:
+def segformer_b0(net: NetworkBuilder, classes: int = 150, width: float = 1.0) -> str:
     """SegFormer-B0 (Xie et al. 2021) for the 150 classes of ADE20K: 3 752 694 trained parameters as Hugging Face's
     `SegformerForSemanticSegmentation`. Logits at a quarter of the image's sides."""
-    if any(side % 32 for side in net.image[2:]):
-        raise UsageError(f"network {net.name!r}: size is {net.image[2:]}: take multiples of 32")
+    if any(side % 32 for side in net.input_shape[2:]):
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: take multiples of 32")
     x, maps = "input", list[str]()
     for number, (heads, length, reduction, kernel, stride) in enumerate(SEGFORMER_B0):
-        name, hidden = f"stage{number}", heads * scaled(length, width)
+        name, hidden = f"stage{number}", heads * scale_channels(length, width)
         image = net.conv(x, f"{name}.patch", hidden, kernel, stride)
-        tokens = _norm(net, _sequence(net, image, f"{name}.flat"), f"{name}.patch.norm", 1e-5)
+        tokens = _layer_norm(net, _image_to_sequence(net, image, f"{name}.flat"), f"{name}.patch.norm", 1e-5)
         for block in (0, 1):
-            tokens = _segformer_block(net, tokens, net.shape[image], f"{name}.{block}", heads, reduction)
-        x = _image(net, _norm(net, tokens, f"{name}.norm", 1e-5), f"{name}.image", net.shape[image])
+            tokens = _segformer_block(net, tokens, net.shapes[image], f"{name}.{block}", heads, reduction)
+        x = _sequence_to_image(net, _layer_norm(net, tokens, f"{name}.norm", 1e-5), f"{name}.image", net.shapes[image])
         maps.append(x)
-    return _segformer_head(net, maps, classes, scaled(256, width))
+    return _segformer_head(net, maps, classes, scale_channels(256, width))
 
 
-def _sequence(net: Builder, x: str, name: str) -> str:
+def _image_to_sequence(net: NetworkBuilder, x: str, name: str) -> str:
     """(N, C, H, W) → (N, H·W, C)."""
-    batch, channels, height, width = net.shape[x]
+    batch, channels, height, width = net.shapes[x]
     return net.transpose(net.reshape(x, f"{name}.reshape", (batch, channels, height * width)), name, (0, 2, 1))
 
 
-def _image(net: Builder, x: str, name: str, shape: tuple[int, ...]) -> str:
+def _sequence_to_image(net: NetworkBuilder, x: str, name: str, shape: tuple[int, ...]) -> str:
     """(N, H·W, C) → (N, C, H, W): C is the sequence's, the rest as in `shape`."""
     turned = net.transpose(x, f"{name}.transpose", (0, 2, 1))
-    return net.reshape(turned, name, (shape[0], net.shape[x][2], *shape[2:]))
+    return net.reshape(turned, name, (shape[0], net.shapes[x][2], *shape[2:]))
 
 
-def _segformer_block(net: Builder, x: str, image: tuple[int, ...], name: str, heads: int, reduction: int) -> str:
+def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: str, heads: int, reduction: int) -> str:
     """Attention over keys and values of a smaller image, and a feed-forward net with a depthwise convolution."""
-    hidden = net.shape[x][2]
-    y = _norm(net, x, f"{name}.norm1", 1e-5)
+    hidden = net.shapes[x][2]
+    y = _layer_norm(net, x, f"{name}.norm1", 1e-5)
     few = y
     if reduction > 1:
-        few = net.conv(_image(net, y, f"{name}.sr.image", image), f"{name}.sr", hidden, reduction, reduction, pads=0)
-        few = _norm(net, _sequence(net, few, f"{name}.sr.flat"), f"{name}.sr.norm", 1e-5)
+        few = net.conv(
+            _sequence_to_image(net, y, f"{name}.sr.image", image), f"{name}.sr", hidden, reduction, reduction, pads=0
+        )
+        few = _layer_norm(net, _image_to_sequence(net, few, f"{name}.sr.flat"), f"{name}.sr.norm", 1e-5)
     q, k, v = (linear(net, t, f"{name}.{kind}", hidden) for kind, t in zip("qkv", (y, few, few), strict=True))
-    y = linear(net, _attend(net, q, k, v, f"{name}.attn", heads), f"{name}.proj", hidden, BRANCH)
+    y = linear(net, _attention(net, q, k, v, f"{name}.attn", heads), f"{name}.proj", hidden, BRANCH_GAIN)
     x = net.add(y, x, f"{name}.add1")
-    y = linear(net, _norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", 4 * hidden)
-    y = net.conv(_image(net, y, f"{name}.dw.image", image), f"{name}.dwconv", 4 * hidden, 3, group=4 * hidden)
-    y = _gelu(net, _sequence(net, y, f"{name}.dw.flat"), f"{name}.gelu")
-    return net.add(linear(net, y, f"{name}.fc2", hidden, BRANCH), x, f"{name}.add2")
+    y = linear(net, _layer_norm(net, x, f"{name}.norm2", 1e-5), f"{name}.fc1", 4 * hidden)
+    y = net.conv(
+        _sequence_to_image(net, y, f"{name}.dw.image", image), f"{name}.dwconv", 4 * hidden, 3, group=4 * hidden
+    )
+    y = _gelu(net, _image_to_sequence(net, y, f"{name}.dw.flat"), f"{name}.gelu")
+    return net.add(linear(net, y, f"{name}.fc2", hidden, BRANCH_GAIN), x, f"{name}.add2")
 
 
-def _segformer_head(net: Builder, maps: list[str], classes: int, hidden: int) -> str:
+def _segformer_head(net: NetworkBuilder, maps: list[str], classes: int, hidden: int) -> str:
     """Every map with as many channels and as large as the first, joined, mixed, classified."""
-    height = net.shape[maps[0]][2]
+    height = net.shapes[maps[0]][2]
     pieces = []
     for number, x in enumerate(maps):
-        y = linear(net, _sequence(net, x, f"head.{number}.flat"), f"head.{number}.proj", hidden)
-        y = _image(net, y, f"head.{number}.image", net.shape[x])
-        factor = height // net.shape[x][2]
+        y = linear(net, _image_to_sequence(net, x, f"head.{number}.flat"), f"head.{number}.proj", hidden)
+        y = _sequence_to_image(net, y, f"head.{number}.image", net.shapes[x])
+        factor = height // net.shapes[x][2]
         pieces.append(y if factor == 1 else net.resize(y, f"head.{number}.resize", factor, mode="linear"))
     x = net.concat(pieces[::-1], "head.concat")
     x = net.relu(net.batch_norm(net.conv(x, "head.fuse", hidden, 1, bias=False), "head.bn"), "head.relu")

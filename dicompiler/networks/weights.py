@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.seeded import generator
+from dicompiler.base.seeded import named_generator
 
 Role = Literal["filter", "bias", "scale", "shift", "mean", "variance"]
 #: Roles that a training framework does not count as parameters: a BatchNormalization's running statistics.
-STATISTICS: frozenset[Role] = frozenset({"mean", "variance"})
+STATISTIC_ROLES: frozenset[Role] = frozenset({"mean", "variance"})
 
 
-def weight(
+def make_weight(
     seed: int, name: str, shape: tuple[int, ...], role: Role, fan_in: int = 1, gain: float = 1.0
 ) -> NDArray[np.float32]:
     """A trained-looking float32 tensor.
@@ -27,7 +27,7 @@ def weight(
     scale: gain times a uniform number in 0.8…1.2; variance: uniform in 0.7…1.3, so never near zero.
     `fan_in` is the number of products that are summed to make one output element.
     """
-    random = generator(seed, name)
+    random = named_generator(seed, name)
     if role == "filter":
         return _normal(random, shape, gain * math.sqrt(2.0 / fan_in))
     if role == "scale":

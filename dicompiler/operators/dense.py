@@ -14,9 +14,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from onnx import TensorProto, helper
 
-from dicompiler.base.remembering import remembered
+from dicompiler.base.remembering import memoized
 from dicompiler.ir.regions import Interval, Region, Shape, with_interval
-from dicompiler.ir.rule import OWN_DOMAIN, Effort, Operation, OperatorRule, Piece, counted, each, taken, whole
+from dicompiler.ir.rule import (
+    ORT_DOMAIN,
+    OpCost,
+    Operation,
+    OperatorRule,
+    Piece,
+    cost_per_input,
+    cost_per_output,
+    counted_rules,
+    whole_tensor,
+)
 from dicompiler.operators.elementwise import broadcast_need
 
 
@@ -38,7 +48,7 @@ class Equation:
         return max(shape[term.index(letter)] for term, shape in terms if letter in term)
 
 
-def parse(text: str, ranks: Sequence[int]) -> Equation:
+def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
     """ "bij, bjk -> bik" → its terms. Without an arrow the output has the ellipsis and then, in alphabetic order, the
     letters that appear once. The axes of an ellipsis are letters too, the last one's the same in every term."""
     left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
@@ -51,28 +61,28 @@ def parse(text: str, ranks: Sequence[int]) -> Equation:
     return Equation(tuple(inputs), (right if arrow else implicit).replace(".", batch))
 
 
-@remembered
-def equation(operation: Operation) -> Equation:
+@memoized
+def equation_of(operation: Operation) -> Equation:
     """The equation of an Einsum, of a Gemm without what it adds, or of a MatMul: a vector has neither batch nor rows
     (columns)."""
     ranks = [len(need or ()) for need in operation.full_needs()]
     if operation.node.op == "Einsum":
-        return parse(operation.attribute("equation"), ranks)
+        return parse_equation(operation.attribute("equation"), ranks)
     if operation.node.op == "Gemm":
         turned = operation.attribute("transA", 0), operation.attribute("transB", 0)
         return Equation(("ki" if turned[0] else "ik", "jk" if turned[1] else "kj"), "ij")
     a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
-    return parse(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
+    return parse_equation(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """A letter of the output passes its interval to every operand; the others are read in full, or the first of them in
     the range of a partial sum. An axis of extent 1 that stands for more is read whole."""
-    terms = equation(operation)
+    terms = equation_of(operation)
     intervals = dict(zip(terms.output, region, strict=True))
     if reduce is not None:
         intervals[terms.summed[0]] = reduce
-    axes = (zip(term, operation.shape(index), strict=True) for index, term in enumerate(terms.inputs))
+    axes = (zip(term, operation.input_shape(index), strict=True) for index, term in enumerate(terms.inputs))
     return Piece(
         region, tuple(tuple((0, n) if n == 1 else intervals.get(letter, (0, n)) for letter, n in of) for of in axes)
     )
@@ -80,45 +90,45 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Gemm: c, which broadcasts, rides in the range of k that starts at 0."""
-    piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has(2) else None
+    piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
         return piece
     if reduce is None or reduce[0] == 0:
-        return replace(piece, needs=(*piece.needs, broadcast_need(operation.shape(2), region)))
+        return replace(piece, needs=(*piece.needs, broadcast_need(operation.input_shape(2), region)))
     # Before opset 11 the third input of Gemm is not optional: a zero stands for it.
     zero = {2: np.zeros((1,), helper.tensor_dtype_to_np_dtype(tensor.dtype))} if operation.node.opset < 11 else {}
     return replace(piece, needs=(*piece.needs, None), constants=zero)
 
 
-def sums_of_few_bits(operation: Operation) -> int | None:
+def matmul_nbits_reduction(operation: Operation) -> int | None:
     """MatMulNBits: of how many pieces its sums can be made. None where its scales or zero points are a vector, of which
     those of some blocks are no box, or its rows are reordered."""
-    ranks = [len(operation.shape(index)) for index in (1, 2, 3) if operation.has(index)]
-    if operation.has(4) or ranks not in ([3, 2], [3, 2, 2]):
+    ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
+    if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
         return None
-    return -(-operation.shape(1)[1] // _blocks_together(operation))
+    return -(-operation.input_shape(1)[1] // _blocks_per_zero_point_byte(operation))
 
 
-def _blocks_together(operation: Operation) -> int:
+def _blocks_per_zero_point_byte(operation: Operation) -> int:
     """How many blocks have their zero points in one byte."""
-    points = operation.inputs[3] if operation.has(3) else None
+    points = operation.inputs[3] if operation.has_input(3) else None
     return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
 
 
-def of_few_bits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """MatMulNBits: rows pass; columns are rows of the packed weight, each with its scales and zero points. Partial sums
     are over blocks; the bias rides in the range that starts at 0."""
     count, columns = operation.attribute("N"), region[-1]
     new = {"N": columns[1] - columns[0]}
-    needs: list[Region | None] = [(*region[:-1], (0, operation.shape(0)[-1]))]
+    needs: list[Region | None] = [(*region[:-1], (0, operation.input_shape(0)[-1]))]
     for index, need in enumerate(operation.full_needs()[1:], 1):
         extent = 0 if need is None or index == 4 else need[0][1]
         cut = (columns[0] * extent // count, columns[1] * extent // count)
         needs.append((cut, *need[1:]) if need and extent else need)
     if reduce is not None:
-        together, size = _blocks_together(operation), operation.attribute("block_size")
-        blocks = reduce[0] * together, min(reduce[1] * together, operation.shape(1)[1])
-        features = blocks[0] * size, min(blocks[1] * size, operation.shape(0)[-1])
+        together, size = _blocks_per_zero_point_byte(operation), operation.attribute("block_size")
+        blocks = reduce[0] * together, min(reduce[1] * together, operation.input_shape(1)[1])
+        features = blocks[0] * size, min(blocks[1] * size, operation.input_shape(0)[-1])
         new["K"] = features[1] - features[0]
         for index, interval in enumerate((features, blocks, blocks, reduce)[: len(needs)]):
             need = needs[index]
@@ -128,40 +138,40 @@ def of_few_bits(operation: Operation, region: Region, reduce: Interval | None) -
     return Piece(region, tuple(needs), {name: n for name, n in new.items() if n != operation.attribute(name)})
 
 
-def summed_extent(operation: Operation) -> int | None:
+def contraction_length(operation: Operation) -> int | None:
     """The extent of the first letter that is summed over."""
-    terms = equation(operation)
-    shapes = [operation.shape(index) for index in range(len(terms.inputs))]
+    terms = equation_of(operation)
+    shapes = [operation.input_shape(index) for index in range(len(terms.inputs))]
     return terms.extent(terms.summed[0], shapes) if terms.summed else None
 
 
-def contracted(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """A product of several tensors multiplies for each value of all letters; one tensor is summed, or just moved."""
-    terms = equation(operation)
+    terms = equation_of(operation)
     if len(needs) == 1:
-        return taken(operation, out, needs) if terms.summed else Effort()
+        return cost_per_input(operation, out, needs) if terms.summed else OpCost()
     if not terms.summed:
-        return each(operation, out, needs)
-    return Effort(math.prod(out) * math.prod(terms.extent(letter, needs) for letter in terms.summed))
+        return cost_per_output(operation, out, needs)
+    return OpCost(math.prod(out) * math.prod(terms.extent(letter, needs) for letter in terms.summed))
 
 
-def product(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Each output element sums over k, which the first operand has."""
     axis = 0 if operation.attribute("transBatchA", 0) else -2
-    return Effort(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
+    return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
 
 
-def activated(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """A product with its activation."""
-    return product(operation, out, needs)._replace(other=math.prod(out))
+    return matmul_cost(operation, out, needs)._replace(other_flops=math.prod(out))
 
 
-def stepped(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """Each step of x (steps, batch, features) meets all of w (directions, gates, features) and of r; one FLOP for each
     element of each gate."""
     x, w, r = needs[:3]
     steps = x[0] * x[1]
-    return Effort(steps * (math.prod(w) + math.prod(r)), other=steps * math.prod(w) // x[2])
+    return OpCost(steps * (math.prod(w) + math.prod(r)), other_flops=steps * math.prod(w) // x[2])
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
@@ -172,7 +182,7 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
         or operation.attribute("activation_alpha")
         or operation.attribute("activation_beta")
     ):
-        return whole(operation, region, reduce)
+        return whole_tensor(operation, region, reduce)
     (steps, directions, _, units), (_, some, batch, _) = operation.out_shape, region
     needs: list[Region | None] = []
     for index, need in enumerate(operation.full_needs()):
@@ -192,41 +202,57 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
     return Piece(((0, steps), some, batch, (0, units)), tuple(needs), attributes)
 
 
-def routed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """MoE: each token meets the weights (experts, …) of k experts."""
-    weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has(index))
-    return Effort(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
+    weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
+    return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
 
 
-def transformed(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:  # noqa: ARG001
+def fft_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """DFT, STFT: 5 log2 N FLOP for each complex number of a transform of N, as of the fast algorithm."""
-    given = operation.value(2) if operation.node.op == "DFT" else None
+    given = operation.constant_value(2) if operation.node.op == "DFT" else None
     axis = operation.attribute("axis", -2) if given is None else int(given)
-    return Effort(other=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())
+    return OpCost(other_flops=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())
 
 
 RULES = (
-    OperatorRule("Gemm", gemm, reduction=summed_extent, cost=product, stand_in="itself", constants="- - shift"),
-    OperatorRule("MatMul", contraction, reduction=summed_extent, cost=product, stand_in="itself"),
-    OperatorRule("Einsum", contraction, reduction=summed_extent, cost=contracted, stand_in="itself", constants="gain"),
-    *counted(product, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"),
+    OperatorRule(
+        "Gemm",
+        gemm,
+        reduction_length=contraction_length,
+        cost=matmul_cost,
+        stand_in="itself",
+        constant_stand_ins="- - shift",
+    ),
+    OperatorRule("MatMul", contraction, reduction_length=contraction_length, cost=matmul_cost, stand_in="itself"),
+    OperatorRule(
+        "Einsum",
+        contraction,
+        reduction_length=contraction_length,
+        cost=einsum_cost,
+        stand_in="itself",
+        constant_stand_ins="gain",
+    ),
+    *counted_rules(
+        matmul_cost, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"
+    ),
     OperatorRule(
         "MatMulNBits",
-        of_few_bits,
-        OWN_DOMAIN,
-        reduction=sums_of_few_bits,
-        cost=product,
+        matmul_nbits,
+        ORT_DOMAIN,
+        reduction_length=matmul_nbits_reduction,
+        cost=matmul_cost,
         stand_in="bounded",
-        constants="- - step shift",
-        numbers="accuracy_level=0",
+        constant_stand_ins="- - step shift",
+        attribute_stand_ins="accuracy_level=0",
     ),
-    *counted(product, "MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
-    *counted(activated, "FusedGemm FusedMatMulActivation GemmFastGelu"),
-    *counted(routed, "MoE"),
-    *counted(transformed, "DFT STFT", ""),
+    *counted_rules(matmul_cost, "MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
+    *counted_rules(activated_matmul_cost, "FusedGemm FusedMatMulActivation GemmFastGelu"),
+    *counted_rules(moe_cost, "MoE"),
+    *counted_rules(fft_cost, "DFT STFT", ""),
     *(
-        OperatorRule(op, recurrent, cost=stepped, stand_in="recurrent", constants="- gain gain shift")
+        OperatorRule(op, recurrent, cost=recurrent_cost, stand_in="recurrent", constant_stand_ins="- gain gain shift")
         for op in ("RNN", "GRU", "LSTM")
     ),
-    *counted(stepped, "DynamicQuantizeLSTM"),
+    *counted_rules(recurrent_cost, "DynamicQuantizeLSTM"),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import OWN_DOMAIN, Operation, OperatorRule, Piece, each, free, whole
+from dicompiler.ir.rule import ORT_DOMAIN, Operation, OperatorRule, Piece, cost_per_output, whole_tensor, zero_cost
 
-UNARY = (
+UNARY_OPERATORS = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "
     "HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Log Mish Neg Not Reciprocal Relu Round Selu Shrink Sigmoid "
     "Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
 ).split()
-BROADCASTING = (
+BROADCASTING_OPERATORS = (
     "Add And BitShift BitwiseAnd BitwiseOr BitwiseXor Div Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min "
     "Mod Mul Or PRelu Pow Sub Sum Where Xor"
 ).split()
@@ -35,8 +35,8 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
     """out region → the same region of x, and its channels of scale, shift, mean and variance (before opset 9 those can
     be of the shape of x without its first axis). Training: whole."""
     if operation.attribute("training_mode", 0):
-        return whole(operation, region, reduce)
-    channels = region[1:] if len(operation.shape(1)) > 1 else region[1:2] or ((0, 1),)
+        return whole_tensor(operation, region, reduce)
+    channels = region[1:] if len(operation.input_shape(1)) > 1 else region[1:2] or ((0, 1),)
     return Piece(region, (region, *(channels for _ in operation.inputs[1:])))
 
 
@@ -49,13 +49,13 @@ def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Dropout as inference runs it, which changes nothing. In training mode it draws for the tensor as a whole."""
-    mode = operation.value(2)
-    if operation.has(2) and (mode is None or mode.any()):
-        return whole(operation, region, reduce)
+    mode = operation.constant_value(2)
+    if operation.has_input(2) and (mode is None or mode.any()):
+        return whole_tensor(operation, region, reduce)
     return elementwise(operation, region, reduce)
 
 
-CONTRIBUTED = ("BiasGelu", "FastGelu", "Gelu")
+ORT_OPERATORS = ("BiasGelu", "FastGelu", "Gelu")
 """Element-wise operators of onnxruntime's own domain."""
 
 STAND_INS = {
@@ -68,7 +68,7 @@ STAND_INS = {
     "Max": "Mean",
 }
 """Stand-in → the operators that it stands for: what rectifies rectifies, and what is bounded stays bounded."""
-CONSTANTS = {
+CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
     "factor": "Mul",
     "- slope": "PRelu",
@@ -77,22 +77,30 @@ CONSTANTS = {
 """What constants become in the exact check → the operators whose they are."""
 
 
-def _simple(op: str) -> OperatorRule:
+def _standard_rule(op: str) -> OperatorRule:
     """The rule of an operator of the standard that is element-wise without more ado."""
     stand_in, constants = (
-        next((word for word, ops in table.items() if op in ops.split()), "") for table in (STAND_INS, CONSTANTS)
+        next((word for word, ops in table.items() if op in ops.split()), "")
+        for table in (STAND_INS, CONSTANT_STAND_INS)
     )
-    cost = free if op in ("BitCast", "Cast", "Identity") else each
-    return OperatorRule(op, elementwise, elementwise=True, cost=cost, stand_in=stand_in, constants=constants)
+    cost = zero_cost if op in ("BitCast", "Cast", "Identity") else cost_per_output
+    return OperatorRule(
+        op, elementwise, is_elementwise=True, cost=cost, stand_in=stand_in, constant_stand_ins=constants
+    )
 
 
 RULES = (
-    *(_simple(op) for op in (*UNARY, *BROADCASTING, "BitCast")),
+    *(_standard_rule(op) for op in (*UNARY_OPERATORS, *BROADCASTING_OPERATORS, "BitCast")),
     *(
-        OperatorRule(op, elementwise, OWN_DOMAIN, elementwise=True, stand_in="mixed", constants="- shift")
-        for op in CONTRIBUTED
+        OperatorRule(op, elementwise, ORT_DOMAIN, is_elementwise=True, stand_in="mixed", constant_stand_ins="- shift")
+        for op in ORT_OPERATORS
     ),
-    OperatorRule("BatchNormalization", batch_normalization, elementwise=True, constants="- scale shift shift variance"),
-    OperatorRule("CastLike", cast_like, elementwise=True, cost=free),
-    OperatorRule("Dropout", dropout, elementwise=True, cost=free),
+    OperatorRule(
+        "BatchNormalization",
+        batch_normalization,
+        is_elementwise=True,
+        constant_stand_ins="- scale shift shift variance",
+    ),
+    OperatorRule("CastLike", cast_like, is_elementwise=True, cost=zero_cost),
+    OperatorRule("Dropout", dropout, is_elementwise=True, cost=zero_cost),
 )

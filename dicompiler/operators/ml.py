@@ -10,26 +10,28 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from dicompiler.ir.regions import Interval, Region, Shape, full
-from dicompiler.ir.rule import Effort, Operation, OperatorRule, Piece, counted, free, whole
+from dicompiler.ir.regions import Interval, Region, Shape, full_region
+from dicompiler.ir.rule import OpCost, Operation, OperatorRule, Piece, counted_rules, whole_tensor, zero_cost
 from dicompiler.operators.elementwise import elementwise
 
-DOMAIN = "ai.onnx.ml"
+ML_DOMAIN = "ai.onnx.ml"
 
 
-def rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """y[rows, :] ← x[rows, :]. A vector is one sample: whole."""
-    if len(operation.shape(0)) < 2:
-        return whole(operation, region, reduce)
-    return Piece((region[0], *full(operation.out_shape[1:])), ((region[0], *full(operation.shape(0)[1:])),))
+    if len(operation.input_shape(0)) < 2:
+        return whole_tensor(operation, region, reduce)
+    return Piece(
+        (region[0], *full_region(operation.out_shape[1:])), ((region[0], *full_region(operation.input_shape(0)[1:])),)
+    )
 
 
-def _samples(needs: Sequence[Shape]) -> int:
+def _sample_count(needs: Sequence[Shape]) -> int:
     """How many samples are read: rows, or the one that a vector is."""
     return needs[0][0] if len(needs[0]) > 1 else 1
 
 
-def depths(operation: Operation) -> float:
+def total_tree_depth(operation: Operation) -> float:
     """How many nodes a sample meets on its way through all trees, were they balanced: each node is a threshold for one
     feature, or a leaf."""
     trees = Counter(operation.attribute("nodes_treeids") or ())
@@ -40,43 +42,49 @@ def depths(operation: Operation) -> float:
     return sum(math.log2(count + 1) for count in trees.values())
 
 
-def grown(operation: Operation, out: Shape, needs: Sequence[Shape]) -> Effort:
+def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
     """Trees: a comparison for each node on the way, an addition for each tree and each target."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     columns = (len(out) > 1 and out[1]) or 1
-    return Effort(other=_samples(needs) * (math.ceil(depths(operation)) + trees * columns))
+    return OpCost(other_flops=_sample_count(needs) * (math.ceil(total_tree_depth(operation)) + trees * columns))
 
 
-def weighted(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> Effort:  # noqa: ARG001
+def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> OpCost:  # noqa: ARG001
     """Each sample meets all of the weights in the attribute `name`."""
-    return Effort(_samples(needs) * len(operation.attribute(name) or ()))
+    return OpCost(_sample_count(needs) * len(operation.attribute(name) or ()))
 
 
-def scaled(operation: Operation, out: Shape, needs: Sequence[Shape], steps: int = 2) -> Effort:  # noqa: ARG001
+def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], steps: int = 2) -> OpCost:  # noqa: ARG001
     """So many FLOP for each element."""
-    return Effort(other=steps * math.prod(out))
+    return OpCost(other_flops=steps * math.prod(out))
 
 
-_LINEAR = partial(weighted, name="coefficients")
-_VECTORS = partial(weighted, name="support_vectors")
-_LINES = "coefficients=gain intercepts=shift post_transform=NONE"
-_LEAVES = "weights=gain base_values=shift post_transform=NONE aggregate_function=SUM"
+_LINEAR_COST = partial(weighted_cost, name="coefficients")
+_SUPPORT_VECTOR_COST = partial(weighted_cost, name="support_vectors")
+_LINEAR_STAND_INS = "coefficients=gain intercepts=shift post_transform=NONE"
+_TREE_STAND_INS = "weights=gain base_values=shift post_transform=NONE aggregate_function=SUM"
 RULES = (
-    OperatorRule("Scaler", rows, DOMAIN, cost=scaled, numbers="offset=shift scale=one"),
-    OperatorRule("Imputer", rows, DOMAIN, numbers="imputed_value_floats=shift"),
-    OperatorRule("Normalizer", rows, DOMAIN, cost=partial(scaled, steps=3), stand_in="softmax"),
-    OperatorRule("Binarizer", elementwise, DOMAIN, elementwise=True),
-    OperatorRule("LabelEncoder", elementwise, DOMAIN, elementwise=True),
+    OperatorRule("Scaler", sample_rows, ML_DOMAIN, cost=scaled_cost, attribute_stand_ins="offset=shift scale=one"),
+    OperatorRule("Imputer", sample_rows, ML_DOMAIN, attribute_stand_ins="imputed_value_floats=shift"),
+    OperatorRule("Normalizer", sample_rows, ML_DOMAIN, cost=partial(scaled_cost, steps=3), stand_in="softmax"),
+    OperatorRule("Binarizer", elementwise, ML_DOMAIN, is_elementwise=True),
+    OperatorRule("LabelEncoder", elementwise, ML_DOMAIN, is_elementwise=True),
     *(
-        OperatorRule(f"Linear{kind}", rows, DOMAIN, cost=_LINEAR, numbers=_LINES)
+        OperatorRule(f"Linear{kind}", sample_rows, ML_DOMAIN, cost=_LINEAR_COST, attribute_stand_ins=_LINEAR_STAND_INS)
         for kind in ("Classifier", "Regressor")
     ),
-    OperatorRule("TreeEnsembleClassifier", rows, DOMAIN, cost=grown, numbers=f"class_{_LEAVES}"),
-    OperatorRule("TreeEnsembleRegressor", rows, DOMAIN, cost=grown, numbers=f"target_{_LEAVES}"),
-    OperatorRule("TreeEnsemble", whole, DOMAIN, cost=grown, stand_in="digest"),  # its weights are tensors
+    OperatorRule(
+        "TreeEnsembleClassifier", sample_rows, ML_DOMAIN, cost=tree_cost, attribute_stand_ins=f"class_{_TREE_STAND_INS}"
+    ),
+    OperatorRule(
+        "TreeEnsembleRegressor", sample_rows, ML_DOMAIN, cost=tree_cost, attribute_stand_ins=f"target_{_TREE_STAND_INS}"
+    ),
+    OperatorRule("TreeEnsemble", whole_tensor, ML_DOMAIN, cost=tree_cost, stand_in="digest"),  # its weights are tensors
     *(
-        OperatorRule(f"SVM{kind}", whole, DOMAIN, cost=_VECTORS, stand_in="digest")
+        OperatorRule(f"SVM{kind}", whole_tensor, ML_DOMAIN, cost=_SUPPORT_VECTOR_COST, stand_in="digest")
         for kind in ("Classifier", "Regressor")
     ),
-    *counted(free, "ArrayFeatureExtractor CastMap DictVectorizer FeatureVectorizer OneHotEncoder ZipMap", DOMAIN),
+    *counted_rules(
+        zero_cost, "ArrayFeatureExtractor CastMap DictVectorizer FeatureVectorizer OneHotEncoder ZipMap", ML_DOMAIN
+    ),
 )

@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.ir.drawing import drawing
+from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.ir.drawing import random_layers
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import Region, contains, full, intersect, is_empty
-from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction
+from dicompiler.ir.regions import Region, contains, full_region, intersect, is_empty
+from dicompiler.partition.bounds_inference import align_region, cuttable_axes, output_shape, reduction_length
 
 
-def check(layers: LayerGraph, plan: Plan) -> None:
+def check_plan(layers: LayerGraph, plan: Plan) -> None:
     """Raises DicompilerError with the first thing in `plan` that does not fit `layers`. Whether the regions cover
     what is read is found while routing."""
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
     _check_replicas(plan)
-    if layers.states and (plan.replicas or plan.losses):
+    if layers.states and (plan.replicas or plan.failures):
         what, remedy = ("replicas", "strategy") if plan.replicas else ("losses", "survive")
         raise DicompilerError(
             f"plan: {what}: state {layers.states[0][0]!r} stays on its device from frame to frame, and another device "
             f"has not got it: leave out '{what}' (--{remedy}), or have no states (--state none)"
         )
     for name in plan.layers:
-        if name not in layers.by_name:
+        if name not in layers.layer_by_name:
             raise DicompilerError(
-                f"plan: layers.{name}: the network has no such layer{nearest(name, layers.by_name)}; "
+                f"plan: layers.{name}: the network has no such layer{did_you_mean(name, layers.layer_by_name)}; "
                 "is it the plan of another network?"
             )
-    random = drawing(layers)
+    random = random_layers(layers)
     for layer in layers.layers:
         parts = plan.layers.get(layer.name)
         if not parts:
@@ -42,24 +42,24 @@ def check(layers: LayerGraph, plan: Plan) -> None:
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
         _check_merge(layers, layer, parts)
-    for i, loss in enumerate(plan.losses):
-        with in_loss(plan, loss.lost):
-            if frozenset(loss.lost) in [frozenset(other.lost) for other in plan.losses[:i]]:
+    for i, loss in enumerate(plan.failures):
+        with failure_plan_in_errors(plan, loss.failed):
+            if frozenset(loss.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
                 raise DicompilerError("plan: lost: an earlier entry is of the same devices: leave one of them away")
-            if there := [name for name in loss.plan.devices if name in loss.lost]:
+            if there := [name for name in loss.plan.devices if name in loss.failed]:
                 raise DicompilerError(f"plan: it names {there[0]!r}, which is lost then: give its part to another")
-            check(layers, loss.plan)
+            check_plan(layers, loss.plan)
 
 
 @contextmanager
-def in_loss(plan: Plan, lost: tuple[str, ...]) -> Iterator[None]:
+def failure_plan_in_errors(plan: Plan, lost: tuple[str, ...]) -> Iterator[None]:
     """Errors of one of the plan's plans for losses say which it is; () is of the plan itself."""
     try:
         yield
     except DicompilerError as error:
         if not lost:
             raise
-        place = f"plan: losses[{[loss.lost for loss in plan.losses].index(lost)}]: "
+        place = f"plan: losses[{[loss.failed for loss in plan.failures].index(lost)}]: "
         raise type(error)(place + str(error).removeprefix("plan: ")) from None
 
 
@@ -71,7 +71,7 @@ def _check_replicas(plan: Plan) -> None:
         for name in renaming:
             if name not in known:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: the plan uses no device {name!r}{nearest(name, known)}: rename those it uses"
+                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: rename those it uses"
                 )
         taken: dict[str, str] = {}
         for name in dict.fromkeys([*devices, *renaming]):
@@ -85,25 +85,29 @@ def _check_replicas(plan: Plan) -> None:
 
 
 def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> None:
-    if layer.reason:
+    if layer.whole_reason:
         shape = layers.tensors[layer.output].shape
-        if part.reduce is not None or (part.region is not None and (shape is None or part.region != full(shape))):
-            raise DicompilerError(f"{place}: this layer stays whole ({layer.reason}): its region must be 'all'")
+        if part.reduce is not None or (
+            part.region is not None and (shape is None or part.region != full_region(shape))
+        ):
+            raise DicompilerError(f"{place}: this layer stays whole ({layer.whole_reason}): its region must be 'all'")
         return
     shape = output_shape(layers, layer)
-    region = full(shape) if part.region is None else part.region
+    region = full_region(shape) if part.region is None else part.region
     if len(region) != len(shape):
         raise DicompilerError(f"{place}.region: {len(region)} intervals for an output of rank {len(shape)} {shape}")
-    if is_empty(region) or not contains(full(shape), region):
-        raise DicompilerError(f"{place}.region: {_text(region)} is empty or outside the layer's output {shape}")
-    allowed = cuttable(layers, layer)
+    if is_empty(region) or not contains(full_region(shape), region):
+        raise DicompilerError(
+            f"{place}.region: {_format_intervals(region)} is empty or outside the layer's output {shape}"
+        )
+    allowed = cuttable_axes(layers, layer)
     for axis, interval in enumerate(region):
         if interval != (0, shape[axis]) and axis not in allowed:
             axes = ", ".join(str(a) for a in allowed) or "none"
             raise DicompilerError(f"{place}.region: axis {axis} of this layer cannot be cut (axes that can: {axes})")
     if part.reduce is None:
         return
-    extent = reduction(layers, layer)
+    extent = reduction_length(layers, layer)
     if extent is None:
         op = layer.nodes[layer.anchor].op
         raise DicompilerError(f"{place}.reduce: {op} here has no input channels to sum over (grouped, or no weights)")
@@ -116,17 +120,17 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
     partials = [part for part in parts if part.reduce is not None]
     if not partials:
         return
-    whole = full(output_shape(layers, layer))
-    mergers = [align(layers, layer, part.region or whole) for part in parts if part.reduce is None]
+    whole = full_region(output_shape(layers, layer))
+    mergers = [align_region(layers, layer, part.region or whole) for part in parts if part.reduce is None]
     if not mergers:
         raise DicompilerError(
             f"plan: layers.{layer.name}: partial sums but no merger: add a part without 'reduce' "
             '(for instance {"device": …, "region": "all"})'
         )
-    extent = reduction(layers, layer)
+    extent = reduction_length(layers, layer)
     for region in mergers:
-        at, must = 0, f"over {_text(region)} they must tile 0..{extent}"
-        aligned = ((part.reduce, align(layers, layer, part.region or whole)) for part in partials)
+        at, must = 0, f"over {_format_intervals(region)} they must tile 0..{extent}"
+        aligned = ((part.reduce, align_region(layers, layer, part.region or whole)) for part in partials)
         for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
             if start != at:
                 fault = f"{'overlap' if start < at else 'leave a gap'} at {min(at, start)}"
@@ -136,5 +140,5 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
             raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {at}: {must}")
 
 
-def _text(region: Region) -> str:
+def _format_intervals(region: Region) -> str:
     return str([list(interval) for interval in region])

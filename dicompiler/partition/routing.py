@@ -12,23 +12,34 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.gaps import in_a_row
+from dicompiler.base.gaps import cover_along_axis
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.regions import Region, bounding, full, intersect, volume, with_interval
-from dicompiler.ir.routing import Box, Delivery, Join, Keeping, Routing, Take, Tree, leaves
-from dicompiler.ir.tasks import Key, Task, TaskId, task_id
-from dicompiler.ir.wire import on_wire
+from dicompiler.ir.regions import Region, bounding_region, full_region, intersect, volume, with_interval
+from dicompiler.ir.routing import (
+    Assembly,
+    AssemblyConcat,
+    AssemblyLeaf,
+    Box,
+    OutputDelivery,
+    Routing,
+    StateRetention,
+    assembly_leaves,
+)
+from dicompiler.ir.tasks import Task, TaskId, TensorKey, task_id
+from dicompiler.ir.wire import with_wire_dtypes
 from dicompiler.partition.bounds_inference import make_tasks
-from dicompiler.partition.plan_rules import check, in_loss
+from dicompiler.partition.plan_rules import check_plan, failure_plan_in_errors
 
 if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform
 
-Order = tuple[int, int, int]
-Place = tuple[str, int]  # device, lane
-State = tuple[str, str]  # graph input, device
-MANY = 64  # pieces from which on an assembly is one Join: a Join in a Join for each would be too deep
+TaskOrder = tuple[int, int, int]
+DeviceLane = tuple[str, int]  # device, lane
+StateOnDevice = tuple[str, str]  # graph input, device
+MIN_PIECES_FOR_ONE_CONCAT = (
+    64  # pieces from which on an assembly is one Join: a Join in a Join for each would be too deep
+)
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
@@ -36,122 +47,126 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
 
     Raises DicompilerError where the plan does not fit the layers or leaves a live reader's need uncovered.
     """
-    layers = on_wire(layers, plan.wire.types)
-    check(layers, plan)
+    layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
+    check_plan(layers, plan)
     roles: list[Routing] = []
-    for way in plan.ways:
-        with in_loss(plan, way.lost):
-            roles.append(changed(_routing(layers, way.plan, hosts or {}), lost=way.lost))
-    return changed(roles[0], others=tuple(roles[1:]))
+    for way in plan.roles_by_failure:
+        with failure_plan_in_errors(plan, way.failed):
+            roles.append(changed(_route_role(layers, way.plan, hosts or {}), failed=way.failed))
+    return changed(roles[0], other_roles=tuple(roles[1:]))
 
 
-def route_on(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
+def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
     """`route` on a platform. DicompilerError for a device that it has not."""
-    for way in plan.ways:
-        with in_loss(plan, way.lost):
-            for name in (*way.plan.devices, *way.lost):
+    for way in plan.roles_by_failure:
+        with failure_plan_in_errors(plan, way.failed):
+            for name in (*way.plan.devices, *way.failed):
                 platform.device(name)
     return route(layers, plan, platform.host_of)
 
 
-def _routing(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
+def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
     """Which boxes of states are wanted is known once it is known who reads them, and the other way round: from none on
     they grow until nothing changes."""
-    wanted: Mapping[State, Region] = {}
+    wanted: Mapping[StateOnDevice, Region] = {}
     while True:
         router = _Router(layers, plan, hosts, wanted)
         routing = router.run()
-        if router.kept == wanted:
+        if router.state_regions == wanted:
             return routing
-        wanted = router.kept
+        wanted = router.state_regions
 
 
 class _Router:
     """Walks the layers backwards: readers first, so that only what is read becomes live."""
 
     def __init__(
-        self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[State, Region]
+        self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[StateOnDevice, Region]
     ) -> None:
         self.layers, self.plan, self.hosts = layers, plan, hosts
-        self.wanted, self.kept = wanted, dict[State, Region]()
-        self.past = {present: past for past, present in layers.states}
-        self.keepings: list[Keeping] = []
-        self.rank = {device: i for i, device in enumerate(plan.devices)}
-        self.outputs = {name: i for i, name in enumerate(layers.outputs)}
-        self.live: set[TaskId | None] = set()  # None: a graph input is no task's
-        self.readers: dict[Key, list[tuple[Order, Task, Region]]] = {}
-        self.reads: dict[TaskId, dict[Key, Tree]] = {}
+        self.wanted_state_regions, self.state_regions = wanted, dict[StateOnDevice, Region]()
+        self.state_input_of = {present: past for past, present in layers.states}
+        self.state_retentions: list[StateRetention] = []
+        self.device_rank = {device: i for i, device in enumerate(plan.devices)}
+        self.output_rank = {name: i for i, name in enumerate(layers.outputs)}
+        self.live_tasks: set[TaskId | None] = set()  # None: a graph input is no task's
+        self.readers: dict[TensorKey, list[tuple[TaskOrder, Task, Region]]] = {}
+        self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []
 
     def run(self) -> Routing:
-        deliveries, backwards = list[Delivery](), list[list[Task]]()
+        deliveries, backwards = list[OutputDelivery](), list[list[Task]]()
         for layer in reversed(self.layers.layers):
             tasks = make_tasks(self.layers, layer, self.plan.layers[layer.name])
             finals = [task for task in tasks if task.kind != "partial"]
             for output in layer.outputs:
-                deliveries.extend(self._serve(Key(output), _boxes(finals, Key(output))))
-            self._merge(self._live(finals), [task for task in tasks if task.kind == "partial"])
-            for task in self._live(tasks):
-                self._read(task, (*task.needs.items(), *task.kept.items()))
-                for key, region in task.kept.items():
+                deliveries.extend(self._serve_readers(TensorKey(output), _boxes_of_tasks(finals, TensorKey(output))))
+            self._add_merge_reads(self._only_live(finals), [task for task in tasks if task.kind == "partial"])
+            for task in self._only_live(tasks):
+                self._add_reads(task, (*task.needs.items(), *task.state_needs.items()))
+                for key, region in task.state_needs.items():
                     at = key.tensor, task.device
-                    self.kept[at] = bounding((self.kept.get(at), region)) or region
+                    self.state_regions[at] = bounding_region((self.state_regions.get(at), region)) or region
             backwards.append(tasks)
         for name in self.layers.inputs:
-            region = full(self.layers.tensors[name].shape or ())
-            boxes = [Box(Key(name), region, device, 0) for device in self.plan.source]
-            deliveries.extend(self._serve(Key(name), boxes))
+            region = full_region(self.layers.tensors[name].shape or ())
+            boxes = [Box(TensorKey(name), region, device, 0) for device in self.plan.source]
+            deliveries.extend(self._serve_readers(TensorKey(name), boxes))
         for name, _ in self.layers.states:
-            kept = [(device, region) for (past, device), region in self.kept.items() if past == name]
-            self._serve(Key(name), [Box(Key(name), region, device, 0) for device, region in kept])
-        return self._finish([task for tasks in reversed(backwards) for task in tasks], deliveries)
+            kept = [(device, region) for (past, device), region in self.state_regions.items() if past == name]
+            self._serve_readers(TensorKey(name), [Box(TensorKey(name), region, device, 0) for device, region in kept])
+        return self._build_routing([task for tasks in reversed(backwards) for task in tasks], deliveries)
 
-    def _live(self, tasks: Iterable[Task]) -> list[Task]:
-        return [task for task in tasks if task_id(task) in self.live]
+    def _only_live(self, tasks: Iterable[Task]) -> list[Task]:
+        return [task for task in tasks if task_id(task) in self.live_tasks]
 
-    def _read(self, task: Task, needs: Iterable[tuple[Key, Region]]) -> None:
+    def _add_reads(self, task: Task, needs: Iterable[tuple[TensorKey, Region]]) -> None:
         """Notes what the task reads, which is assembled once all its other readers are known."""
-        order = self._order(task)
+        order = self._task_order(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
 
-    def _serve(self, key: Key, boxes: Sequence[Box]) -> list[Delivery]:
+    def _serve_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
         """Assembles `key` for all who read it, in layer order; the sinks of a graph output come last."""
         held: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
             tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
             self.reads.setdefault(task_id(task), {})[key] = tree
-        if key.reduce is None and (past := self.past.get(key.tensor)):
-            for device in [device for name, device in self.wanted if name == past]:
-                region = self.wanted[past, device]
+        if key.reduce is None and (past := self.state_input_of.get(key.tensor)):
+            for device in [device for name, device in self.wanted_state_regions if name == past]:
+                region = self.wanted_state_regions[past, device]
                 tree = self._assemble(region, (device, 0), boxes, held, f"the state {past!r} on {device}")
-                self.keepings.append(Keeping(device, past, key.tensor, region, tree))
+                self.state_retentions.append(StateRetention(device, past, key.tensor, region, tree))
             return []
-        if key.reduce is not None or key.tensor not in self.outputs:
+        if key.reduce is not None or key.tensor not in self.output_rank:
             return []
         shape = self.layers.tensors[key.tensor].shape
         if shape is None:
             box = next((box for box in boxes if box.device in self.plan.sink), boxes[0])
-            self.live.add(box.task)
-            return [Delivery(key.tensor, box.device, None)]
+            self.live_tasks.add(box.task)
+            return [OutputDelivery(key.tensor, box.device, None)]
         return [
-            Delivery(key.tensor, sink, self._assemble(full(shape), (sink, 0), boxes, held, f"the sink {sink}"))
+            OutputDelivery(
+                key.tensor, sink, self._assemble(full_region(shape), (sink, 0), boxes, held, f"the sink {sink}")
+            )
             for sink in self.plan.sink
         ]
 
-    def _merge(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
+    def _add_merge_reads(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
         """Every live merger reads, range by range, the partial sums that touch its region."""
-        sums = {key: _boxes(partials, key) for task in partials for key in task.outputs}
+        sums = {key: _boxes_of_tasks(partials, key) for task in partials for key in task.outputs}
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
             assert region is not None
             for key in sorted(sums, key=lambda key: key.reduce or (0, 0)):
                 if any(box.region is not None and intersect(box.region, region) is not None for box in sums[key]):
-                    self._read(merger, [(key, region)])
+                    self._add_reads(merger, [(key, region)])
         for key, boxes in sums.items():
-            self._serve(key, boxes)
+            self._serve_readers(key, boxes)
 
-    def _assemble(self, need: Region, at: Place, boxes: Sequence[Box], held: dict[str, list[Box]], reader: str) -> Tree:
+    def _assemble(
+        self, need: Region, at: DeviceLane, boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
+    ) -> Assembly:
         """The need as a tree of pieces: the best one first, what is left is cut around it along one axis.
 
         Best: own lane, own device (what was received is local), own host; then largest overlap; then device order.
@@ -168,60 +183,68 @@ class _Router:
                     break
         if not overlaps:
             raise DicompilerError(
-                f"plan: nobody computes {show(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
+                f"plan: nobody computes {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
                 "let the region of one of its parts cover it"
             )
-        ranked = [(one, *self._rank(at, i, box, one)) for i, box, one in overlaps] if len(overlaps) > MANY else ()
-        if ranked and (row := in_a_row(need, ranked)):
+        ranked = (
+            [(one, *self._piece_rank(at, i, box, one)) for i, box, one in overlaps]
+            if len(overlaps) > MIN_PIECES_FOR_ONE_CONCAT
+            else ()
+        )
+        if ranked and (row := cover_along_axis(need, ranked)):
             pieces, before = (
                 [(cut, boxes[:1] if i is None else [overlaps[i][1]]) for cut, i in row[1]],
                 len(self.received),
             )
             children = tuple([self._assemble(cut, at, one, {}, reader) for cut, one in pieces])
             held.setdefault(device, []).extend(self.received[before:])
-            return Join(row[0], children)
-        _, box, overlap = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._rank(at, *one))
+            return AssemblyConcat(row[0], children)
+        _, box, overlap = (
+            overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._piece_rank(at, *one))
+        )
         # What has nothing in common with the need has nothing in common with a part of it.
         near = [one for _, one, _ in overlaps if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
                 cuts = [with_interval(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
-                return Join(axis, tuple(self._assemble(cut, at, near, held, reader) for cut in cuts))
+                return AssemblyConcat(axis, tuple(self._assemble(cut, at, near, held, reader) for cut in cuts))
         if box.origin is None:
-            self.live.add(box.task)
+            self.live_tasks.add(box.task)
         if box.device != device:
             box = Box(box.key, overlap, device, lane, origin=box)
             held.setdefault(device, []).append(box)
             self.received.append(box)
-        return Take(box, overlap)
+        return AssemblyLeaf(box, overlap)
 
-    def _rank(self, at: Place, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
+    def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
         """The smaller the better a piece."""
         device, lane = at
         near = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
         distance = int(box.lane != lane) if box.device == device else 2 if near else 3
-        return distance, -volume(overlap), self.rank[box.device], index
+        return distance, -volume(overlap), self.device_rank[box.device], index
 
-    def _order(self, task: Task) -> Order:
+    def _task_order(self, task: Task) -> TaskOrder:
         """Layer order; within a layer partial sums first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
-    def _finish(self, tasks: Sequence[Task], deliveries: Sequence[Delivery]) -> Routing:
-        live = sorted(self._live(tasks), key=self._order)
-        runs = lane_runs(live, self.reads)
+    def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
+        live = sorted(self._only_live(tasks), key=self._task_order)
+        runs = number_lane_runs(live, self.reads)
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
-        delivered = tuple(sorted(deliveries, key=lambda delivery: self.outputs[delivery.output]))
-        dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live)
-        keepings = tuple(sorted(self.keepings, key=lambda one: (self.rank[one.device], one.past)))
+        delivered = tuple(sorted(deliveries, key=lambda delivery: self.output_rank[delivery.output]))
+        dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live_tasks)
+        keepings = tuple(sorted(self.state_retentions, key=lambda one: (self.device_rank[one.device], one.past)))
         received = tuple(self.received)
-        return Routing(self.layers, tuple(live), self.reads, delivered, received, dropped, runs, keepings=keepings)
+        return Routing(
+            self.layers, tuple(live), self.reads, delivered, received, dropped, runs, state_retentions=keepings
+        )
 
 
-def _boxes(tasks: Sequence[Task], key: Key) -> list[Box]:
+def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
     return [Box(key, t.outputs[key], t.device, t.lane, task_id(t)) for t in tasks if key in t.outputs]
 
 
-def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]]) -> dict[TaskId, int]:
+def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
     """Numbers the maximal runs of steps in which no lane reads what another lane or device makes in the same run:
     inside a run the lanes of a device go one after another. `tasks` in layer order."""
     runs, current = dict[TaskId, int](), 0
@@ -229,7 +252,7 @@ def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]])
         step = list(group)
         for task in step:
             for tree in reads.get(task_id(task), {}).values():
-                for leaf in leaves(tree):
+                for leaf in assembly_leaves(tree):
                     maker = (leaf.box.origin or leaf.box).task
                     crossing = leaf.box.origin is not None or leaf.box.lane != task.lane
                     if crossing and maker is not None and runs[maker] == current:
@@ -238,6 +261,6 @@ def lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Key, Tree]])
     return runs
 
 
-def show(region: Region) -> str:
+def format_region(region: Region) -> str:
     """((0, 1), (4, 8)) → "[0:1, 4:8]"."""
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in region) + "]"

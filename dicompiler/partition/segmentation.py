@@ -11,21 +11,23 @@ from dataclasses import replace
 import onnx
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import node_reads
-from dicompiler.ir.program import UNWRITTEN, DeviceProgram, Program, Segment, State, Step, Transfer, Value
-from dicompiler.ir.states import pieces_of
-from dicompiler.partition.annotations import annotation_of, ends_of
-from dicompiler.partition.placed_graph import GIVEN, Place, PlacedGraph, PlacedNode
+from dicompiler.ir.onnx.structure import tensors_read
+from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
+from dicompiler.ir.states import read_state_pieces
+from dicompiler.partition.annotations import read_annotation, read_source_and_sinks
+from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedGraph, PlacedNode
 
 
-def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None) -> Program:
+def build_program(
+    placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
+) -> Program:
     """The program of a placed model; of a placed graph, which is not written as ONNX, the same but for the segments'
     models and the weights. `devices`: all in order, also those without work; `hosts`: device → host."""
-    graph, hosts = _read(placed) if isinstance(placed, Model) else placed, hosts or {}
+    graph, hosts = _read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
     transfers = tuple(
-        Transfer(i, _sender(graph, name, reader, hosts), reader, graph.value(name))
-        for i, (_, name, _, reader) in enumerate(graph.wanted)
+        Transfer(i, _sender(graph, name, reader, hosts), reader, graph.tensor_spec(name))
+        for i, (_, name, _, reader) in enumerate(graph.sends)
     )
     by_end: dict[str, list[Transfer]] = {device: [] for device in devices}
     for transfer in transfers:
@@ -36,65 +38,70 @@ def cut(placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str,
     for device, own in by_end.items():  # first to the next device: where all send to all, lines carry one message each
         own.sort(key=lambda one: (index[one.receiver] - index[device]) % len(index))
     order: list[tuple[int, int]] = []
-    for nodes in _gather(graph):
-        device = graph.nodes[nodes[0]].place.device
+    for nodes in _group_into_segments(graph):
+        device = graph.nodes[nodes[0]].placement.device
         there = segments[device]
         order.append((index[device], len(there)))
-        segment = _segment(f"{device}_{len(there):03}", nodes, graph)
+        segment = _build_segment(f"{device}_{len(there):03}", nodes, graph)
         if isinstance(placed, Model):
-            segment = replace(segment, model=_written(segment, nodes, graph, placed, constants))
+            segment = replace(segment, model=_segment_model(segment, nodes, graph, placed, constants))
         there.append(segment)
     return Program(
-        tuple(_device(device, hosts, tuple(parts), graph, by_end[device]) for device, parts in segments.items()),
+        tuple(
+            _build_device_program(device, hosts, tuple(parts), graph, by_end[device])
+            for device, parts in segments.items()
+        ),
         transfers,
-        tuple(graph.value(name) for name in graph.inputs),
-        tuple(graph.value(name) for name, output in graph.sinks.items() if name == output),
+        tuple(graph.tensor_spec(name) for name in graph.inputs),
+        tuple(graph.tensor_spec(name) for name, output in graph.sinks.items() if name == output),
         placed.weights if isinstance(placed, Model) else {},
         tuple(order),
         states=graph.states,
     )
 
 
-def _read(model: Model) -> PlacedGraph:
+def _read_placed_model(model: Model) -> PlacedGraph:
     """The placed graph that a placed model is."""
     graph = model.proto.graph
-    source, copies = ends_of(model.proto)
-    pieces, states = pieces_of(model.proto)
-    kept = {name for piece in pieces for name in (piece.read, piece.made)}
+    source, copies = read_source_and_sinks(model.proto)
+    pieces, states = read_state_pieces(model.proto)
+    kept = {name for piece in pieces for name in (piece.read_name, piece.written_name)}
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     nodes = []
     for node in graph.node:
-        said = annotation_of(node)
-        place = Place(said.device, said.lane, part=said.part)
-        nodes.append(PlacedNode(place, said.origin, tuple(node_reads(node)), tuple(node.output), op=node.op_type))
+        said = read_annotation(node)
+        place = NodePlacement(said.device, said.lane, part=said.part)
+        nodes.append(PlacedNode(place, said.origin, tuple(tensors_read(node)), tuple(node.output), op=node.op_type))
     return PlacedGraph(
         nodes,
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
         tuple(v.name for v in graph.input if v.name not in constants and v.name not in kept),
         source,
         {v.name: copies.get(v.name, v.name) for v in graph.output if v.name not in kept},
-        pieces=pieces,
-        states=tuple(Value(*state) for state in states),
+        state_pieces=pieces,
+        states=tuple(TensorSpec(*state) for state in states),
     )
 
 
-def _gather(graph: PlacedGraph) -> list[list[int]]:
+def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     """The segments, as indices of nodes. Greedy and eager: a device's segment closes after a tensor that another device
     needs (unless its next node makes one too, or is a product of the same tensor that leads to one: keys and values
     leave together), before a node that needs something newer than the segment's start, and where the lane changes. In
     order of their first nodes; each depends only on earlier ones."""
-    places, maker = [node.place for node in graph.nodes], graph.maker
-    sends = {at for at, *_ in graph.wanted}
+    places, maker = [node.placement for node in graph.nodes], graph.producer
+    sends = {at for at, *_ in graph.sends}
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # device → its last segment
     sending: dict[str, bool] = {}  # whether that ends with what another device needs
-    products = _products(graph, sends)
+    products = _find_products(graph, sends)
     last: dict[str, str] = {}  # device → what the products that it sent last are of
-    for unit in _units(graph):
+    for unit in _inseparable_nodes(graph):
         device, lane, *_ = places[unit[0]]
         product, group = products.get(unit[0]), current.get(device, [])
         sent = not sends.isdisjoint(unit) or (product is not None and product == last.get(device))
-        read = [at for i in unit for name in graph.uses[i] if group and (at := maker.get(name, GIVEN)) > group[0]]
+        read = [
+            at for i in unit for name in graph.node_reads[i] if group and (at := maker.get(name, FROM_INPUT)) > group[0]
+        ]
         newer = any(places[at].device != device for at in read)
         if not group or newer or (sending[device] and not sent) or places[group[-1]].lane != lane:
             group = current[device] = []
@@ -106,29 +113,29 @@ def _gather(graph: PlacedGraph) -> list[list[int]]:
     return groups
 
 
-def _products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
+def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
     """Node → the tensor of which it is a product with a matrix, or on the way from one to what another device needs."""
     found: dict[int, str] = {}
     for at in sends:
-        chain = [at] if at != GIVEN else []
-        while chain and len(names := graph.uses[chain[-1]]) == 1:
+        chain = [at] if at != FROM_INPUT else []
+        while chain and len(names := graph.node_reads[chain[-1]]) == 1:
             if graph.nodes[chain[-1]].operator in ("MatMul", "Gemm"):
                 found.update(dict.fromkeys(chain, names[0]))
                 break
-            before = graph.maker.get(names[0], GIVEN)
-            chain = [*chain, before] if before != GIVEN else []
+            before = graph.producer.get(names[0], FROM_INPUT)
+            chain = [*chain, before] if before != FROM_INPUT else []
     return found
 
 
-def _units(graph: PlacedGraph) -> Iterable[list[int]]:
+def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
     """The nodes in order, those together that must share a segment: a tensor whose type nobody knows cannot be the
     input of one. Only layers that stay whole have such tensors, and the nodes of a layer stand side by side."""
-    unknown = graph.maker.keys() - graph.infos.keys()
+    unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown:
         return ([i] for i in range(len(graph.nodes)))
     units: list[list[int]] = []
-    for i, names in enumerate(graph.uses):
-        first, unit = min((graph.maker[n] for n in names if n in unknown), default=i), [i]
+    for i, names in enumerate(graph.node_reads):
+        first, unit = min((graph.producer[n] for n in names if n in unknown), default=i), [i]
         while unit[0] > first:
             unit = units.pop() + unit
         units.append(unit)
@@ -137,13 +144,13 @@ def _units(graph: PlacedGraph) -> Iterable[list[int]]:
 
 def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
     """Who sends `tensor` to `receiver`: its maker; of an input's sources one of the same host, else the first."""
-    if tensor in graph.maker:
-        return graph.nodes[graph.maker[tensor]].place.device
+    if tensor in graph.producer:
+        return graph.nodes[graph.producer[tensor]].placement.device
     host = hosts.get(receiver, receiver)
     return next((s for s in graph.source if hosts.get(s, s) == host), graph.source[0])
 
 
-def _device(
+def _build_device_program(
     device: str,
     hosts: Mapping[str, str],
     segments: tuple[Segment, ...],
@@ -166,33 +173,35 @@ def _device(
     made = {name for segment in segments for name in segment.outputs}
     sinks = {name: output for name, output in graph.sinks.items() if name in made}
     read = {
-        name for name in graph.unsized if any(graph.nodes[i].place.device == device for i in graph.users.get(name, ()))
+        name
+        for name in graph.unsized_inputs
+        if any(graph.nodes[i].placement.device == device for i in graph.readers.get(name, ()))
     }
     sources = tuple(
-        name for name in graph.inputs if (name in read if name in graph.unsized else device in graph.source)
+        name for name in graph.inputs if (name in read if name in graph.unsized_inputs else device in graph.source)
     )
     states = tuple(
-        State(graph.value(piece.read), piece.made, piece.past, piece.present, piece.region)
-        for piece in graph.pieces
+        DeviceState(graph.tensor_spec(piece.read_name), piece.written_name, piece.past, piece.present, piece.region)
+        for piece in graph.state_pieces
         if piece.device == device
     )
     return DeviceProgram(device, hosts.get(device, device), segments, tuple(steps), sources, sinks, states)
 
 
-def _segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
+def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
     """The segment of these nodes without its model."""
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
-    needed = dict.fromkeys(n for i in nodes for n in graph.uses[i] if n not in makes)
+    needed = dict.fromkeys(n for i in nodes for n in graph.node_reads[i] if n not in makes)
     inside = set(nodes)
-    leave = graph.sinks.keys() | graph.made
-    outputs = tuple(n for n in makes if n in leave or not inside.issuperset(graph.users.get(n, ())))
+    leave = graph.sinks.keys() | graph.state_writes
+    outputs = tuple(n for n in makes if n in leave or not inside.issuperset(graph.readers.get(n, ())))
     marks = tuple(
-        (place.part, graph.nodes[i].origin) for i in nodes if (place := graph.nodes[i].place).part is not None
+        (place.part, graph.nodes[i].origin) for i in nodes if (place := graph.nodes[i].placement).part is not None
     )
-    return Segment(name, graph.nodes[nodes[0]].place.device, UNWRITTEN, tuple(needed), outputs, marks)
+    return Segment(name, graph.nodes[nodes[0]].placement.device, NO_MODEL, tuple(needed), outputs, marks)
 
 
-def _written(
+def _segment_model(
     segment: Segment, nodes: Sequence[int], graph: PlacedGraph, source: Model, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
     """The segment's model. constants: the initializers of the placed model by name."""

@@ -12,47 +12,53 @@ from typing import Literal
 from onnx import TensorProto
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.remembering import remembered
+from dicompiler.base.remembering import memoized
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Plan, Share
-from dicompiler.ir.regions import Interval, Region, bounding, full, shares, with_interval
-from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import align, cuttable, output_shape, reduction, share_task
+from dicompiler.ir.plan import LayerShare, Part, Plan
+from dicompiler.ir.regions import Interval, Region, bounding_region, full_region, split_proportionally, with_interval
+from dicompiler.ir.tasks import TensorKey
+from dicompiler.partition.bounds_inference import (
+    align_region,
+    cuttable_axes,
+    make_share_task,
+    output_shape,
+    reduction_length,
+)
 
-Label = Literal["height", "width", "channel"]
-Axes = Mapping[str, Mapping[str, int]]
-_WHOLE = (TensorProto.INT64, TensorProto.INT32)
+AxisLabel = Literal["height", "width", "channel"]
+NamedAxes = Mapping[str, Mapping[str, int]]
+_INTEGER_DTYPES = (TensorProto.INT64, TensorProto.INT32)
 
 
-def whole_plan(layers: LayerGraph, device: str) -> Plan:
+def single_device_plan(layers: LayerGraph, device: str) -> Plan:
     """Every layer whole on one device, which is source and sink too."""
     return Plan({layer.name: (Part(device),) for layer in layers.layers}, (device,), (device,))
 
 
-@remembered
-def named_axes(layers: LayerGraph) -> Axes:
+@memoized
+def named_axes(layers: LayerGraph) -> NamedAxes:
     """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C (H, C where N is more
     than 1), or, of whole numbers (tokens), as N, H. What weights cut is the channel axis from there on."""
     labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
         tensor = layers.tensors[name]
         rank, rows = len(tensor.shape or ()), {"height": 0} if (tensor.shape or (1,))[0] > 1 else {}
-        names = ("height",) if rank == 2 and tensor.dtype in _WHOLE else ("channel", "height", "width")
+        names = ("height",) if rank == 2 and tensor.dtype in _INTEGER_DTYPES else ("channel", "height", "width")
         labelled[name] = (rows if rank == 2 else {}) | {n: axis for axis, n in enumerate(names, 1) if axis < rank}
     for layer in layers.layers:
-        if not layer.reason:
-            labelled[layer.output] = _follow(layers, layer, labelled)
+        if not layer.whole_reason:
+            labelled[layer.output] = _propagate_labels(layers, layer, labelled)
     return labelled
 
 
-def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
+def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
     """The labels of a layer's output axes: those of the input axes that a cut reaches; for an operator with weights
     the axis that cuts them is the channel axis, and another that was called so is called height."""
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}
-    for axis in cuttable(layers, layer):
+    for axis in cuttable_axes(layers, layer):
         first, last = (
-            share_task(layers, layer, Share(with_interval(full(shape), axis, at)))
+            make_share_task(layers, layer, LayerShare(with_interval(full_region(shape), axis, at)))
             for at in ((0, 1), (shape[axis] - 1, shape[axis]))
         )
         # Axes of which both ends read the same are not cut: a Slice never reads all of its axes.
@@ -67,13 +73,13 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
         readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)
-            for work in first.works
+            for work in first.nodes
             if work.piece is not None and work.node in readers
             for name, need in zip(work.node.inputs, work.piece.needs, strict=True)
-            if name and layers.tensors[name].constant and need is not None
+            if name and layers.tensors[name].is_constant and need is not None
         ]
-        cuts_weights = any(need != full(tensor.shape or ()) for tensor, need in weights)
-        if cuts_weights and (reduction(layers, layer) is not None or not cut):
+        cuts_weights = any(need != full_region(tensor.shape or ()) for tensor, need in weights)
+        if cuts_weights and (reduction_length(layers, layer) is not None or not cut):
             cut = {"channel"}
             if "channel" in labels:
                 labels.setdefault("height", labels.pop("channel"))
@@ -87,54 +93,54 @@ def _follow(layers: LayerGraph, layer: Layer, labelled: Axes) -> dict[str, int]:
     return labels
 
 
-def _extent(layers: LayerGraph, key: Key, axis: int) -> int:
+def _extent(layers: LayerGraph, key: TensorKey, axis: int) -> int:
     return (layers.tensors[key.tensor].shape or ())[axis]
 
 
-def axis_of(layers: LayerGraph, layer: Layer, label: Label) -> int:
+def labelled_axis(layers: LayerGraph, layer: Layer, label: AxisLabel) -> int:
     """The axis of the layer's output that `label` names. Raises where it has none that can be cut, naming those that
     can."""
     labels = named_axes(layers).get(layer.output, {})
-    allowed = cuttable(layers, layer)
+    allowed = cuttable_axes(layers, layer)
     axis = labels.get(label)
     if axis is None or axis not in allowed:
         named = [name for name, a in labels.items() if a in allowed]
-        why = layer.reason or f"it can be cut by: {', '.join(named) or 'nothing'}"
+        why = layer.whole_reason or f"it can be cut by: {', '.join(named) or 'nothing'}"
         raise DicompilerError(f"layer {layer.name!r} cannot be cut by {label}: {why}")
     return axis
 
 
-def cut_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
+def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
     """The axis in shares proportional to `weights`; boundaries move to where the rule needs no more than is asked for
     (whole groups, whole channels behind a Flatten). A share can come out empty."""
     extent = output_shape(layers, layer)[axis]
-    return aligned_cuts(layers, layer, axis, [end for _, end in shares(extent, weights)])
+    return align_cuts(layers, layer, axis, [end for _, end in split_proportionally(extent, weights)])
 
 
-def aligned_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
+def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
     """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
-    moved = [_aligned(layers, layer, axis, end) for end in ends]
+    moved = [_align_cut(layers, layer, axis, end) for end in ends]
     return tuple(zip((0, *moved), moved, strict=False))
 
 
-@remembered
-def _aligned(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
-    whole = full(output_shape(layers, layer))
+@memoized
+def _align_cut(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
+    whole = full_region(output_shape(layers, layer))
     if not 0 < end < whole[axis][1]:
         return end
-    low, high = align(layers, layer, with_interval(whole, axis, (end, end + 1)))[axis]
+    low, high = align_region(layers, layer, with_interval(whole, axis, (end, end + 1)))[axis]
     return low if end - low <= high - end else high
 
 
-def tile(
-    layers: LayerGraph, layer: Layer, label: Label, weights: Sequence[float], devices: Sequence[str]
+def tile_layer(
+    layers: LayerGraph, layer: Layer, label: AxisLabel, weights: Sequence[float], devices: Sequence[str]
 ) -> tuple[Part, ...]:
     """Parts of `layer` along an axis, one per device, in proportion to `weights`; empty shares get no part.
 
     layer ⇒ [d0: rows 0:3], [d1: rows 3:7]. Raises where the layer cannot be cut so.
     """
-    axis, whole = axis_of(layers, layer, label), full(output_shape(layers, layer))
-    intervals = zip(devices, cut_axis(layers, layer, axis, weights), strict=True)
+    axis, whole = labelled_axis(layers, layer, label), full_region(output_shape(layers, layer))
+    intervals = zip(devices, split_axis(layers, layer, axis, weights), strict=True)
     return tuple(
         Part(device, with_interval(whole, axis, (low, high))) for device, (low, high) in intervals if low < high
     )
@@ -142,26 +148,26 @@ def tile(
 
 def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
     """The tiles of a rows × columns grid over height and width, row by row; equal shares, empty ones left out."""
-    h, w = axis_of(layers, layer, "height"), axis_of(layers, layer, "width")
-    both = (cut_axis(layers, layer, axis, [1.0] * count) for axis, count in ((h, rows), (w, columns)))
+    h, w = labelled_axis(layers, layer, "height"), labelled_axis(layers, layer, "width")
+    both = (split_axis(layers, layer, axis, [1.0] * count) for axis, count in ((h, rows), (w, columns)))
     heights, widths = ([cut for cut in cuts if cut[0] < cut[1]] for cuts in both)
-    whole = full(output_shape(layers, layer))
+    whole = full_region(output_shape(layers, layer))
     return tuple(with_interval(with_interval(whole, h, height), w, width) for height in heights for width in widths)
 
 
-def read_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
+def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
     """Whether the layer's output is read, and by layers of these names alone (a graph output is read outside)."""
     readers = layers.consumers.get(layer.output, ())
     return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
 
 
-def exit_of(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
+def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
     """The one layer of a set whose output leaves it; raises where there are several.
 
     A set with one exit is convex: what leaves through the exit cannot come back to what leads to the exit.
     """
     names = {layer.name for layer in chosen}
-    exits = [layer for layer in chosen if not read_within(layers, layer, names)]
+    exits = [layer for layer in chosen if not is_read_only_within(layers, layer, names)]
     if len(exits) != 1:
         names_out = ", ".join(layer.name for layer in exits) or "none"
         raise DicompilerError(f"fused tiles need a set of layers with one exit: of this one {names_out} leave")
@@ -173,20 +179,20 @@ def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[R
 
     conv1 → conv2 (exit: rows 4:8)  ⇒  conv2: rows 4:8, conv1: rows 3:9
     """
-    last = exit_of(layers, chosen)
+    last = exit_layer(layers, chosen)
     order = sorted(chosen, key=lambda layer: layers.position[layer.name], reverse=True)
     for layer in order:
-        if layer.reason:
-            raise DicompilerError(f"layer {layer.name!r} cannot be in a fused tile: {layer.reason}")
+        if layer.whole_reason:
+            raise DicompilerError(f"layer {layer.name!r} cannot be in a fused tile: {layer.whole_reason}")
     result = []
     for region in tiles:
         demands: dict[str, Region] = {last.output: region}
         regions: dict[str, Region] = {}
         for layer in order:
             if layer.output in demands:
-                task = share_task(layers, layer, Share(demands[layer.output]))
-                regions[layer.name] = task.outputs[Key(layer.output)] or ()
+                task = make_share_task(layers, layer, LayerShare(demands[layer.output]))
+                regions[layer.name] = task.outputs[TensorKey(layer.output)] or ()
                 for key, need in task.needs.items():
-                    demands[key.tensor] = bounding((demands.get(key.tensor), need)) or need
+                    demands[key.tensor] = bounding_region((demands.get(key.tensor), need)) or need
         result.append(regions)
     return result

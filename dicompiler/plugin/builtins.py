@@ -26,17 +26,17 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
     """The analytic cost model, the roofline, the fit for each layer kind, and what was measured."""
-    from dicompiler.cost.linear import Linear
-    from dicompiler.cost.measured import Measured
-    from dicompiler.cost.model import Analytic
-    from dicompiler.cost.roofline import Roofline
+    from dicompiler.cost.linear import LinearModel
+    from dicompiler.cost.measured import ProfileModel
+    from dicompiler.cost.model import AnalyticModel
+    from dicompiler.cost.roofline import RooflineModel
 
-    return [Analytic, Roofline, Linear, Measured]
+    return [AnalyticModel, RooflineModel, LinearModel, ProfileModel]
 
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
     """The platform families whose figures come with dicompiler."""
-    from dicompiler.ir.platform import families
+    from dicompiler.ir.platform import builtin_families
 
-    return families()
+    return builtin_families()

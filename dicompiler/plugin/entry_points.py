@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
-from dicompiler.base.errors import cause
-from dicompiler.base.version import version
+from dicompiler.base.errors import describe_exception
+from dicompiler.base.version import package_version
 
-GROUP = "dicompiler"
-RESTRICT = "DICOMPILER_PLUGINS"
+ENTRY_POINT_GROUP = "dicompiler"
+PLUGINS_VARIABLE = "DICOMPILER_PLUGINS"
 """The variable that names the third parties' plugins to load."""
 # What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
-BUILTINS = (
+BUILTIN_PLUGINS = (
     ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),
     ("strategies", "dicompiler_strategies"),
@@ -37,70 +37,76 @@ class Plugin:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
 
-def installed() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+def find_installed_plugins() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
-    return _installed(tuple(sys.path))
+    return _find_on_path(tuple(sys.path))
 
 
 @functools.lru_cache(1)
-def _installed(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
+def _find_on_path(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
     plugins: dict[tuple[str, str], Plugin] = {}
     warnings = []
     for distribution in metadata.distributions():
         # One distribution with broken metadata would make `metadata.entry_points` fail for all.
         try:
             # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
-            for plugin in _entry_points(distribution):
-                plugins.setdefault((canonical(plugin.distribution), plugin.name), plugin)
+            for plugin in _read_entry_points(distribution):
+                plugins.setdefault((canonical_name(plugin.distribution), plugin.name), plugin)
         except Exception as error:
-            warnings.append(f"the entry points of {_name_of(distribution)} cannot be read: {cause(error)}")
+            warnings.append(
+                f"the entry points of {_distribution_name(distribution)} cannot be read: {describe_exception(error)}"
+            )
     return _with_builtins(tuple(plugins.values())), tuple(warnings)
 
 
-def _name_of(distribution: metadata.Distribution) -> str:
+def _distribution_name(distribution: metadata.Distribution) -> str:
     try:
         return str(distribution.metadata["Name"])
     except Exception as error:
-        return f"a distribution without metadata ({cause(error)})"
+        return f"a distribution without metadata ({describe_exception(error)})"
 
 
-def _entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
+def _read_entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...]:
     text = distribution.read_text("entry_points.txt") or ""
-    if GROUP not in text:
+    if ENTRY_POINT_GROUP not in text:
         return ()
-    points = [point for point in distribution.entry_points if point.group == GROUP]
+    points = [point for point in distribution.entry_points if point.group == ENTRY_POINT_GROUP]
     name, version = str(distribution.metadata["Name"]), str(distribution.version)
     return tuple(Plugin(point.name, point.value, name, version) for point in points)
 
 
 def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
     """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
-    ours = {plugin.value: plugin for plugin in plugins if is_ours(plugin.distribution)}
-    for name, value in BUILTINS:
-        ours.setdefault(value, Plugin(name, value, "dicompiler", version()))
+    ours = {plugin.value: plugin for plugin in plugins if is_builtin_distribution(plugin.distribution)}
+    for name, value in BUILTIN_PLUGINS:
+        ours.setdefault(value, Plugin(name, value, "dicompiler", package_version()))
     others = [plugin for plugin in plugins if plugin.value not in ours]
-    return (*sorted(ours.values(), key=_order), *sorted(others, key=_order))
+    return (*sorted(ours.values(), key=_sort_key), *sorted(others, key=_sort_key))
 
 
-def third_parties(env: Mapping[str, str]) -> tuple[Plugin, ...]:
+def third_party_plugins(env: Mapping[str, str]) -> tuple[Plugin, ...]:
     """Those of `installed` that are none of ours; none where the environment says so."""
-    return () if env.get(RESTRICT) == "" else tuple(one for one in installed()[0] if not is_ours(one.distribution))
+    return (
+        ()
+        if env.get(PLUGINS_VARIABLE) == ""
+        else tuple(one for one in find_installed_plugins()[0] if not is_builtin_distribution(one.distribution))
+    )
 
 
-def is_ours(distribution: str) -> bool:
+def is_builtin_distribution(distribution: str) -> bool:
     """Whether it is dicompiler itself."""
-    return canonical(distribution) == "dicompiler"
+    return canonical_name(distribution) == "dicompiler"
 
 
-def _order(plugin: Plugin) -> tuple[str, str]:
-    return (canonical(plugin.distribution), plugin.name)
+def _sort_key(plugin: Plugin) -> tuple[str, str]:
+    return (canonical_name(plugin.distribution), plugin.name)
 
 
-def top(module: str) -> str:
+def top_level_package(module: str) -> str:
     """The top-level package, or module, that a module or an entry point's value is in."""
     return re.split("[.:]", module)[0]
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """A distribution's name as PEP 503 compares it."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -19,7 +19,7 @@ from typing import Any
 
 from dicompiler.base.errors import UsageError
 from dicompiler.plugin import guests
-from dicompiler.plugin.entry_points import Plugin, top
+from dicompiler.plugin.entry_points import Plugin, top_level_package
 
 PAGE = 1 << 16
 TICK_S = 0.2
@@ -74,7 +74,7 @@ def sorted_stdout(plugins: Sequence[Plugin]) -> Iterator[None]:
 
 
 def _names(plugins: Sequence[Plugin]) -> dict[str, str]:
-    return {top(plugin.value): str(plugin) for plugin in plugins}
+    return {top_level_package(plugin.value): str(plugin) for plugin in plugins}
 
 
 def _end_with_parent(alive: int) -> None:

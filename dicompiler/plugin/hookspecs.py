@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from dicompiler.target.interface import Target
 
 API_VERSION = 2
-PROJECT = "dicompiler"
+PLUGGY_PROJECT = "dicompiler"
 
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
+hookspec = pluggy.HookspecMarker(PLUGGY_PROJECT)
+hookimpl = pluggy.HookimplMarker(PLUGGY_PROJECT)
 
 
 @hookspec

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from dicompiler.base.specs import Spec, spec_of
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Pass(ABC):
     provenance: ClassVar[str] = ""
     requires: ClassVar[tuple[str, ...]] = ()
     provides: ClassVar[tuple[str, ...]] = ()
-    preserves: ClassVar[bool] = True
+    preserves_outputs: ClassVar[bool] = True
 
     @abstractmethod
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """The next compilation; `compilation` and its model stay as they are. DicompilerError where it cannot be."""
 
     @property
@@ -39,16 +39,16 @@ class Pass(ABC):
 class Instrument(Protocol):
     """What watches a pipeline. `index` counts the passes from 1."""
 
-    def before(self, index: int, step: Pass, compilation: Compilation) -> None:
+    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:
         """Called before the pass, with what it is given."""
 
-    def after(self, index: int, step: Pass, compilation: Compilation) -> None:
+    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
         """Called after the pass and its legality check, with what it returned."""
 
-    def failed(self, index: int, step: Pass, compilation: Compilation, error: Exception) -> None:
+    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:
         """Called instead of `after` when the pass, or the check after it, failed; with what it was given."""
 
 
-class PassFailure(Exception):
+class PassError(Exception):
     """A built-in pass broke inside: our mistake, not the user's. The message names the pass and its distribution. (What
     breaks in a third party's pass is a PluginError.)"""

@@ -12,33 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.mistaken import mistaken
+from dicompiler.base.mistaken import describe_wrong_path
 from dicompiler.base.schema import load_json, validate
-from dicompiler.cost.memory import MemoryCourse, memory_course
-from dicompiler.cost.simulation import Simulation
-from dicompiler.driver.artifact import reopen
-from dicompiler.driver.explore import FILE as FRONT
-from dicompiler.driver.fidelity import at_host_speed
-from dicompiler.ir.compilation import Compilation
+from dicompiler.cost.memory import MemoryTimeline, memory_timeline
+from dicompiler.cost.simulation import SimulationResult
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.explore import FRONT_FILE as FRONT
+from dicompiler.driver.fidelity import on_emulation_host
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.ir.routing import Routing, leaves
+from dicompiler.ir.routing import Routing, assembly_leaves
 from dicompiler.ir.tasks import Task, TaskId, task_id
-from dicompiler.search.lower_bounds import bound
+from dicompiler.search.lower_bounds import objective_bound
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
-from dicompiler.target.manifest import MANIFEST
-from dicompiler.target.seal import open_artifact
+from dicompiler.target.manifest import ARTIFACT_FILE
+from dicompiler.target.seal import load_artifact
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportData:
     """What there is to show of an artifact. log: of a run (schema run); comparison: what `dicompiler compare --json`
     printed; front: a front.json."""
 
     name: str
-    compilation: Compilation = field(repr=False)
+    compilation: PipelineState = field(repr=False)
     platform: Platform = field(repr=False)
     program: Program = field(repr=False)
     routing: Routing = field(repr=False)
@@ -46,11 +46,11 @@ class Facts:
     single: Metrics
     target: Target
     problem: Problem = field(repr=False)
-    simulation: Simulation = field(repr=False)
-    courses: Mapping[str, MemoryCourse]
-    added: Mapping[str, int]
-    bound: float | None
-    log: Mapping[str, Any] | None = field(default=None, repr=False)
+    simulation: SimulationResult = field(repr=False)
+    memory_courses: Mapping[str, MemoryTimeline]
+    target_memory: Mapping[str, int]
+    lower_bound: float | None
+    run_log: Mapping[str, Any] | None = field(default=None, repr=False)
     comparison: Mapping[str, Any] | None = field(default=None, repr=False)
     front: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -60,7 +60,7 @@ class Facts:
         return tuple(device.device for device in self.program.devices)
 
     @cached_property
-    def number(self) -> Mapping[str, int]:
+    def device_number(self) -> Mapping[str, int]:
         """Device → its place among them."""
         return {name: i for i, name in enumerate(self.devices)}
 
@@ -77,14 +77,14 @@ class Facts:
         return by_layer
 
     @cached_property
-    def received(self) -> Mapping[tuple[TaskId, str], int]:
+    def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
         """(Part, tensor) → bytes of it that come from other devices for the part; what several parts of a device read
         counts for the first."""
         sizes: dict[tuple[TaskId, str], int] = {}
         seen = set()
         for task in self.routing.tasks:
             for key, tree in self.routing.reads.get(task_id(task), {}).items():
-                for leaf in leaves(tree):
+                for leaf in assembly_leaves(tree):
                     if leaf.box.origin is not None and leaf.box not in seen:
                         seen.add(leaf.box)
                         place = task_id(task), key.tensor
@@ -92,17 +92,17 @@ class Facts:
         return sizes
 
     @cached_property
-    def received_by_part(self) -> Mapping[TaskId, int]:
+    def received_bytes_by_part(self) -> Mapping[TaskId, int]:
         """Part → bytes that come from other devices for it."""
         sizes: dict[TaskId, int] = {}
-        for (part, _), size in self.received.items():
+        for (part, _), size in self.received_bytes.items():
             sizes[part] = sizes.get(part, 0) + size
         return sizes
 
     @cached_property
-    def moving(self) -> frozenset[tuple[str, str]]:
+    def remote_reads(self) -> frozenset[tuple[str, str]]:
         """(Tensor, layer that reads it) where some of it comes from another device."""
-        return frozenset((tensor, layer) for (layer, _), tensor in self.received)
+        return frozenset((tensor, layer) for (layer, _), tensor in self.received_bytes)
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
@@ -110,59 +110,66 @@ class Facts:
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
-                names = list(dict.fromkeys(layer for (layer, _), _ in segment.marks))
+                names = list(dict.fromkeys(layer for (layer, _), _ in segment.node_marks))
                 many = f"{names[0]} … {names[-1]} ({len(names)} layers)" if len(names) > 2 else ", ".join(names)
                 texts[segment.name] = many or "moves data"
         return texts
 
 
-def gather(
+def load_report_data(
     artifact: Path,
     cost: str = "",
-    log: Path | None = None,
+    run_log: Path | None = None,
     comparison: Path | Mapping[str, Any] | None = None,
     front: Path | None = None,
-) -> Facts:
+) -> ReportData:
     """Reads an artifact and what is given beside it. DicompilerError names the file that is missing, broken, or of
     another network or artifact."""
     from dicompiler.driver import run_log as runlog
 
-    if not (artifact / MANIFEST).is_file():
+    if not (artifact / ARTIFACT_FILE).is_file():
         raise DicompilerError(
             f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore')"
-            + (mistaken(artifact) or ": compile a model into it first")
+            + (describe_wrong_path(artifact) or ": compile a model into it first")
         )
-    compilation, target, problem = reopen(artifact, cost)
-    ran = None if log is None else runlog.load(log, artifact, open_artifact(artifact))
+    compilation, target, problem = reopen_artifact(artifact, cost)
+    ran = None if run_log is None else runlog.load_log(run_log, artifact, load_artifact(artifact))
     program, routing, metrics = compilation.program, compilation.routing, compilation.metrics
-    assert program is not None and routing is not None and metrics is not None and compilation.single is not None
+    assert (
+        program is not None
+        and routing is not None
+        and metrics is not None
+        and compilation.single_device_metrics is not None
+    )
     assert compilation.platform is not None and compilation.plan is not None and problem.model is not None
-    emulated = None if ran is None else runlog.emulated_by(ran, target)
-    digest = compilation.plan.network or problem.model.digest()
+    emulated = None if ran is None else runlog.emulation_host(ran, target)
+    digest = compilation.plan.model_digest or problem.model.digest()
     compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
-    return Facts(
+    return ReportData(
         artifact.resolve().name,
         compilation,
         compilation.platform,
         program,
         routing,
         metrics,
-        compilation.single,
+        compilation.single_device_metrics,
         target,
         problem,
-        (at_host_speed(problem, emulated[0], program, emulated[1]) if emulated else problem).played(compilation),
-        _courses(program),
-        target.memory(program),
-        bound(problem),
+        (on_emulation_host(problem, emulated[0], program, emulated[1]) if emulated else problem).simulate_compilation(
+            compilation
+        ),
+        _memory_courses(program),
+        target.memory_overhead(program),
+        objective_bound(problem),
         ran,
         compared,
         None if front is None else load_front(front, digest),
     )
 
 
-def _courses(program: Program) -> dict[str, MemoryCourse]:
+def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
     """Of the first role, with the constants of all."""
-    first, *others = (memory_course(role) for role in program.roles)
+    first, *others = (memory_timeline(role) for role in program.roles)
     for other in others:
         first = {
             name: replace(one, constants={**one.constants, **other[name].constants}) for name, one in first.items()
@@ -172,15 +179,15 @@ def _courses(program: Program) -> dict[str, MemoryCourse]:
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
     """What `dicompiler compare --json` printed, checked; with `network`, only of the network with that digest."""
-    return _load(path, "comparison", network, "compare")
+    return _load_document(path, "comparison", network, "compare")
 
 
 def load_front(path: Path, network: str = "") -> dict[str, Any]:
     """A front.json, or that of a directory, checked; with `network`, only of the network with that digest."""
-    return _load(path / FRONT if path.is_dir() else path, "front", network, "explore")
+    return _load_document(path / FRONT if path.is_dir() else path, "front", network, "explore")
 
 
-def _load(path: Path, schema: str, network: str, command: str) -> dict[str, Any]:
+def _load_document(path: Path, schema: str, network: str, command: str) -> dict[str, Any]:
     document: dict[str, Any] = load_json(path)
     validate(document, schema, str(path))
     if network and document.get("network", network) != network:

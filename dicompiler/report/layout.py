@@ -9,56 +9,56 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-GAP, LANE = 16.0, 12.0
+BOX_GAP_PX, LANE_WIDTH_PX = 16.0, 12.0
 """Between two boxes, and what the lane of an edge takes, in pixels."""
-SWEEPS = 8
-LIGHT = 1e-6
+SWEEP_COUNT = 8
+LANE_WEIGHT = 1e-6
 """The weight of a lane in means, beside 1 of a box."""
 
-Item = tuple[int, int]  # (node, row): a node in its own row, in later ones the lane of its edges
-Piece = tuple[float, int, float, int]  # (x, row) above, (x, row) below
+LayoutItem = tuple[int, int]  # (node, row): a node in its own row, in later ones the lane of its edges
+EdgePiece = tuple[float, int, float, int]  # (x, row) above, (x, row) below
 
 
 @dataclass(frozen=True)
-class Layout:
+class GraphLayout:
     """x: the middle of each node; row: its row. lanes: (x, row) through which edges go past boxes. pieces: of edges,
     each from one row to the next, with the node whose tensor goes there and the reader (-1: a lane that goes on)."""
 
     x: tuple[float, ...]
     row: tuple[int, ...]
     lanes: tuple[tuple[float, int], ...]
-    pieces: tuple[tuple[Piece, int, int], ...]
+    edge_pieces: tuple[tuple[EdgePiece, int, int], ...]
     width: float
     rows: int
 
 
-def place(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> Layout:
+def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> GraphLayout:
     """The layout of nodes 0, 1, … in topological order. edges: (from, to), each once."""
-    rows = _rows(len(widths), edges)
+    rows = _assign_rows(len(widths), edges)
     last: dict[int, int] = {}
     for a, b in edges:
         last[a] = max(last.get(a, 0), rows[b] - 1)
-    items: list[list[Item]] = [[] for _ in range(max(rows, default=-1) + 1)]
+    items: list[list[LayoutItem]] = [[] for _ in range(max(rows, default=-1) + 1)]
     for node, row in enumerate(rows):
         items[row].append((node, row))
-    above: dict[Item, list[Item]] = {}
+    above: dict[LayoutItem, list[LayoutItem]] = {}
     for node, row in enumerate(rows):
         for lower in range(row + 1, last.get(node, row) + 1):
             items[lower].append((node, lower))
             above[node, lower] = [(node, lower - 1)]
     for a, b in edges:
         above.setdefault((b, rows[b]), []).append((a, rows[b] - 1))
-    below: dict[Item, list[Item]] = {}
+    below: dict[LayoutItem, list[LayoutItem]] = {}
     for item, parents in above.items():
         for parent in parents:
             below.setdefault(parent, []).append(item)
-    _order(items, above, below)
-    size = {item: widths[item[0]] if rows[item[0]] == item[1] else LANE for level in items for item in level}
-    x = _places(items, above, below, size, rows)
-    return _layout(x, size, rows, above, len(items))
+    _order_rows(items, above, below)
+    size = {item: widths[item[0]] if rows[item[0]] == item[1] else LANE_WIDTH_PX for level in items for item in level}
+    x = _place_items(items, above, below, size, rows)
+    return _make_layout(x, size, rows, above, len(items))
 
 
-def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+def _assign_rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     """Each node one row below the lowest that it hangs on."""
     rows = [0] * count
     for a, b in sorted(edges, key=lambda edge: edge[1]):
@@ -66,12 +66,14 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return rows
 
 
-def _order(
-    items: Sequence[list[Item]], above: Mapping[Item, Sequence[Item]], below: Mapping[Item, Sequence[Item]]
+def _order_rows(
+    items: Sequence[list[LayoutItem]],
+    above: Mapping[LayoutItem, Sequence[LayoutItem]],
+    below: Mapping[LayoutItem, Sequence[LayoutItem]],
 ) -> None:
     """Sorts every row by the mean place of what its items hang on, downwards and upwards in turn."""
     at = {item: float(i) for row in items for i, item in enumerate(row)}
-    for sweep in range(SWEEPS):
+    for sweep in range(SWEEP_COUNT):
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             mean = {i: sum(at[n] for n in near[i]) / len(near[i]) if near.get(i) else at[i] for i in row}
@@ -79,44 +81,46 @@ def _order(
             at.update((item, float(i)) for i, item in enumerate(row))
 
 
-def _places(
-    items: Sequence[Sequence[Item]],
-    above: Mapping[Item, Sequence[Item]],
-    below: Mapping[Item, Sequence[Item]],
-    size: Mapping[Item, float],
+def _place_items(
+    items: Sequence[Sequence[LayoutItem]],
+    above: Mapping[LayoutItem, Sequence[LayoutItem]],
+    below: Mapping[LayoutItem, Sequence[LayoutItem]],
+    size: Mapping[LayoutItem, float],
     rows: Sequence[int],
-) -> dict[Item, float]:
+) -> dict[LayoutItem, float]:
     """The middle of every item: rows are pulled towards their neighbours above and below in turn."""
-    x: dict[Item, float] = {}
+    x: dict[LayoutItem, float] = {}
     for row in items:
         left = 0.0
         for item in row:
             x[item] = left + size[item] / 2
-            left += size[item] + GAP
-    for sweep in range(SWEEPS):
+            left += size[item] + BOX_GAP_PX
+    for sweep in range(SWEEP_COUNT):
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
-            wanted = [_wanted(item, near.get(item, ()), x, rows) for item in row]
+            wanted = [_wanted_place(item, near.get(item, ()), x, rows) for item in row]
             # Boxes push lanes aside, not the other way round.
-            weights = [LIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
-            x.update(zip(row, _apart(wanted, weights, [size[item] for item in row]), strict=True))
+            weights = [LANE_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
+            x.update(zip(row, _separate(wanted, weights, [size[item] for item in row]), strict=True))
     return x
 
 
-def _wanted(item: Item, near: Sequence[Item], x: Mapping[Item, float], rows: Sequence[int]) -> float:
+def _wanted_place(
+    item: LayoutItem, near: Sequence[LayoutItem], x: Mapping[LayoutItem, float], rows: Sequence[int]
+) -> float:
     """The mean place of what it hangs on: of a box other boxes before lanes, of a lane its own next piece."""
     lane = rows[item[0]] != item[1]
     first = [one for one in near if (one[0] == item[0] if lane else rows[one[0]] == one[1])] or near
     return sum(x[one] for one in first) / len(first) if first else x[item]
 
 
-def _apart(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
+def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
     """The places nearest to `wanted` (weighted least squares) that keep the order and do not overlap: pool adjacent
     violators."""
     offsets, left = [], 0.0
     for size in sizes:
         offsets.append(left + size / 2)
-        left += size + GAP
+        left += size + BOX_GAP_PX
     blocks: list[tuple[float, float, int]] = []  # (mean, weight, how many)
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1
@@ -129,13 +133,13 @@ def _apart(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[fl
     return [mean + offset for mean, offset in zip(means, offsets, strict=True)]
 
 
-def _layout(
-    x: Mapping[Item, float],
-    size: Mapping[Item, float],
+def _make_layout(
+    x: Mapping[LayoutItem, float],
+    size: Mapping[LayoutItem, float],
     rows: Sequence[int],
-    above: Mapping[Item, Sequence[Item]],
+    above: Mapping[LayoutItem, Sequence[LayoutItem]],
     count: int,
-) -> Layout:
+) -> GraphLayout:
     low = min((x[item] - size[item] / 2 for item in x), default=0.0)
     at = {item: round(place - low, 1) for item, place in x.items()}
     width = max((at[item] + size[item] / 2 for item in at), default=0.0)
@@ -146,6 +150,6 @@ def _layout(
     lanes = sorted(
         ((at[item], item[1]) for item in at if rows[item[0]] != item[1]), key=lambda lane: (lane[1], lane[0])
     )
-    return Layout(
+    return GraphLayout(
         tuple(at[node, row] for node, row in enumerate(rows)), tuple(rows), tuple(lanes), tuple(pieces), width, count
     )

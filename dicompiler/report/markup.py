@@ -13,7 +13,7 @@ class Markup(str):
     __slots__ = ()
 
 
-VOID = frozenset(("br", "meta", "link"))
+VOID_ELEMENTS = frozenset(("br", "meta", "link"))
 """HTML elements without an end tag."""
 
 
@@ -24,55 +24,55 @@ def element(name: str, /, *children: Any, **attributes: Any) -> Markup:
     floats get two decimals at most. Children: markup, text, numbers, or iterables of them.
     """
     head = "".join(
-        f" {key.rstrip('_').replace('_', '-')}={quoteattr(_text(value))}"
+        f" {key.rstrip('_').replace('_', '-')}={quoteattr(_format_value(value))}"
         for key, value in attributes.items()
         if value is not None
     )
-    if name in VOID:
+    if name in VOID_ELEMENTS:
         return Markup(f"<{name}{head}>")
-    return Markup(f"<{name}{head}>{joined(children)}</{name}>")
+    return Markup(f"<{name}{head}>{join_markup(children)}</{name}>")
 
 
-def joined(children: Iterable[Any]) -> Markup:
+def join_markup(children: Iterable[Any]) -> Markup:
     """The children one after another."""
     parts = []
     for child in children:
         if isinstance(child, Markup):
             parts.append(child)
         elif isinstance(child, Iterable) and not isinstance(child, str):
-            parts.append(joined(child))
+            parts.append(join_markup(child))
         else:
-            parts.append(Markup(escape(_text(child))))
+            parts.append(Markup(escape(_format_value(child))))
     return Markup("".join(parts))
 
 
-def picture(title: str, description: str, wide: float, high: float, /, *children: Any, **attributes: Any) -> Markup:
+def svg(title: str, description: str, wide: float, high: float, /, *children: Any, **attributes: Any) -> Markup:
     """An inline SVG with a coordinate system of that size; title and description are read out in its place."""
     head = element("title", title), element("desc", description)
-    box = f"0 0 {_text(wide)} {_text(high)}"
+    box = f"0 0 {_format_value(wide)} {_format_value(high)}"
     attributes = {"viewBox": box, "role": "img", "aria_label": f"{title}. {description}", **attributes}
     return element("svg", *head, *children, **attributes)
 
 
-def table(headers: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str = "", **attributes: Any) -> Markup:
+def html_table(headers: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str = "", **attributes: Any) -> Markup:
     """A table in a box that scrolls by itself; of each row the first cell is its head."""
     head = element("thead", element("tr", [element("th", cell, scope="col") for cell in headers]))
     lines = []
     for row in rows:
         first, *rest = row
-        cells = [cell if cell_is_made(cell) else element("td", cell) for cell in rest]
+        cells = [cell if is_cell(cell) else element("td", cell) for cell in rest]
         lines.append(element("tr", element("th", first, scope="row"), cells))
     title = element("caption", caption) if caption else ""
     body = element("table", title, head, element("tbody", lines), **attributes)
     return element("div", body, class_="wide", tabindex="0", role="region", aria_label=caption or "table")
 
 
-def cell_is_made(cell: Any) -> bool:
+def is_cell(cell: Any) -> bool:
     """Whether it is a table's cell already."""
     return isinstance(cell, Markup) and cell.startswith("<td")
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A number as short as two decimals allow, anything else as it is."""
     if isinstance(value, float):
         text = f"{value:.2f}".rstrip("0").rstrip(".")
@@ -80,6 +80,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
-def clean(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """The text without what XML cannot hold: control characters in the names that models come with."""
     return "".join(c if c in "\n\t" or (c.isprintable() or c == " ") else "�" for c in text)

@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dicompiler.base.objectives import speed_key
+from dicompiler.base.objectives import speed_metric
 from dicompiler.base.units import format_bytes, format_joules, format_seconds
-from dicompiler.driver.why import pays_from
-from dicompiler.report.facts import Facts
-from dicompiler.report.graph import device_name
-from dicompiler.report.markup import Markup, clean, element, joined, picture, table
+from dicompiler.driver.why import break_even_text
+from dicompiler.report.facts import ReportData
+from dicompiler.report.graph import device_label
+from dicompiler.report.markup import Markup, element, html_table, join_markup, replace_unprintable, svg
 from dicompiler.search.fronts import objective_values
 
-SIZE, LEFT, BOTTOM = 250.0, 62.0, 38.0
+FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
 """Pixels of a front's picture, and of what stands at its axes."""
-SHOWN = 40
+MAX_LISTED_PLANS = 40
 """So many points of a front are listed."""
-FEW = 12
+MAX_UNFOLDED_PLANS = 12
 """So many are listed at once."""
 
 
-def links(facts: Facts) -> Markup:
+def link_table(facts: ReportData) -> Markup:
     """Bytes of a frame by sender (rows) and receiver (columns), darker where there are more."""
-    count = len(facts.program.turns)
+    count = len(facts.program.replica_roles)
     sent: dict[tuple[str, str], int] = {}
-    for transfer in (transfer for role in facts.program.turns for transfer in role.transfers):
+    for transfer in (transfer for role in facts.program.replica_roles for transfer in role.transfers):
         key = transfer.sender, transfer.receiver
         sent[key] = sent.get(key, 0) + transfer.value.nbytes
     most = max(sent.values(), default=1)
@@ -43,49 +43,54 @@ def links(facts: Facts) -> Markup:
                 element("td", text, style=f"--v:{size / most:.3f}", class_="heat", title=words if size else None)
             )
         total = sum(size for (sender, _), size in sent.items() if sender == a)
-        rows.append((device_name(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
-    heads = [device_name(facts, name) for name in facts.devices]
-    return table(("from \\ to", *heads, "all"), rows, "bytes of a frame", class_="links")
+        rows.append((device_label(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
+    heads = [device_label(facts, name) for name in facts.devices]
+    return html_table(("from \\ to", *heads, "all"), rows, "bytes of a frame", class_="links")
 
 
-def losses(facts: Facts) -> Markup:
+def failure_table(facts: ReportData) -> Markup:
     """What the plan comes to by itself, and each of its plans for losses."""
     rows = [
         (
-            ", ".join(map(clean, one.lost)) or "nothing",
+            ", ".join(map(replace_unprintable, one.failed)) or "nothing",
             format_seconds(one.metrics.latency_s),
             format_seconds(one.metrics.period_s),
             format_bytes(one.metrics.memory),
-            format_bytes(one.stored),
+            format_bytes(one.extra_weight_bytes),
         )
-        for one in facts.compilation.losses
+        for one in facts.compilation.failure_metrics
     ]
     heads = ("lost", "latency", "between frames", "memory, fullest host", "extra weights")
-    return table(heads, rows, "each plan by itself", class_="losses")
+    return html_table(heads, rows, "each plan by itself", class_="losses")
 
 
-def reasons(document: Mapping[str, Any]) -> Markup:
+def explanation_tables(document: Mapping[str, Any]) -> Markup:
     """Why layers stay whole, and what splits of a network that stays on one device would take."""
-    splits = [(clean(one["strategy"]), pays_from(one["bandwidth"], one["wire"])) for one in document["splits"]]
+    splits = [
+        (replace_unprintable(one["strategy"]), break_even_text(one["bandwidth"], one["wire"]))
+        for one in document["splits"]
+    ]
     rows = [
         (
-            clean(one["layer"]),
-            clean(one["operator"]),
-            clean(one["reason"]),
-            pays_from(one["bandwidth"], one["wire"]) if one["saved"] else "",
+            replace_unprintable(one["layer"]),
+            replace_unprintable(one["operator"]),
+            replace_unprintable(one["reason"]),
+            break_even_text(one["bandwidth"], one["wire"]) if one["saved"] else "",
         )
         for one in document["layers"]
     ]
-    shown = [table(("plan of", "would pay"), splits, "splits of a network that stays on one device")] if splits else []
+    shown = (
+        [html_table(("plan of", "would pay"), splits, "splits of a network that stays on one device")] if splits else []
+    )
     heads = ("layer", "operator", "why it stays whole", "a split by itself pays")
-    return joined([*shown, table(heads, rows, "layers that one device computes")])
+    return join_markup([*shown, html_table(heads, rows, "layers that one device computes")])
 
 
-def comparison(document: Mapping[str, Any]) -> Markup:
+def comparison_table(document: Mapping[str, Any]) -> Markup:
     """The strategies, each with a bar of its latency; the best one is marked."""
     planned = [row for row in document["rows"] if row["metrics"] is not None]
     longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
-    speed = speed_key(document["objective"])
+    speed = speed_metric(document["objective"])
     alone = document["single"][speed]
     powered = any(row["metrics"]["energy_j"] for row in planned)
     heads = ["strategy", "latency", "faster than one", "between frames", "energy", "memory", "sent", "search"]
@@ -94,9 +99,18 @@ def comparison(document: Mapping[str, Any]) -> Markup:
     rows: list[tuple[Any, ...]] = []
     for row in document["rows"]:
         metrics, best = row["metrics"], row["strategy"] == document["best"]
-        name = element("span", clean(row["strategy"]), " ★ best" if best else "", class_="best" if best else None)
+        name = element(
+            "span", replace_unprintable(row["strategy"]), " ★ best" if best else "", class_="best" if best else None
+        )
         if metrics is None:
-            rows.append((name, element("td", clean(row["error"] or "no plan"), colspan=len(heads) - 1, class_="text")))
+            rows.append(
+                (
+                    name,
+                    element(
+                        "td", replace_unprintable(row["error"] or "no plan"), colspan=len(heads) - 1, class_="text"
+                    ),
+                )
+            )
             continue
         latency = metrics["latency_s"]
         bar = element("i", style=f"width:{100 * latency / longest:.1f}%")
@@ -112,72 +126,85 @@ def comparison(document: Mapping[str, Any]) -> Markup:
                 f"{row['search_s']:.1f} s",
             )
         )
-    return table(heads, rows, f"strategies, made for {document['objective']}", class_="compare")
+    return html_table(heads, rows, f"strategies, made for {document['objective']}", class_="compare")
 
 
-def front(document: Mapping[str, Any], facts: Facts | None = None) -> Markup:
+def render_front_points(document: Mapping[str, Any], facts: ReportData | None = None) -> Markup:
     """The points of a front, each objective against the first; where `facts` are given, their plan beside them."""
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
     plan = None if facts is None else objective_values(facts.platform, facts.metrics, units)
-    pictures = [_scatter(document, first, other, plan) for other in others or [first]]
+    pictures = [_draw_scatter(document, first, other, plan) for other in others or [first]]
     rows = [
-        (str(i), str(point["devices"]), *(_quantity(point[name], units[name]) for name in units))
-        for i, point in enumerate(document["points"][:SHOWN])
+        (str(i), str(point["devices"]), *(_format_quantity(point[name], units[name]) for name in units))
+        for i, point in enumerate(document["points"][:MAX_LISTED_PLANS])
     ]
     if plan is not None:
         rows.insert(
-            0, ("◆ this plan", str(len(facts.devices) if facts else 0), *(_quantity(plan[n], units[n]) for n in units))
+            0,
+            (
+                "◆ this plan",
+                str(len(facts.devices) if facts else 0),
+                *(_format_quantity(plan[n], units[n]) for n in units),
+            ),
         )
     listed = element(
         "details", element("summary", f"{len(document['points'])} plans"),
-        table(("plan", "devices", *units), rows, "plans of which none is better in everything"),
-        open="" if len(rows) <= FEW else None,
+        html_table(("plan", "devices", *units), rows, "plans of which none is better in everything"),
+        open="" if len(rows) <= MAX_UNFOLDED_PLANS else None,
     )  # fmt: skip
     key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if plan is not None else ""
     return element("div", key, element("div", pictures, class_="cards"), listed)
 
 
-def _scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
+def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
     """One objective against another. Both are better when smaller: the best corner is at the lower left."""
     units, points = document["objectives"], document["points"]
     every = [*points, plan] if plan is not None else points
-    wide, high = SIZE - LEFT - 10, SIZE - BOTTOM - 10
+    wide, high = FRONT_SIZE_PX - FRONT_LEFT_PX - 10, FRONT_SIZE_PX - FRONT_BOTTOM_PX - 10
     low = {name: min(point[name] for point in every) for name in (x, y)}
     span = {name: max(point[name] for point in every) - low[name] or abs(low[name]) or 1.0 for name in (x, y)}
 
     def at(point: Mapping[str, float]) -> tuple[float, float]:
         return (
-            LEFT + 6 + (wide - 12) * (point[x] - low[x]) / span[x],
-            SIZE - BOTTOM - 6 - (high - 12) * (point[y] - low[y]) / span[y],
+            FRONT_LEFT_PX + 6 + (wide - 12) * (point[x] - low[x]) / span[x],
+            FRONT_SIZE_PX - FRONT_BOTTOM_PX - 6 - (high - 12) * (point[y] - low[y]) / span[y],
         )
 
-    drawn = [element("path", d=f"M{LEFT:.0f} 10V{SIZE - BOTTOM:.0f}H{SIZE - 10:.0f}", class_="frame")]
+    drawn = [
+        element(
+            "path",
+            d=f"M{FRONT_LEFT_PX:.0f} 10V{FRONT_SIZE_PX - FRONT_BOTTOM_PX:.0f}H{FRONT_SIZE_PX - 10:.0f}",
+            class_="frame",
+        )
+    ]
     for i, point in enumerate(points):
         cx, cy = at(point)
-        words = "\n".join([f"plan {i}", *(f"{name}: {_quantity(point[name], unit)}" for name, unit in units.items())])
+        words = "\n".join(
+            [f"plan {i}", *(f"{name}: {_format_quantity(point[name], unit)}" for name, unit in units.items())]
+        )
         drawn.append(element("circle", cx=cx, cy=cy, r=4, class_="point", data_d=words))
-        if len(points) <= SHOWN:
+        if len(points) <= MAX_LISTED_PLANS:
             drawn.append(element("text", i, x=cx + 5, y=cy - 4, class_="small"))
     if plan is not None:
         cx, cy = at(plan)
         drawn.append(element("path", d=f"M{cx:.1f} {cy - 7:.1f}l7 7l-7 7l-7 -7Z", class_="own", data_d="this plan"))
-    end = {name: _quantity(low[name] + span[name], units[name]) for name in (x, y)}
-    base, right = SIZE - BOTTOM, SIZE - 10
+    end = {name: _format_quantity(low[name] + span[name], units[name]) for name in (x, y)}
+    base, right = FRONT_SIZE_PX - FRONT_BOTTOM_PX, FRONT_SIZE_PX - 10
     texts = [
-        element("text", _quantity(low[x], units[x]), x=LEFT, y=base + 14),
+        element("text", _format_quantity(low[x], units[x]), x=FRONT_LEFT_PX, y=base + 14),
         element("text", end[x], x=right, y=base + 14, text_anchor="end"),
-        element("text", f"{x} →", x=(LEFT + right) / 2, y=base + 30, text_anchor="middle", class_="name"),
-        element("text", _quantity(low[y], units[y]), x=LEFT - 4, y=base, text_anchor="end"),
-        element("text", end[y], x=LEFT - 4, y=18, text_anchor="end"),
+        element("text", f"{x} →", x=(FRONT_LEFT_PX + right) / 2, y=base + 30, text_anchor="middle", class_="name"),
+        element("text", _format_quantity(low[y], units[y]), x=FRONT_LEFT_PX - 4, y=base, text_anchor="end"),
+        element("text", end[y], x=FRONT_LEFT_PX - 4, y=18, text_anchor="end"),
         element("text", f"{y} →", transform=f"translate(12 {base / 2 + 5:.0f}) rotate(-90)", text_anchor="middle",
                 class_="name"),
     ]  # fmt: skip
-    words = f"{len(points)} plans; {x} from {_quantity(low[x], units[x])} to {end[x]}"
-    return picture(f"{y} against {x}", words, SIZE, SIZE, drawn, texts, class_="card scatter")
+    words = f"{len(points)} plans; {x} from {_format_quantity(low[x], units[x])} to {end[x]}"
+    return svg(f"{y} against {x}", words, FRONT_SIZE_PX, FRONT_SIZE_PX, drawn, texts, class_="card scatter")
 
 
-def _quantity(value: float, unit: str) -> str:
+def _format_quantity(value: float, unit: str) -> str:
     if unit == "s":
         return format_seconds(value)
     return format_bytes(value) if unit == "bytes" else format_joules(value)

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dicompiler.base.units import format_bytes, format_seconds
-from dicompiler.report.facts import Facts
-from dicompiler.report.graph import chip, colour
-from dicompiler.report.markup import Markup, clean, element
+from dicompiler.report.facts import ReportData
+from dicompiler.report.graph import colour_class, device_chip
+from dicompiler.report.markup import Markup, element, replace_unprintable
 
-ROW, UPPER, LOWER = 36, 18, 9
+ROW_HEIGHT_PX, COMPUTE_HEIGHT_PX, SEND_HEIGHT_PX = 36, 18, 9
 """Pixels of a device's row, of its computing and of its sending."""
-TICKS = 8
-ZOOMS = (1, 3, 10)
+MAX_TICKS = 8
+ZOOM_FACTORS = (1, 3, 10)
 
 
 @dataclass(frozen=True)
-class Bar:
+class TimelineBar:
     """Something that took time. start, end: seconds; peer: the device at the other end ("": none); current: whether
     it belongs to the frame that is shown, not to another that was on its way."""
 
@@ -32,31 +32,33 @@ class Bar:
     end: float
     text: str
     peer: str = ""
-    current: bool = True
+    is_current_frame: bool = True
 
 
-def predicted(facts: Facts) -> list[Bar]:
+def predicted_bars(facts: ReportData) -> list[TimelineBar]:
     """The simulation of a single frame."""
     bars = []
     for span in facts.simulation.spans:
         if span.kind == "compute":
             text = f"computes {facts.segment_layers.get(span.name, span.name)}"
-            bars.append(Bar("run", span.device, span.start, span.end, text))
+            bars.append(TimelineBar("run", span.device, span.start, span.end, text))
         elif span.kind == "message":
-            bars.append(Bar("send", span.device, span.start, span.end, f"sends {span.name} to {span.peer}", span.peer))
+            bars.append(
+                TimelineBar("send", span.device, span.start, span.end, f"sends {span.name} to {span.peer}", span.peer)
+            )
         elif span.kind == "handle":
             text = f"hands over or takes {span.name}, with {span.peer}"
-            bars.append(Bar("handle", span.device, span.start, span.end, text, span.peer))
+            bars.append(TimelineBar("handle", span.device, span.start, span.end, text, span.peer))
         else:
             cause = f"waits for {span.name} of {span.peer}" if span.peer else f"waits for {span.name}"
-            bars.append(Bar("wait", span.device, span.start, span.end, cause, span.peer))
+            bars.append(TimelineBar("wait", span.device, span.start, span.end, cause, span.peer))
     return bars
 
 
-def measured(facts: Facts) -> list[Bar]:
+def measured_bars(facts: ReportData) -> list[TimelineBar]:
     """The last frame of the run, as far as the devices told; nothing where the target does not tell."""
-    bars: list[Bar] = []
-    log = facts.log or {"devices": ()}
+    bars: list[TimelineBar] = []
+    log = facts.run_log or {"devices": ()}
     transfers = facts.program.all_transfers
     names = {
         device: [segment.name for role in facts.program.roles for segment in role.devices[i].segments]
@@ -80,36 +82,42 @@ def measured(facts: Facts) -> list[Bar]:
                 text = "waits for an input"
             current = span["frame"] == last
             text += "" if current else f" (frame {span['frame']})"
-            bars.append(Bar(kind, device, span["start"], span["end"], text, peer, current))
+            bars.append(TimelineBar(kind, device, span["start"], span["end"], text, peer, current))
     return bars
 
 
-def timeline(facts: Facts, courses: Mapping[str, Sequence[Bar]], name: str) -> Markup:
+def draw_timeline(facts: ReportData, courses: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
     """The rows of all devices, with buttons that make the picture wider. courses: by what they are called; each device
     has a row of each, one below the other."""
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
     scale = 1e6 / end  # a picture is a million units wide, whatever the frame takes
-    height = ROW * len(facts.devices) * len(courses)
+    height = ROW_HEIGHT_PX * len(facts.devices) * len(courses)
     drawn: list[Markup] = []
     labels: list[Markup] = []
     for i, device in enumerate(facts.devices):
         for k, (course, bars) in enumerate(courses.items()):
             row = i * len(courses) + k
             shade = "row" if i % 2 else "row odd"
-            drawn.append(element("rect", x=0, y=row * ROW, width=1_000_000, height=ROW, class_=shade))
-            drawn += [_bar(facts, bar, row, scale) for bar in bars if bar.device == device]
-            label = [element("span", course, class_="note")] if k else [chip(i), element("span", clean(device))]
+            drawn.append(
+                element("rect", x=0, y=row * ROW_HEIGHT_PX, width=1_000_000, height=ROW_HEIGHT_PX, class_=shade)
+            )
+            drawn += [_draw_bar(facts, bar, row, scale) for bar in bars if bar.device == device]
+            label = (
+                [element("span", course, class_="note")]
+                if k
+                else [device_chip(i), element("span", replace_unprintable(device))]
+            )
             labels.append(element("div", label))
     title = f"{name}: {'a row' if len(courses) == 1 else 'rows'} for each device"
-    lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _ticks(end)]
-    words = ". ".join(f"{course}: {_words(facts, bars)}" for course, bars in courses.items())
+    lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _find_ticks(end)]
+    words = ". ".join(f"{course}: {_describe_bars(facts, bars)}" for course, bars in courses.items())
     svg = element(
         "svg", element("title", title), element("desc", words), drawn, lines,
         viewBox=f"0 0 1000000 {height}", preserveAspectRatio="none", height=height, role="img", aria_label=title,
     )  # fmt: skip
-    axis = element("div", [_mark(x, text) for x, text in _ticks(end)], class_="axis")
+    axis = element("div", [_tick_label(x, text) for x, text in _find_ticks(end)], class_="axis")
     inner = element("div", axis, svg, class_="stretch")
-    buttons = [element("button", f"{zoom}×", type="button", data_zoom=zoom) for zoom in ZOOMS]
+    buttons = [element("button", f"{zoom}×", type="button", data_zoom=zoom) for zoom in ZOOM_FACTORS]
     return element(
         "div",
         element("div", buttons, class_="zoom", aria_label="width"),
@@ -119,39 +127,44 @@ def timeline(facts: Facts, courses: Mapping[str, Sequence[Bar]], name: str) -> M
     )
 
 
-def _bar(facts: Facts, bar: Bar, row: int, scale: float) -> Markup:
+def _draw_bar(facts: ReportData, bar: TimelineBar, row: int, scale: float) -> Markup:
     lower = bar.kind == "send"
-    places = {"run": (3, UPPER), "handle": (3, UPPER), "wait": (2 + UPPER // 2, 2), "send": (UPPER + 5, LOWER)}
+    places = {
+        "run": (3, COMPUTE_HEIGHT_PX),
+        "handle": (3, COMPUTE_HEIGHT_PX),
+        "wait": (2 + COMPUTE_HEIGHT_PX // 2, 2),
+        "send": (COMPUTE_HEIGHT_PX + 5, SEND_HEIGHT_PX),
+    }
     y, height = places[bar.kind]
-    who = facts.number[bar.peer if lower else bar.device]
-    kind = "" if bar.kind == "wait" else " " + colour(who)
-    words = f"{bar.device} {clean(bar.text)}\n{format_seconds(bar.start)} to {format_seconds(bar.end)}: "
+    who = facts.device_number[bar.peer if lower else bar.device]
+    kind = "" if bar.kind == "wait" else " " + colour_class(who)
+    words = f"{bar.device} {replace_unprintable(bar.text)}\n{format_seconds(bar.start)} to {format_seconds(bar.end)}: "
     return element(
         "rect",
         x=round(bar.start * scale),
-        y=row * ROW + y,
+        y=row * ROW_HEIGHT_PX + y,
         width=max(1, round((bar.end - bar.start) * scale)),
         height=height,
-        class_=f"{bar.kind}{kind}" + ("" if bar.current else " other"),
+        class_=f"{bar.kind}{kind}" + ("" if bar.is_current_frame else " other"),
         data_d=words + format_seconds(bar.end - bar.start),
     )
 
 
-def _mark(x: int, text: str) -> Markup:
+def _tick_label(x: int, text: str) -> Markup:
     """The text of a tick; the last one stands to the left of it."""
     return element("span", text, style=f"left:{x / 1e4:.2f}%", class_="last" if x > 920_000 else None)
 
 
-def _ticks(end: float) -> list[tuple[int, str]]:
+def _find_ticks(end: float) -> list[tuple[int, str]]:
     """(place of a million, text) at round times, at most TICKS of them."""
     step = 10.0**-9
-    while end / step > TICKS:
+    while end / step > MAX_TICKS:
         step *= 2.5 if f"{step:e}".startswith("2") else 2
     count = int(end / step + 1e-9)
     return [(round(1e6 * i * step / end), format_seconds(round(i * step, 12))) for i in range(count + 1)]
 
 
-def _words(facts: Facts, bars: Sequence[Bar]) -> str:
+def _describe_bars(facts: ReportData, bars: Sequence[TimelineBar]) -> str:
     """The picture in words: how long each device computes, sends and waits."""
     texts = []
     for device in facts.devices:
@@ -163,7 +176,7 @@ def _words(facts: Facts, bars: Sequence[Bar]) -> str:
     return "; ".join(texts)
 
 
-def devices(facts: Facts) -> list[tuple[str, ...]]:
+def device_rows(facts: ReportData) -> list[tuple[str, ...]]:
     """For each device what it has of the network, what it does in a frame, and beside it what a run measured."""
     rows = []
     flops = sum(facts.device(name).flops for name in facts.devices) or 1
@@ -176,9 +189,9 @@ def devices(facts: Facts) -> list[tuple[str, ...]]:
             format_seconds(metrics.compute_s),
             format_seconds(metrics.wait_s),
         ]
-        if facts.log is not None:
-            entry = next(entry for entry in facts.log["devices"] if entry["device"] == name)
-            frames = max(1, len(facts.log["frames_s"]))
+        if facts.run_log is not None:
+            entry = next(entry for entry in facts.run_log["devices"] if entry["device"] == name)
+            frames = max(1, len(facts.run_log["frames_s"]))
             row += [format_seconds(entry["compute_s"] / frames), format_seconds(entry["wait_s"] / frames)]
         rows.append(
             (name, *row, format_bytes(metrics.weights), format_bytes(metrics.sent), format_bytes(metrics.received))

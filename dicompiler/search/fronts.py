@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dicompiler.base.errors import UsageError, nearest
+from dicompiler.base.errors import UsageError, did_you_mean
 from dicompiler.base.objectives import objective_terms
 from dicompiler.ir.metrics import Metrics
 
@@ -29,23 +29,23 @@ FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
 }
 """Objective → (unit, what it measures). All are made small: throughput is the time between frames."""
 
-AUTODICE = ("throughput", "device-memory", "device-energy")
+AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 """The three objectives of AutoDiCE (Guo et al., 2022), section IV-A."""
 
 
 @dataclass(frozen=True)
-class Measurement(Metrics):
+class MeasuredMetrics(Metrics):
     """Metrics of a real run. device_energy_j: device → Joule for a frame of a stream, where its power was read."""
 
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
 
 
-Tell = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Takes what is being done, in a few words, for people to read."""
 
 
 @dataclass(frozen=True)
-class Point:
+class ParetoPoint:
     """A plan and what it comes to: objective → number, in the units of FRONT_OBJECTIVES."""
 
     plan: Plan
@@ -53,7 +53,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Front:
+class ParetoFront:
     """points: none dominates another; sorted by their numbers in the order of `objectives`, at least one.
 
     level: what the numbers come from: "analytic" (the search's own fast model) or "measured" (each plan evaluated by
@@ -61,16 +61,16 @@ class Front:
     """
 
     objectives: tuple[str, ...]
-    points: tuple[Point, ...]
-    level: str = "measured"
+    points: tuple[ParetoPoint, ...]
+    metrics_source: str = "measured"
     evaluations: int = 1
     interrupted: bool = False
 
-    def best(self, objective: str) -> Point:
+    def best_point(self, objective: str) -> ParetoPoint:
         """The first of `ranked`."""
-        return self.ranked(objective)[0]
+        return self.ranked_points(objective)[0]
 
-    def ranked(self, objective: str) -> list[Point]:
+    def ranked_points(self, objective: str) -> list[ParetoPoint]:
         """The points by one of `objectives`, or by a weighted sum of them (see `objectives.terms`), the least first."""
         if objective in self.objectives:
             return sorted(self.points, key=lambda point: point.objectives[objective])
@@ -84,7 +84,7 @@ def check_objectives(names: Sequence[str]) -> None:
         raise UsageError(f"no objective is given: name at least one of {', '.join(FRONT_OBJECTIVES)}")
     for i, name in enumerate(names):
         if name not in FRONT_OBJECTIVES:
-            raise UsageError(f"unknown objective {name!r}{nearest(name, FRONT_OBJECTIVES)}")
+            raise UsageError(f"unknown objective {name!r}{did_you_mean(name, FRONT_OBJECTIVES)}")
         if name in names[:i]:
             raise UsageError(f"objective {name!r} stands twice: name it once")
 
@@ -96,24 +96,24 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
         if name == "device-memory":
             return max((device.memory for device in metrics.devices), default=0)
         if name == "device-energy":
-            return max((_stream_energy(platform, metrics, i) for i in range(len(metrics.devices))), default=0.0)
-        return metrics.value(name)
+            return max((_stream_energy_j(platform, metrics, i) for i in range(len(metrics.devices))), default=0.0)
+        return metrics.objective_value(name)
 
     return {name: value(name) for name in names}
 
 
-def _stream_energy(platform: Platform, metrics: Metrics, index: int) -> float:
+def _stream_energy_j(platform: Platform, metrics: Metrics, index: int) -> float:
     """J of one device from one frame of a stream to the next (AutoDiCE's E_i, and what waiting takes)."""
     entry = metrics.devices[index]
-    if isinstance(metrics, Measurement) and entry.device in metrics.device_energy_j:
+    if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:
         return metrics.device_energy_j[entry.device]
     device = platform.device(entry.device)
     waiting = max(0.0, metrics.period_s - entry.busy_s)
     computing = device.power_active * entry.busy_s + device.power_idle * waiting
-    return computing + device.power_network * entry.line_s
+    return computing + device.power_network * entry.link_s
 
 
-def single_point(problem: Problem, plan: Plan) -> Front:
+def build_single_point_front(problem: Problem, plan: Plan) -> ParetoFront:
     """The front of one plan, with the numbers of all objectives."""
     names = tuple(FRONT_OBJECTIVES)
-    return Front(names, (Point(plan, objective_values(problem.platform, problem.evaluate(plan), names)),))
+    return ParetoFront(names, (ParetoPoint(plan, objective_values(problem.platform, problem.evaluate(plan), names)),))

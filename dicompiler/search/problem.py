@@ -15,41 +15,41 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from dicompiler.base.collecting import no_collection
+from dicompiler.base.collecting import gc_paused
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
 from dicompiler.cost.memory import MemoryUse, program_memory
-from dicompiler.cost.metrics import measure, simulated
-from dicompiler.cost.model import Analytic, CostModel
+from dicompiler.cost.metrics import estimate_metrics, metrics_of_simulation
+from dicompiler.cost.model import AnalyticModel, CostModel
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulation import SimulationResult
 from dicompiler.cost.simulator import simulate
-from dicompiler.cost.workload import Workload, workload
-from dicompiler.ir.compilation import Compilation
+from dicompiler.cost.workload import Workload, build_workload
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.devices import Device
-from dicompiler.ir.drawing import drawing
+from dicompiler.ir.drawing import random_layers
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.lineage import Lineage
+from dicompiler.ir.lineage import NodeOrigins
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
-from dicompiler.ir.plan import Part, Plan, Share
+from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
-from dicompiler.ir.regions import full
-from dicompiler.ir.wire import Wire
+from dicompiler.ir.regions import full_region
+from dicompiler.ir.wire import WireFormat
 from dicompiler.partition.bounds_inference import output_shape
-from dicompiler.partition.lowering import split_unchecked, unwritten
-from dicompiler.partition.placed_graph import Given
+from dicompiler.partition.lowering import build_program_only, lower_unchecked
+from dicompiler.partition.placed_graph import ModelFacts
 
 if TYPE_CHECKING:
     from dicompiler.ir.routing import Routing
     from dicompiler.target.interface import Target
 
 
-ALONE = 4
+MAX_SIMULATED_DEVICE_KINDS = 4
 """How many kinds of devices are simulated to find the one that is best alone."""
-WORTH = 1.03
+MIN_SPLIT_GAIN = 1.03
 """How many times as good as one device alone several must be predicted to be to be worth it: predictions are some per
 cent off. Emulated clusters gave all of what was promised from there on (docs/prediction.md)."""
 
@@ -68,71 +68,71 @@ class Problem:
 
     layers: LayerGraph = field(repr=False)
     platform: Platform
-    cost: CostModel = field(default_factory=Analytic)
+    cost_model: CostModel = field(default_factory=AnalyticModel)
     objective: str = "latency"
     source: tuple[str, ...] = ()
     sink: tuple[str, ...] = ()
     model: Model | None = field(default=None, repr=False)
     executor: Executor | None = field(default=None, repr=False, compare=False)
     target: Target | None = field(default=None, repr=False)
-    loaded: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
-    runtime: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
+    file_graph: onnx.GraphProto | None = field(default=None, repr=False, compare=False)
+    runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         objective_terms(self.objective)  # raises where it is none
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 
-    def plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
+    def build_plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
         """The plan with these parts by layer name, its layers in layer order, and this problem's source, sink and
         wire. Of a layer that draws random numbers the device of its first part has all: others would draw
         others."""
         first = (self.platform.devices[0].name,)
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
-        for name in self._drawing:
+        for name in self._random_layers:
             ordered[name] = (replace(ordered[name][0], region=None, reduce=None),)
-        return Plan(ordered, self.source or first, self.sink or first, wire=Wire(self.layers.wire))
+        return Plan(ordered, self.source or first, self.sink or first, wire_format=WireFormat(self.layers.wire_dtypes))
 
     @cached_property
-    def _drawing(self) -> frozenset[str]:
-        return frozenset(drawing(self.layers))
+    def _random_layers(self) -> frozenset[str]:
+        return frozenset(random_layers(self.layers))
 
-    def whole(self, device: str) -> Plan:
+    def single_device_plan(self, device: str) -> Plan:
         """The plan that gives one device every layer."""
-        return self.plan({layer.name: (Part(device),) for layer in self.layers.layers})
+        return self.build_plan({layer.name: (Part(device),) for layer in self.layers.layers})
 
     def estimate(self, plan: Plan) -> Metrics:
         """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
         times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
         names an unknown device."""
-        with no_collection():
-            metrics = self._estimated(plan)
-        return metrics if self.target is None else metrics.adding(self.reserve)
+        with gc_paused():
+            metrics = self._estimate_metrics(plan)
+        return metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     @cached_property
-    def lineage(self) -> Lineage:
+    def lineage(self) -> NodeOrigins:
         """Which nodes and layers the nodes of the file have become."""
-        return Lineage(self.layers, self.loaded)
+        return NodeOrigins(self.layers, self.file_graph)
 
     @cached_property
-    def reserve(self) -> Mapping[str, int]:
+    def target_overhead(self) -> Mapping[str, int]:
         """Device → bytes that the target adds there at least, whatever the device does."""
         if self.target is None:
             return {device.name: 0 for device in self.platform.devices}
         idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
-        return self.target.memory(Program(idle, (), (), (), {}, ()))
+        return self.target.memory_overhead(Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
         """What `plan` comes to when its program is played by the simulator, which decides between plans. Takes
         2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
-        with no_collection():
+        with gc_paused():
             if self.target is not None:
-                compilation = self.sketch(plan)
-                return self.metrics(compilation, self.memory(compilation))
-            return self._simulated(plan)
+                compilation = self.draft_program(plan)
+                return self.program_metrics(compilation, self.program_memory_use(compilation))
+            return self._simulate_metrics(plan)
 
     @cached_property
-    def alone(self) -> tuple[Plan, Metrics]:
+    def best_single_device(self) -> tuple[Plan, Metrics]:
         """The whole network on the one device where that is best by the objective, and what it comes to by the same
         simulation: the candidate that every plan is reported beside. Of equals the first.
 
@@ -140,95 +140,106 @@ class Problem:
         nothing overlaps.
         """
         kinds: dict[object, str] = {}
-        for device in self.platform.computing:
-            kinds.setdefault(self._kind(device), device.name)
-        plans = [self.whole(name) for name in kinds.values()]
-        if len(plans) > ALONE:
-            estimates = [self._estimated(plan) for plan in plans]
+        for device in self.platform.computing_devices:
+            kinds.setdefault(self._device_kind(device), device.name)
+        plans = [self.single_device_plan(name) for name in kinds.values()]
+        if len(plans) > MAX_SIMULATED_DEVICE_KINDS:
+            estimates = [self._estimate_metrics(plan) for plan in plans]
             order = sorted(
-                range(len(plans)), key=lambda i: (estimates[i].value(self.objective), estimates[i].latency_s)
+                range(len(plans)), key=lambda i: (estimates[i].objective_value(self.objective), estimates[i].latency_s)
             )
-            plans = [plans[i] for i in order[:ALONE]]
-        with no_collection():
-            tried = [(plan, self._alone(plan)) for plan in plans]
-        plan, metrics = min(tried, key=lambda one: (one[1].value(self.objective), one[1].latency_s))
-        return plan, metrics if self.target is None else metrics.adding(self.reserve)
+            plans = [plans[i] for i in order[:MAX_SIMULATED_DEVICE_KINDS]]
+        with gc_paused():
+            tried = [(plan, self._single_device_metrics(plan)) for plan in plans]
+        plan, metrics = min(tried, key=lambda one: (one[1].objective_value(self.objective), one[1].latency_s))
+        return plan, metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
-    def _kind(self, device: Device) -> tuple[object, ...]:
+    def _device_kind(self, device: Device) -> tuple[object, ...]:
         """Devices of one kind come to the same where each has the whole network: what a layer takes there, and the way
         there from the ends, tell them apart."""
         shares = [
-            (one, Share(None if one.reason else full(output_shape(self.layers, one)))) for one in self.layers.layers
+            (one, LayerShare(None if one.whole_reason else full_region(output_shape(self.layers, one))))
+            for one in self.layers.layers
         ]
-        seconds = tuple(self.cost.seconds(self.layers, *share, device) for share in shares)
+        seconds = tuple(self.cost_model.seconds(self.layers, *share, device) for share in shares)
         first = (self.platform.devices[0].name,)
         ends = [self.platform.link(end, device.name) for end in (*(self.source or first), *(self.sink or first))]
         return replace(device, name="", host=""), seconds, *(link and replace(link, hosts=("", "")) for link in ends)
 
-    def _alone(self, plan: Plan) -> Metrics:
-        return self._estimated(plan) if self.model is None else self._simulated(plan)
+    def _single_device_metrics(self, plan: Plan) -> Metrics:
+        return self._estimate_metrics(plan) if self.model is None else self._simulate_metrics(plan)
 
-    def _estimated(self, plan: Plan) -> Metrics:
-        return measure(self.layers, self.platform, self.cost, plan, self.runtime)
+    def _estimate_metrics(self, plan: Plan) -> Metrics:
+        return estimate_metrics(self.layers, self.platform, self.cost_model, plan, self.runtime_costs)
 
-    def _simulated(self, plan: Plan) -> Metrics:
+    def _simulate_metrics(self, plan: Plan) -> Metrics:
         routing, work = self.workload(plan)
-        return _metrics(work, routing, self.platform, plan)
+        return _simulated_metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
         """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
         host's: plans and shapes travel there, weights do not). A plan that cannot be evaluated gives its error."""
-        attempt = self._evaluator.attempt
+        attempt = self._evaluator.evaluate_or_error
         return list(map(attempt, plans) if self.executor is None else self.executor.map(attempt, plans))
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
         return RemoteEvaluator(self)  # one, so that what travels is written once
 
-    def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> Simulation:
+    def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
         """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
         return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
     def workload(self, plan: Plan) -> tuple[Routing, Workload]:
         """The plan's routing, and what the simulator plays of its program, which is not written. DicompilerError where
         the problem has no model."""
-        routing, program = unwritten(self._given, self.layers, self.platform, plan)
-        return routing, workload(program, routing, self.platform, self.cost, self.runtime)
+        routing, program = build_program_only(self._model_facts, self.layers, self.platform, plan)
+        return routing, build_workload(program, routing, self.platform, self.cost_model, self.runtime_costs)
 
-    def played(self, compilation: Compilation, frames: int = 1, in_flight: int = 1, spans: bool = True) -> Simulation:
+    def simulate_compilation(
+        self, compilation: PipelineState, frames: int = 1, in_flight: int = 1, spans: bool = True
+    ) -> SimulationResult:
         """Plays the program of a compilation of this problem, as `simulate`. spans: whether to keep them."""
-        return simulate(self._work(compilation), self.platform, frames, in_flight, spans)
+        return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans)
 
-    def metrics(self, compilation: Compilation, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
+    def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
         """What a compilation of this problem that has a program comes to, by simulation of one frame of each role;
         memory: what its devices hold (`Problem.memory`), if what the target adds is to count."""
         assert compilation.routing is not None and compilation.plan is not None
-        metrics = _metrics(self._work(compilation), compilation.routing, self.platform, compilation.plan)
+        metrics = _simulated_metrics(
+            self._compilation_workload(compilation), compilation.routing, self.platform, compilation.plan
+        )
         if memory is None:
             return metrics
-        return metrics.adding({entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices})
+        return metrics.with_overhead(
+            {entry.device: memory[entry.device].total - entry.memory for entry in metrics.devices}
+        )
 
-    def _work(self, compilation: Compilation) -> Workload:
+    def _compilation_workload(self, compilation: PipelineState) -> Workload:
         assert compilation.program is not None and compilation.routing is not None
-        return workload(compilation.program, compilation.routing, self.platform, self.cost, self.runtime)
+        return build_workload(
+            compilation.program, compilation.routing, self.platform, self.cost_model, self.runtime_costs
+        )
 
-    def sketch(self, plan: Plan) -> Compilation:
+    def draft_program(self, plan: Plan) -> PipelineState:
         """The plan's routing and program. DicompilerError where the problem has no model."""
-        return split_unchecked(Compilation(model=self._known, layers=self.layers, platform=self.platform, plan=plan))
+        return lower_unchecked(
+            PipelineState(model=self._required_model, layers=self.layers, platform=self.platform, plan=plan)
+        )
 
-    def memory(self, compilation: Compilation) -> dict[str, MemoryUse]:
+    def program_memory_use(self, compilation: PipelineState) -> dict[str, MemoryUse]:
         """Device → what it holds when the compilation's program runs, one frame at a time, with what the target adds
         (nothing where the problem has none)."""
         assert compilation.program is not None
-        added = None if self.target is None else self.target.memory(compilation.program)
+        added = None if self.target is None else self.target.memory_overhead(compilation.program)
         return program_memory(compilation.program, added=added)
 
     @cached_property
-    def _given(self) -> Given:
-        return Given.of(self._known)
+    def _model_facts(self) -> ModelFacts:
+        return ModelFacts.from_model(self._required_model)
 
     @property
-    def _known(self) -> Model:
+    def _required_model(self) -> Model:
         if self.model is None:
             raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
         return self.model
@@ -247,7 +258,7 @@ class RemoteEvaluator:
         """What `plan` comes to. Raises as `Problem.evaluate`."""
         return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
 
-    def attempt(self, plan: Plan) -> Metrics | DicompilerError:
+    def evaluate_or_error(self, plan: Plan) -> Metrics | DicompilerError:
         """The same, but what cannot be evaluated gives its error."""
         try:
             return self(plan)
@@ -255,13 +266,13 @@ class RemoteEvaluator:
             return error
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restored, (self._parcel,)
+        return _restore_evaluator, (self._pickled,)
 
     @cached_property
-    def _parcel(self) -> bytes:
+    def _pickled(self) -> bytes:
         """What travels, the same for every plan."""
         model = self.problem.model
-        problem = replace(self.problem, executor=None, model=None, loaded=None)
+        problem = replace(self.problem, executor=None, model=None, file_graph=None)
         if model is None:
             return pickle.dumps((problem, None, {}))
         weights = {name: (weight.dtype, weight.shape) for name, weight in model.weights.items()}
@@ -269,7 +280,7 @@ class RemoteEvaluator:
 
 
 @lru_cache(maxsize=4)  # so that what one plan makes known of the layers serves the next one; searches have few problems
-def _restored(parcel: bytes) -> RemoteEvaluator:
+def _restore_evaluator(parcel: bytes) -> RemoteEvaluator:
     """The evaluator in another process, with zeros for weights (which take no memory until somebody reads them)."""
     problem, proto, weights = pickle.loads(parcel)
     if proto is None:
@@ -281,6 +292,8 @@ def _restored(parcel: bytes) -> RemoteEvaluator:
     return RemoteEvaluator(replace(problem, model=Model(onnx.ModelProto.FromString(proto), hollow)))
 
 
-def _metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
+def _simulated_metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
     """By simulation of one frame of each role."""
-    return simulated(simulate(work, platform, frames=len(work.roles), spans=False), work, routing, platform, plan)
+    return metrics_of_simulation(
+        simulate(work, platform, frames=len(work.roles), keep_spans=False), work, routing, platform, plan
+    )

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.search.allowance import Allowance
+from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.constraints import check_constraints
-from dicompiler.search.fronts import Front, Tell, single_point
+from dicompiler.search.fronts import ParetoFront, ProgressCallback, build_single_point_front
 from dicompiler.search.problem import Problem
 
-INTERRUPTED = "the search was interrupted"
+INTERRUPTED_NOTE = "the search was interrupted"
 """The note of a plan that is the best one that a strategy had found when Ctrl-C came."""
 
 
@@ -30,18 +30,18 @@ class Strategy(ABC):
     def plan(self, problem: Problem) -> Plan:
         """A plan for every layer of the problem. DicompilerError where there is none."""
 
-    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:  # noqa: ARG002
+    def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:  # noqa: ARG002
         """A plan for who asks several strategies and goes on from the best of their plans: the work is counted in
         `allowance`, and ends where that is over; what may be done to any plan in the end (its parts in waves) is left
         to who asks. By default the plan of `plan`, whose work nobody counts."""
         return self.plan(problem)
 
-    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
+    def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
         """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.
         `tell` is told what is being done."""
-        if tell is not None:
-            tell(self.name)
-        return single_point(problem, self.plan(problem))
+        if progress is not None:
+            progress(self.name)
+        return build_single_point_front(problem, self.plan(problem))
 
     def check_feasible(self, problem: Problem, plan: Plan) -> None:
         """DicompilerError where `plan`, one of this strategy, cannot be carried out (see `check_constraints`); the

@@ -11,25 +11,25 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any
 
-_END: Any = object()
+_END_OF_STREAM: Any = object()
 
 
-async def stream(
-    start: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], frames: Iterable[Any] | AsyncIterable[Any]
+async def stream_async(
+    start_stream: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], frames: Iterable[Any] | AsyncIterable[Any]
 ) -> AsyncIterator[dict[str, Any]]:
     """What `start`, a session's `stream`, makes of the frames; see `Session.astream`."""
     loop = asyncio.get_running_loop()
-    source = _Awaited(frames, loop) if isinstance(frames, AsyncIterable) else frames
-    outputs, turn = start(source), None
+    source = _BlockingIterator(frames, loop) if isinstance(frames, AsyncIterable) else frames
+    outputs, turn = start_stream(source), None
     try:
         while True:
-            turn = loop.run_in_executor(None, next, outputs, _END)
+            turn = loop.run_in_executor(None, next, outputs, _END_OF_STREAM)
             found: dict[str, Any] = await asyncio.shield(turn)
-            if found is _END:
+            if found is _END_OF_STREAM:
                 return
             yield found
     finally:
-        if isinstance(source, _Awaited):
+        if isinstance(source, _BlockingIterator):
             source.stop()
         if turn is not None and not turn.done():  # the session is free for others only then
             await asyncio.wait([turn])
@@ -38,7 +38,7 @@ async def stream(
             close()
 
 
-class _Awaited(Iterator[Any]):
+class _BlockingIterator(Iterator[Any]):
     """The items of an async iterator, for another thread than the loop's."""
 
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -54,12 +54,12 @@ class _Awaited(Iterator[Any]):
             self._next.cancel()
         with suppress(CancelledError):
             found = self._next.result()
-            if found is not _END:
+            if found is not _END_OF_STREAM:
                 return found
         raise StopIteration
 
     async def _item(self) -> Any:
-        return await anext(self._items, _END)
+        return await anext(self._items, _END_OF_STREAM)
 
     def stop(self) -> None:
         """No more items: one that is awaited is given up."""

@@ -21,19 +21,19 @@ from pathlib import Path
 from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from dicompiler.base.errors import DicompilerError, expect, nearest
+from dicompiler.base.errors import DicompilerError, check_type, did_you_mean
 from dicompiler.target.records import DeviceReport, RunOptions
-from dicompiler.target.seal import check_files, open_artifact
+from dicompiler.target.seal import check_files, load_artifact
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.target.remote.hosts import Hosts
 
-GROUP = "dicompiler.clients"
+CLIENT_ENTRY_POINT_GROUP = "dicompiler.clients"
 """The entry points of targets whose artifacts can be connected to: the target's name = "module:function", which is
 called with a directory (Path) and RunOptions, and returns a Session."""
-BUILTINS = {"sockets": "dicompiler_targets.sockets.client:connect"}
+BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.client:connect"}
 """Those of an uninstalled checkout: the same as in pyproject.toml."""
 
 
@@ -65,9 +65,9 @@ class Session(Protocol):
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """`stream` for `async for`: it waits in another thread, and the frames may come from an async iterator, which
         is awaited in the caller's loop. Who leaves it early waits until the frame that is on its way is there."""
-        from dicompiler.target.awaited import stream
+        from dicompiler.target.awaited import stream_async
 
-        async for outputs in stream(self.stream, frames):
+        async for outputs in stream_async(self.stream, frames):
             yield outputs
 
     def close(self) -> None:
@@ -99,26 +99,28 @@ def connect(
     """
     from dicompiler.target.remote.hosts import Hosts
 
-    expect(directory, (str, Path), "connect: directory", "a path")
-    expect(options, (RunOptions, NoneType), "connect: options", "RunOptions")
-    expect(timeout, (int, float, NoneType), "connect: timeout", "seconds")
-    expect(hosts, (str, Path, Hosts, NoneType), "connect: hosts", "the path of a hosts.toml")
-    expect(keys, (str, Path, NoneType), "connect: keys", "a path")
-    path, how = Path(directory), (options or RunOptions(in_flight=0)).within(timeout)
-    start = _client(path)
+    check_type(directory, (str, Path), "connect: directory", "a path")
+    check_type(options, (RunOptions, NoneType), "connect: options", "RunOptions")
+    check_type(timeout, (int, float, NoneType), "connect: timeout", "seconds")
+    check_type(hosts, (str, Path, Hosts, NoneType), "connect: hosts", "the path of a hosts.toml")
+    check_type(keys, (str, Path, NoneType), "connect: keys", "a path")
+    path, how = Path(directory), (options or RunOptions(in_flight=0)).with_timeout(timeout)
+    start = _find_client(path)
     if hosts is not None:
         how = replace(how, hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts))
     return start(path, how if keys is None else replace(how, keys=Path(keys)))
 
 
-def _client(path: Path) -> Callable[[Path, RunOptions], Session]:
+def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
     """What connects to the artifacts of the target that wrote this one."""
-    document = open_artifact(path)
+    document = load_artifact(path)
     name = str(document.get("target"))
-    known = BUILTINS | {point.name: point.value for point in metadata.entry_points(group=GROUP)}
+    known = BUILTIN_CLIENTS | {
+        point.name: point.value for point in metadata.entry_points(group=CLIENT_ENTRY_POINT_GROUP)
+    }
     if name not in known:
-        raise DicompilerError(f"{path}: one cannot connect to what target {name!r} wrote{nearest(name, known)}")
-    if name not in BUILTINS:  # those compare the files themselves
+        raise DicompilerError(f"{path}: one cannot connect to what target {name!r} wrote{did_you_mean(name, known)}")
+    if name not in BUILTIN_CLIENTS:  # those compare the files themselves
         check_files(path, document["files"], document["files"])
     module, _, function = known[name].partition(":")
     found: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)

@@ -13,16 +13,16 @@ import numpy as np
 
 from dicompiler.target.manifest import Json
 
-KINDS = ("sha256", "lanes")
+DIGEST_KINDS = ("sha256", "lanes")
 _NUMBERS, _LARGE = (".bin", ".data", ".onnx"), 1 << 20
 """Endings of files that are no code, and from which size on, in bytes, their digest is the quick one."""
 _LANES, _ROWS, _FACTOR = 1 << 12, 1 << 6, 0x9E3779B1
 
 
-def file_record(path: Path) -> Json:
+def make_file_record(path: Path) -> Json:
     """What `files` of a manifest says of a file: `bytes` and `digest`, of the kind that it is to have."""
     size = path.stat().st_size
-    return {"bytes": size, "digest": content_digest(path, KINDS[path.suffix in _NUMBERS and size >= _LARGE])}
+    return {"bytes": size, "digest": content_digest(path, DIGEST_KINDS[path.suffix in _NUMBERS and size >= _LARGE])}
 
 
 def content_digest(path: Path, kind: str) -> str:

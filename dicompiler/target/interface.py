@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.specs import Spec, spec_of
-from dicompiler.cost.runtime import FREE, RuntimeCosts
-from dicompiler.ir.metrics import Occupied
-from dicompiler.target.records import Call, DeviceStatus, Installed, RunOptions, RunResult
+from dicompiler.cost.runtime import FREE_RUNTIME, RuntimeCosts
+from dicompiler.ir.metrics import DeviceFootprint
+from dicompiler.target.records import DeviceStatus, InstalledDevice, RunOptions, RunResult, SegmentCall
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.ir.compilation import Compilation
+    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.program import DeviceProgram, Program
     from dicompiler.verify.comparison import Check
@@ -56,24 +56,24 @@ class Target(ABC):
     """
 
     name: ClassVar[str]
-    replicas: ClassVar[bool] = False
+    can_run_replicas: ClassVar[bool] = False
     """Whether it emits all roles of a plan with replicas (`Program.roles`); a compilation with such a plan is refused
     otherwise."""
-    survives: ClassVar[bool] = False
+    can_tolerate_failures: ClassVar[bool] = False
     """Whether it emits the roles of a plan's losses, goes on by them when devices are lost, and begins in them
     (`RunOptions.without`); a compilation with such a plan is refused otherwise."""
-    keeps: ClassVar[bool] = False
+    can_keep_states: ClassVar[bool] = False
     """Whether its devices keep states from frame to frame (`DeviceProgram.states`); a network with declared states is
     refused otherwise, and none are sought by their names."""
-    checks_files: ClassVar[bool] = False
+    can_check_files: ClassVar[bool] = False
     """Whether its `run` and `install` compare the artifact's files with the digests in artifact.json by themselves, as
     programs can while they load them; they are compared before otherwise."""
-    emulates: ClassVar[bool] = False
+    can_emulate: ClassVar[bool] = False
     """Whether its `run` plays boards, as `RunOptions.emulation` says; `dicompiler emulate` refuses its artifacts
     otherwise."""
 
     @abstractmethod
-    def emit(self, compilation: Compilation, directory: Path) -> None:
+    def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Writes the artifact of `compilation.program` into `directory`, which exists and is empty.
 
         The same compilation gives the same bytes. DicompilerError where the target cannot express the program.
@@ -96,14 +96,14 @@ class Target(ABC):
         return {}
 
     @property
-    def level(self) -> Optimization:
+    def reference_optimization(self) -> Optimization:
         """onnxruntime's level of optimisation at which the whole model is run to compare outputs with."""
         return "extended"
 
-    def proofs(
+    def extra_checks(
         self,
         model: Model,  # noqa: ARG002
-        whole: Callable[[], Program],  # noqa: ARG002
+        make_uncut_program: Callable[[], Program],  # noqa: ARG002
         inputs: Mapping[str, NDArray[Any]],  # noqa: ARG002
         result: RunResult,  # noqa: ARG002
     ) -> tuple[Check, ...]:
@@ -114,7 +114,7 @@ class Target(ABC):
         """
         return ()
 
-    def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:  # noqa: ARG002
+    def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:  # noqa: ARG002
         """Copies an emitted artifact to `options.hosts` and checks that it can be run there as `options` say; `run`
         with the same options then starts it there. `options.timeout_s` bounds all of it.
 
@@ -129,7 +129,7 @@ class Target(ABC):
         default."""
         raise UsageError(f"deploy: what target {self.name!r} writes cannot be kept running")
 
-    def memory(self, program: Program) -> Mapping[str, int]:
+    def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Device → bytes that running the program takes beyond its weights, activations and buffers (see
         cost.memory.program_memory) at the worst moment: the process itself, sessions, what loading needs for a while.
 
@@ -137,20 +137,20 @@ class Target(ABC):
         """
         return {device.device: 0 for device in program.devices}
 
-    def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
+    def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """What its runtime does for each segment of the device, in order: timed to know what these take. By default the
         engine computes all of it."""
-        return tuple(map(Call, device.segments))
+        return tuple(map(SegmentCall, device.segments))
 
     @property
-    def costs(self) -> RuntimeCosts:
+    def runtime_costs(self) -> RuntimeCosts:
         """What its runtime takes for messages, calls and copies on the host whose core computes
         `cost.runtime.REFERENCE_RATE`; nothing unless the target knows better. Predictions scale it for each device
         (`cost.runtime.slowness`), unless a profile has measured it there."""
-        return FREE
+        return FREE_RUNTIME
 
     @property
-    def player(self) -> Mapping[str, bytes]:
+    def benchmark_player(self) -> Mapping[str, bytes]:
         """What measures `costs` on a host that has Python, numpy and onnxruntime: files by name, among them play.py.
 
         `python3 play.py SECONDS ARTIFACT …` plays each of these directories, which `emit` wrote, for about that long
@@ -160,7 +160,7 @@ class Target(ABC):
         """
         return {}
 
-    def occupied(self, program: Program) -> tuple[Occupied, ...]:  # noqa: ARG002
+    def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:  # noqa: ARG002
         """What each device needs of RAM and flash, measured. () where the target has no measure of its own, as by
         default; where it has, memory limits count this alone. DicompilerError where it cannot express the program.
         """

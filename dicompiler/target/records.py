@@ -17,27 +17,27 @@ if TYPE_CHECKING:
     from dicompiler.target.remote.hosts import Hosts
 
 
-Copying = Callable[[], object]
+CopyFunction = Callable[[], object]
 """Makes copies, once."""
 
 
-def nothing(memory: Mapping[str, NDArray[Any]]) -> tuple[Copying, Copying]:  # noqa: ARG001
+def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
     """Copies nothing."""
     return (lambda: None), (lambda: None)
 
 
 @dataclass(frozen=True)
-class Call:
+class SegmentCall:
     """What a runtime does where a segment's turn comes. segment: what the engine computes of it (None: nothing);
     copies: given all tensors that it reads and makes, what makes the copies among them that the runtime makes itself
     before and after that."""
 
     segment: Segment | None
-    copies: Callable[[Mapping[str, NDArray[Any]]], tuple[Copying, Copying]] = nothing
+    make_copies: Callable[[Mapping[str, NDArray[Any]]], tuple[CopyFunction, CopyFunction]] = no_copies
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimelineEntry:
     """Something that a device did: `kind` is "run" (a segment: its place in DeviceReport.segments), "send" (a transfer:
     its index) or "wait" (for a transfer: its index; -1: for an input), for a frame. start, end: seconds from the
     beginning of the run's last frame (sockets: from when the device heard of it)."""
@@ -63,19 +63,19 @@ class DeviceReport:
     compute_s: float
     wait_s: float
     send_s: float
-    sent: Mapping[int, int]
-    segments: tuple[float, ...]
-    memory_peak: int
-    timeline: tuple[Timed, ...] = ()
+    sent_bytes: Mapping[int, int]
+    segments_s: tuple[float, ...]
+    peak_memory_bytes: int
+    timeline: tuple[TimelineEntry, ...] = ()
 
-    def paced(self, factor: float) -> DeviceReport:
+    def with_scaled_times(self, factor: float) -> DeviceReport:
         """With all seconds `factor` times as long."""
         return replace(
             self,
             compute_s=factor * self.compute_s,
             wait_s=factor * self.wait_s,
             send_s=factor * self.send_s,
-            segments=tuple(factor * seconds for seconds in self.segments),
+            segments_s=tuple(factor * seconds for seconds in self.segments_s),
             timeline=tuple(replace(one, start=factor * one.start, end=factor * one.end) for one in self.timeline),
         )
 
@@ -93,22 +93,22 @@ class RunEvent:
 
     kind: Literal["loss", "take-over", "return"]
     device: str
-    why: str
-    away: tuple[str, ...]
+    reason: str
+    down: tuple[str, ...]
     at_s: float
-    frames: int
-    replays: int = 0
+    finished_frames: int
+    replayed_frames: int = 0
     interruption_s: float = 0.0
 
     @property
-    def line(self) -> str:
+    def message(self) -> str:
         """It in words, one line."""
-        left = f"without {', '.join(map(repr, self.away))}" if self.away else "by the first plan again"
+        left = f"without {', '.join(map(repr, self.down))}" if self.down else "by the first plan again"
         if self.kind == "loss":
-            return f"device {self.device!r} is lost: {self.why}; frames go on {left}"
+            return f"device {self.device!r} is lost: {self.reason}; frames go on {left}"
         if self.kind == "return":
             return f"device {self.device!r} is back; frames go on {left}"
-        return f"frames go on {left} after {self.interruption_s:.2f} s, {self.replays} of them computed again"
+        return f"frames go on {left} after {self.interruption_s:.2f} s, {self.replayed_frames} of them computed again"
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,20 @@ class RunResult:
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
     reports: tuple[DeviceReport, ...]
-    delivered: tuple[Mapping[str, Mapping[str, NDArray[Any]]], ...] = field(default=(), repr=False)
+    outputs_by_device: tuple[Mapping[str, Mapping[str, NDArray[Any]]], ...] = field(default=(), repr=False)
     frames_s: tuple[float, ...] = ()
     total_s: float = 0.0
     events: tuple[RunEvent, ...] = ()
-    waited_s: tuple[float, ...] = ()
-    apart: bool = False
+    queue_wait_s: tuple[float, ...] = ()
+    is_remote: bool = False
 
-    def paced(self, factor: float) -> RunResult:
+    def with_scaled_times(self, factor: float) -> RunResult:
         """With all seconds `factor` times as long: those of a clock that goes so much faster."""
         return replace(
             self,
-            reports=tuple(report.paced(factor) for report in self.reports),
+            reports=tuple(report.with_scaled_times(factor) for report in self.reports),
             frames_s=tuple(factor * seconds for seconds in self.frames_s),
-            waited_s=tuple(factor * seconds for seconds in self.waited_s),
+            queue_wait_s=tuple(factor * seconds for seconds in self.queue_wait_s),
             total_s=factor * self.total_s,
             events=tuple(
                 replace(one, at_s=factor * one.at_s, interruption_s=factor * one.interruption_s) for one in self.events
@@ -153,22 +153,22 @@ class Emulation:
     (`inside`); its address there; the name of its network namespace; and the seconds that a call of each of its
     segments takes at least, role by role."""
 
-    inside: Callable[[str], AbstractContextManager[None]]
+    enter_network: Callable[[str], AbstractContextManager[None]]
     addresses: Mapping[str, str]
-    spaces: Mapping[str, str]
-    seconds: Mapping[str, tuple[float, ...]]
+    namespaces: Mapping[str, str]
+    min_segments_s: Mapping[str, tuple[float, ...]]
 
 
-FLYING = 3
+IN_FLIGHT_PER_DEVICE = 3
 """Frames on their way for each device, if nothing else is asked for. Where frames pass all devices layer by layer, with
 two devices still wait for each other (docs/how-to/stream.md)."""
-MOST_FLYING = 1024
+MAX_IN_FLIGHT = 1024
 """As many at most: none of the targets takes more."""
 
 
-def flying(devices: int) -> int:
+def default_in_flight(devices: int) -> int:
     """Frames on their way between so many devices, if nothing else is asked for."""
-    return min(FLYING * devices, MOST_FLYING)
+    return min(IN_FLIGHT_PER_DEVICE * devices, MAX_IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -189,29 +189,29 @@ class RunOptions:
     """
 
     in_flight: int = 1
-    keep: int | None = None
+    kept_frames: int | None = None
     heartbeat_s: float = 2.0
     keys: Path | None = None
     listen: str = ""
     insecure: bool = False
-    elsewhere: tuple[str, ...] = ()
+    start_manually: tuple[str, ...] = ()
     pin: bool = False
     hosts: Hosts | None = None
     logs: Path | None = None
     timeout_s: float = 600.0
     emulation: Emulation | None = field(default=None, repr=False)
-    without: tuple[str, ...] = ()
+    start_without: tuple[str, ...] = ()
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
 
-    def within(self, seconds: float | None) -> RunOptions:
+    def with_timeout(self, seconds: float | None) -> RunOptions:
         """With that timeout; None: with its own."""
         return self if seconds is None else replace(self, timeout_s=seconds)
 
-    def frames_in_flight(self, devices: int, limit: int) -> int:
+    def resolve_in_flight(self, devices: int, limit: int) -> int:
         """How many frames may be on their way between so many devices; UsageError if it is more than `limit`."""
         if not 0 <= self.in_flight <= limit:
             raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0, not {self.in_flight}")
-        return self.in_flight or min(limit, flying(devices))
+        return self.in_flight or min(limit, default_in_flight(devices))
 
 
 @dataclass(frozen=True)
@@ -231,8 +231,8 @@ class DeviceStatus:
     since: float = 0.0
     runs: int = 0
     frames: int = 0
-    replays: int = 0
-    losses: int = 0
+    replayed_frames: int = 0
+    failures: int = 0
     memory: int = 0
     memory_peak: int = 0
     error: str = ""
@@ -240,13 +240,13 @@ class DeviceStatus:
     client_since: float = 0.0
 
     @property
-    def answers(self) -> bool:
+    def is_responding(self) -> bool:
         """Whether it does."""
         return bool(self.digest)
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledDevice:
     """What `Target.install` did for a device. host: what ssh connected to. directory: the device's on that host.
 
     copied: bytes; 0 where all was there already. versions: of the programs that it needs there, by their name.
@@ -255,5 +255,5 @@ class Installed:
     device: str
     host: str
     directory: str
-    copied: int
+    copied_bytes: int
     versions: Mapping[str, str]

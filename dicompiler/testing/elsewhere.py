@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dicompiler.testing.faults import expect
+from dicompiler.testing.faults import require
 
 T = TypeVar("T")
 
-_CODE = """
+_CHILD_CODE = """
 import pickle, sys
 from pathlib import Path
 place = Path(sys.argv[1])
@@ -26,24 +26,24 @@ place.write_bytes(pickle.dumps(function(*arguments)))
 """
 
 
-def elsewhere(function: Callable[..., T], *arguments: Any) -> T:
+def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
     """`function(*arguments)` in a new process. The classes of all arguments must be of modules that can be imported;
     AssertionError where they are not, and where the process fails."""
     for argument in arguments:
         known = type(argument).__module__ != "__main__"
-        expect(known, f"{type(argument).__name__} is of the script itself: put it into a module that can be imported")
+        require(known, f"{type(argument).__name__} is of the script itself: put it into a module that can be imported")
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory, "call")
         place.write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
         done = subprocess.run(
-            [sys.executable, "-c", _CODE, str(place)],
+            [sys.executable, "-c", _CHILD_CODE, str(place)],
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
             check=False,
         )
         *_, last = ["", *done.stderr.strip().splitlines()]
-        expect(done.returncode == 0, f"another process fails: {last}")
+        require(done.returncode == 0, f"another process fails: {last}")
         found: T = pickle.loads(place.read_bytes())
     return found

@@ -6,54 +6,54 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dicompiler.base.errors import cause
+from dicompiler.base.errors import describe_exception
 from dicompiler.driver.prepare import prepare
 from dicompiler.plugin_api import (
     Check,
-    Compilation,
-    Executor,
     Model,
+    PipelineState,
     Plan,
     Problem,
     Program,
+    ProgramExecutor,
     check_constraints,
-    compare,
+    compare_value,
+    lower,
     registry,
     run_model,
-    split,
 )
-from dicompiler.testing.faults import expect
-from dicompiler.verify.comparison import exact, transfers
-from dicompiler.verify.given import given_inputs
+from dicompiler.testing.faults import require
+from dicompiler.verify.comparison import check_exact, check_transfers
+from dicompiler.verify.given import prepare_inputs
 
 
 def check_legal(problem: Problem, plan: Plan) -> None:
     """AssertionError where the plan does not fit the layers, names other devices, asks a device without compute, or
     leaves out what is read; where it is over a host's memory; and where source or sink are not the problem's."""
-    expected = problem.plan({layer.name: () for layer in problem.layers.layers})
+    expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
     for end in ("source", "sink"):
         actual, wanted = getattr(plan, end), getattr(expected, end)
-        expect(actual == wanted, f"the plan's {end} is {actual}, the problem's {wanted}: make it by problem.plan()")
+        require(actual == wanted, f"the plan's {end} is {actual}, the problem's {wanted}: make it by problem.plan()")
     try:
         check_constraints(problem, plan)
     except Exception as error:
-        raise AssertionError(f"an illegal plan: {cause(error)}") from error
+        raise AssertionError(f"an illegal plan: {describe_exception(error)}") from error
 
 
 def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> tuple[Check, ...]:
     """What is checked of a legal plan, see `verified`. AssertionError where something does not hold; all checks
     otherwise, the exact one first."""
     assert problem.model is not None
-    inputs = given_inputs(problem.model)
-    base = Compilation(problem.model, problem.layers, problem.platform)
-    checks = verified(base, plan, inputs, run_model(problem.model, inputs), seeds)
+    inputs = prepare_inputs(problem.model)
+    base = PipelineState(problem.model, problem.layers, problem.platform)
+    checks = verify_plan(base, plan, inputs, run_model(problem.model, inputs), seeds)
     for check in checks:
-        expect(check.passed, f"{check.name}: {check.detail}")
+        require(check.passed, f"{check.name}: {check.detail}")
     return checks
 
 
-def verified(
-    prepared: Compilation,
+def verify_plan(
+    prepared: PipelineState,
     plan: Plan,
     inputs: Mapping[str, Any],
     reference: Mapping[str, Any],
@@ -67,23 +67,23 @@ def verified(
     """
 
     def program(model: Model) -> Program:
-        lowered = split(replace(prepare(model), plan=plan, platform=prepared.platform)).program
+        lowered = lower(replace(prepare(model), plan=plan, platform=prepared.platform)).program
         assert lowered is not None
         return lowered
 
-    result = split(replace(prepared, plan=plan))
+    result = lower(replace(prepared, plan=plan))
     assert result.program is not None and result.routing is not None
-    checks = [exact(prepared.model, program, seeds, registry().rules, prepared.layers)]
+    checks = [check_exact(prepared.model, program, seeds, registry().operator_rules, prepared.layers)]
     sent: list[int] = []
     for role in result.program.roles:
-        execution = Executor(role).run(inputs)
+        execution = ProgramExecutor(role).run(inputs)
         sent += execution.sent
         checks += [
-            compare(f"output {name!r} on {device}", reference[name], value)
+            compare_value(f"output {name!r} on {device}", reference[name], value)
             for device, outputs in execution.delivered.items()
             for name, value in outputs.items()
         ]
-    check = transfers(result.program.all_transfers, dict(enumerate(sent)), 1, len(plan.roles))
+    check = check_transfers(result.program.all_transfers, dict(enumerate(sent)), 1, len(plan.roles))
     routed = sum(routing.total_bytes for routing in result.routing.roles)
     if check.passed and sum(sent) != routed:
         check = Check("bytes", False, f"{sum(sent)} sent, {routed} routed")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dicompiler.ir.platform import from_toml, to_toml
+from dicompiler.ir.platform import platform_from_toml, platform_to_toml
 from dicompiler.plugin_api import Platform, PlatformFamily, PlatformFormat
-from dicompiler.testing.faults import checking, expect
+from dicompiler.testing.faults import error_context, require
 
 
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -> None:
@@ -16,18 +16,21 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
     has as many hosts as its name says, and other names are not its own. AssertionError otherwise, with the family."""
     counted = not isinstance(family, PlatformFormat)
     if counted:
-        with checking(f"platform {family.name!r}"):
-            expect(family.name.endswith("N"), "its name does not end in N, the number of hosts")
+        with error_context(f"platform {family.name!r}"):
+            require(family.name.endswith("N"), "its name does not end in N, the number of hosts")
             for name in (family.name, f"{family.name[:-1]}0", f"x{family.name[:-1]}2"):
-                expect(family.find(name) is None, f"it claims {name!r}")
+                require(family.find(name) is None, f"it claims {name!r}")
     chosen = members or [f"{family.name.removesuffix('N')}{count}" for count in (1, 2, 4)]
     for name in chosen:
-        with checking(f"platform {name!r} of {family.name!r}"):
+        with error_context(f"platform {name!r} of {family.name!r}"):
             platform: Any = family.find(name)
-            expect(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
-            expect(family.find(name) == platform, "found again it is another platform")
-            expect(from_toml(to_toml(platform)) == platform, "written as TOML and read it is another platform")
-            expect(platform.description or family.description, "it says nowhere where its figures come from")
+            require(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
+            require(family.find(name) == platform, "found again it is another platform")
+            require(
+                platform_from_toml(platform_to_toml(platform)) == platform,
+                "written as TOML and read it is another platform",
+            )
+            require(platform.description or family.description, "it says nowhere where its figures come from")
             if counted:
                 count = int(name.removeprefix(family.name.removesuffix("N")))
-                expect(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts")
+                require(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts")

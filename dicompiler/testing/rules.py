@@ -16,41 +16,41 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from dicompiler.partition.segmentation import cut
-from dicompiler.plugin.pieces import fault_of
-from dicompiler.plugin.registry import also
+from dicompiler.partition.segmentation import build_program
+from dicompiler.plugin.pieces import describe_piece_error
+from dicompiler.plugin.registry import temporarily_registered
 from dicompiler.plugin_api import (
-    Compilation,
-    Executor,
     Interval,
     LayerGraph,
     Model,
     OperatorRule,
     Part,
+    PipelineState,
     Plan,
+    ProgramExecutor,
     Region,
-    cuttable,
-    full,
+    cuttable_axes,
+    full_region,
     is_empty,
     output_shape,
-    reduction,
+    reduction_length,
     registry,
     run_model,
     with_interval,
 )
-from dicompiler.testing.faults import checking, expect
+from dicompiler.testing.faults import error_context, require
 
 Array = NDArray[Any]
 
 
-class Choose(Protocol):
+class IntegerChooser(Protocol):
     """Chooses a whole number from `low` to `high`, both included: `Random(seed).randint`, or what hypothesis draws."""
 
     def __call__(self, low: int, high: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
-class Case:
+class RuleCase:
     """One node and the values of its inputs (None: omitted); those in `computed` are inputs of the graph, the others
     initializers. `close`: the node rounds, so that results may differ in the last bits; otherwise give whole numbers,
     whose sums are exact. `others`: outputs after the one that is cut, which nobody reads. `shape`: the output's, where
@@ -60,24 +60,26 @@ class Case:
     values: tuple[Array | None, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     opset: int = 17
-    computed: tuple[int, ...] = (0,)
-    close: bool = False
-    others: tuple[str, ...] = ()
+    graph_inputs: tuple[int, ...] = (0,)
+    is_inexact: bool = False
+    extra_outputs: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
     domain: str = ""
 
     def model(self) -> Model:
         """The node's model, with the output's shape. `opset` is the node's domain's."""
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
-        node = helper.make_node(self.op, names, ["y", *self.others], "node", domain=self.domain, **self.attributes)
+        node = helper.make_node(
+            self.op, names, ["y", *self.extra_outputs], "node", domain=self.domain, **self.attributes
+        )
         constants = [
             numpy_helper.from_array(value, names[i])
             for i, value in enumerate(self.values)
-            if value is not None and i not in self.computed
+            if value is not None and i not in self.graph_inputs
         ]
         inputs = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-            for name, array in self.feed.items()
+            for name, array in self.inputs.items()
         ]
         output = onnx.ValueInfoProto(name="y")
         if self.shape is not None:
@@ -87,20 +89,20 @@ class Case:
         imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
         proto = helper.make_model(graph, opset_imports=imports, ir_version=10)
         if self.domain and self.shape is None:
-            y = np.asarray(run_model(Model.load(proto), self.feed, optimization="none")["y"])
+            y = np.asarray(run_model(Model.load(proto), self.inputs, optimization="none")["y"])
             dtype = helper.np_dtype_to_tensor_dtype(y.dtype)
             proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", dtype, y.shape))
             return Model.load(proto)
         return Model.load(onnx.shape_inference.infer_shapes(proto, strict_mode=self.shape is None, data_prop=True))
 
     @property
-    def feed(self) -> dict[str, Array]:
+    def inputs(self) -> dict[str, Array]:
         """The graph's inputs by name."""
-        values = {f"x{i}": self.values[i] for i in self.computed}
+        values = {f"x{i}": self.values[i] for i in self.graph_inputs}
         return {name: value for name, value in values.items() if value is not None}
 
 
-def check_operator_rule(rule: OperatorRule, cases: Sequence[Case], seeds: int = 20) -> None:
+def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20) -> None:
     """For each case and each of `seeds` seeds draws a region, splits the node, and compares with the whole: bit-equal
     unless the case is `close`; partial sums too where the rule has a reduction. The rule need not be registered.
 
@@ -108,53 +110,53 @@ def check_operator_rule(rule: OperatorRule, cases: Sequence[Case], seeds: int = 
     something else than the whole, send other bytes than predicted, or where no axis can be cut at all.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
-    expect(cases, f"{name}: there are no cases")
-    with also(rule):
+    require(cases, f"{name}: there are no cases")
+    with temporarily_registered(rule):
         for number, case in enumerate(cases):
             place = f"{name}, case {number}"
-            expect((case.op, case.domain) == (rule.op, rule.domain), f"{place}: it is of operator {case.op!r}")
-            with checking(place):
+            require((case.op, case.domain) == (rule.op, rule.domain), f"{place}: it is of operator {case.op!r}")
+            with error_context(place):
                 model = case.model()
-            with checking(f"{place}: onnxruntime refuses the node"):
-                expected = np.asarray(run_model(model, case.feed, optimization="none")["y"])
-            layers = layers_of(model)
-            with checking(place):
-                expect(cuttable(layers, layers.layers[0]), "no axis can be cut: is every piece the whole output?")
+            with error_context(f"{place}: onnxruntime refuses the node"):
+                expected = np.asarray(run_model(model, case.inputs, optimization="none")["y"])
+            layers = form_layers(model)
+            with error_context(place):
+                require(cuttable_axes(layers, layers.layers[0]), "no axis can be cut: is every piece the whole output?")
             for seed in range(seeds):
-                with checking(f"{place}, seed {seed}"):
-                    check_cut(layers, model, case, expected, Random(seed).randint)
+                with error_context(f"{place}, seed {seed}"):
+                    check_split(layers, model, case, expected, Random(seed).randint)
 
 
-def layers_of(model: Model) -> LayerGraph:
+def form_layers(model: Model) -> LayerGraph:
     """The layers of a model with the rules that are registered."""
-    layers = registry().make("passes", "form-layers").run(Compilation(model)).layers
+    layers = registry().make("passes", "form-layers").run(PipelineState(model)).layers
     assert layers is not None
     return layers  # type: ignore[no-any-return]
 
 
-def check_cut(layers: LayerGraph, model: Model, case: Case, expected: Array, choose: Choose) -> None:
+def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
     """Chooses a region and parts, looks at the pieces, and compares what the parts compute with the whole."""
     (layer,) = layers.layers
-    check_piece(layers, tuple(chosen_interval(choose, extent) for extent in output_shape(layers, layer)))
-    got = run_split(model, layers, chosen_parts(choose, layers), case.feed)
-    expect(got.dtype == expected.dtype, f"{got.dtype} comes out, {expected.dtype} of the whole")
-    close = {"rtol": 1e-5, "atol": 1e-6} if case.close else {"rtol": 0, "atol": 0}
+    check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
+    got = run_split(model, layers, choose_parts(choose, layers), case.inputs)
+    require(got.dtype == expected.dtype, f"{got.dtype} comes out, {expected.dtype} of the whole")
+    close = {"rtol": 1e-5, "atol": 1e-6} if case.is_inexact else {"rtol": 0, "atol": 0}
     np.testing.assert_allclose(got, expected, **close, err_msg="the parts compute something else than the whole")
 
 
-def chosen_interval(choose: Choose, extent: int) -> Interval:
+def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
     """An interval of the axis that is not empty."""
     start = choose(0, extent - 1)
     return start, choose(start + 1, extent)
 
 
-def chosen_cuts(choose: Choose, extent: int) -> list[Interval]:
+def choose_cuts(choose: IntegerChooser, extent: int) -> list[Interval]:
     """The axis in one to three intervals."""
     inner = sorted({choose(1, extent - 1) for _ in range(choose(0, 2))}) if extent > 1 else []
     return list(zip([0, *inner], [*inner, extent], strict=True))
 
 
-def around(whole: Region, region: Region) -> Iterator[Region]:
+def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
     """Boxes that tile what is left of `whole` without `region`."""
     for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
         yield from (with_interval(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
@@ -165,35 +167,38 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     """What holds of a rule whatever the region: nothing of it is left out, and it reads only what there is."""
     (layer,) = layers.layers
     (node,) = layer.nodes
-    operation, rule = layers.operation(node), layers.rule(node)
+    operation, rule = layers.operation_of(node), layers.rule_of(node)
     place = f"region {region}{f', input channels {reduce}' if reduce else ''}"
     piece = rule.piece(operation, region, reduce)
-    fault = fault_of(operation, region, piece)
-    expect(not fault, f"{place}: {fault}")
+    fault = describe_piece_error(operation, region, piece)
+    require(not fault, f"{place}: {fault}")
     again = rule.piece(operation, piece.out, reduce)
-    expect(again.out == piece.out, f"{place}: out is {piece.out}, but of that it is {again.out}: make it the same")
-    same = piece.out in (region, full(operation.out_shape))
-    expect(same or not rule.elementwise, f"{place}: out is {piece.out}, yet the rule is element-wise")
+    require(again.out == piece.out, f"{place}: out is {piece.out}, but of that it is {again.out}: make it the same")
+    same = piece.out in (region, full_region(operation.out_shape))
+    require(same or not rule.is_elementwise, f"{place}: out is {piece.out}, yet the rule is element-wise")
     for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
-        same = not rule.elementwise or there != full(operation.out_shape) or need in (None, piece.out)
-        expect(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, yet the rule is element-wise")
+        same = not rule.is_elementwise or there != full_region(operation.out_shape) or need in (None, piece.out)
+        require(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, yet the rule is element-wise")
         empty = need is not None and is_empty(need) and need != there
-        expect(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or something to read")
+        require(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or something to read")
 
 
-def chosen_parts(choose: Choose, layers: LayerGraph) -> list[Part]:
+def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """A region on device a, which is the sink and takes what its own device computes first, so that all of that part
     is looked at; what is left around it on others."""
     (layer,) = layers.layers
-    allowed, shape = cuttable(layers, layer), output_shape(layers, layer)
+    allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
     region = tuple(
-        chosen_interval(choose, extent) if axis in allowed else (0, extent) for axis, extent in enumerate(shape)
+        choose_interval(choose, extent) if axis in allowed else (0, extent) for axis, extent in enumerate(shape)
     )
-    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(around(full(shape), region)))]
-    extent = reduction(layers, layer)
+    parts = [
+        Part("a", region),
+        *(Part("bc"[i % 2], box) for i, box in enumerate(surrounding_boxes(full_region(shape), region))),
+    ]
+    extent = reduction_length(layers, layer)
     if extent is None or choose(0, 1):
         return parts
-    ranges = chosen_cuts(choose, extent)
+    ranges = choose_cuts(choose, extent)
     for reduce in ranges:
         check_piece(layers, region, reduce)
     return [Part("abc"[i % 3], part.region, reduce) for i, reduce in enumerate(ranges) for part in parts] + parts
@@ -202,10 +207,10 @@ def chosen_parts(choose: Choose, layers: LayerGraph) -> list[Part]:
 def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
     """The node's output put together from these parts; what travels is what was predicted."""
     plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
-    placed = registry().make("passes", "partition").run(Compilation(model, layers, plan=plan))
+    placed = registry().make("passes", "partition").run(PipelineState(model, layers, plan=plan))
     placed.model.check("partition")
-    program = cut(placed.model, plan.devices)
-    execution = Executor(program, "none").run(feed)
+    program = build_program(placed.model, plan.devices)
+    execution = ProgramExecutor(program, "none").run(feed)
     bytes_ = sum(execution.sent), placed.routing.total_bytes, sum(t.value.nbytes for t in program.transfers)
-    expect(len(set(bytes_)) == 1, f"{bytes_[0]} bytes are sent, {bytes_[1]} were predicted")
+    require(len(set(bytes_)) == 1, f"{bytes_[0]} bytes are sent, {bytes_[1]} were predicted")
     return np.asarray(execution.outputs["y"])

@@ -14,13 +14,13 @@ import onnx
 from dicompiler import networks as built
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import NetworkKind
-from dicompiler.networks.weights import weight as filled
+from dicompiler.networks.weights import make_weight as filled
 from dicompiler.plugin_api import OBJECTIVES, Device, Host, Network, Platform, Problem
 
 NETWORKS = ("branches", "lenet")
 """Names of what is tried by default: two outputs, a residual Add and a Concat; a chain with fully connected layers."""
 
-_BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
+_BRANCHES_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 branches (float[1, 3, 12, 10] x) => (float[1, 6, 6, 5] a, float[1, 6, 6, 5] b) {
   [c0] t0 = Conv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, w0)
   [r0] t1 = Relu (t0)
@@ -50,18 +50,18 @@ class Sample:
         return load_problem(self.model, self.platform, objective=self.objective)
 
 
-def network(name: str) -> onnx.ModelProto:
+def build_network(name: str) -> onnx.ModelProto:
     """One of NETWORKS, or any network of `dicompiler.networks`, with seeded weights."""
     if name != "branches":
         return built.build(name)
-    proto = onnx.parser.parse_model(_BRANCHES)
+    proto = onnx.parser.parse_model(_BRANCHES_GRAPH)
     for weight, shape in (("w0", (3, 3, 3, 3)), ("w1", (3, 3, 1, 1))):
         fan_in = shape[1] * shape[2] * shape[3]
         proto.graph.initializer.append(onnx.numpy_helper.from_array(filled(0, weight, shape, "filter", fan_in), weight))
     return proto
 
 
-def cluster(
+def make_cluster(
     kind: NetworkKind,
     *rates: float,
     bandwidth: float = 1e8,
@@ -81,12 +81,12 @@ def cluster(
     return Platform(f"{kind}{len(rates)}", hosts, devices, Network(kind, bandwidth))
 
 
-def platforms() -> tuple[Platform, ...]:
+def default_platforms() -> tuple[Platform, ...]:
     """One device; three unequal ones on a switch; two behind a gateway, and a camera without compute."""
     return (
-        cluster("switch", 1.0, power=(4.0, 2.0)),
-        cluster("switch", 2.0, 1.0, 0.5, power=(4.0, 2.0)),
-        cluster("gateway", 0.0, 1.0, 1.0, power=(4.0, 2.0)),
+        make_cluster("switch", 1.0, power=(4.0, 2.0)),
+        make_cluster("switch", 2.0, 1.0, 0.5, power=(4.0, 2.0)),
+        make_cluster("gateway", 0.0, 1.0, 1.0, power=(4.0, 2.0)),
     )
 
 
@@ -101,27 +101,27 @@ def samples(
     """
     chosen = _platforms() if platforms is None else platforms
     for i, given in enumerate(networks):
-        name, model = _named(given, i)
+        name, model = _name_and_model(given, i)
         for platform in chosen:
             for objective in objectives:
                 yield Sample(name, model, platform, objective)
 
 
-_platforms = platforms
+_platforms = default_platforms
 
 
-def _named(given: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.ModelProto]:
+def _name_and_model(given: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.ModelProto]:
     if isinstance(given, onnx.ModelProto):
         return given.graph.name or f"network {index}", given
     if isinstance(given, Path):
         return given.name, onnx.load(given)
-    return given, network(given)
+    return given, build_network(given)
 
 
-def tight(sample: Sample, share: float = 0.6) -> Sample:
+def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
     """The same with hosts that hold only `share` of what a single device needs for the whole network."""
 
-    needed = max(entry.memory for entry in sample.problem.alone[1].devices)
+    needed = max(entry.memory for entry in sample.problem.best_single_device[1].devices)
     hosts = tuple(replace(host, memory=int(share * needed)) for host in sample.platform.hosts)
     return replace(
         sample, platform=replace(sample.platform, hosts=hosts, name=f"{sample.platform.name} with less memory")

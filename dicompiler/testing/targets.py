@@ -13,55 +13,55 @@ import onnx
 
 from dicompiler.driver import compiler
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.plan import Loss
-from dicompiler.plugin.registry import also
+from dicompiler.ir.plan import FailurePlan
+from dicompiler.plugin.registry import temporarily_registered
 from dicompiler.plugin_api import (
-    Compilation,
     DicompilerError,
+    PipelineState,
     Plan,
     Platform,
     Program,
     RunOptions,
     Target,
-    compare,
+    compare_value,
     graph_inputs,
     program_memory,
     random_inputs,
     registry,
     run_model,
-    tile,
-    whole_plan,
+    single_device_plan,
+    tile_layer,
 )
-from dicompiler.target.manifest import MANIFEST
-from dicompiler.testing.elsewhere import elsewhere
-from dicompiler.testing.faults import checking, expect, named, one_of
-from dicompiler.testing.samples import Sample, cluster, samples
-from dicompiler.verify.comparison import transfers
-from dicompiler.verify.given import given_frames, references
-from dicompiler.verify.tolerances import allowances
+from dicompiler.target.manifest import ARTIFACT_FILE
+from dicompiler.testing.elsewhere import call_in_subprocess
+from dicompiler.testing.faults import as_instance, describe, error_context, require
+from dicompiler.testing.samples import Sample, make_cluster, samples
+from dicompiler.verify.comparison import check_transfers
+from dicompiler.verify.given import reference_outputs, verification_frames
+from dicompiler.verify.tolerances import output_tolerances
 
-SPLITS = ("single", "modnn", "pipeline")
+SPLIT_STRATEGIES = ("single", "modnn", "pipeline")
 """The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""
-FRAMES = 2
-STEPS = 3
+FRAME_COUNT = 2
+STATE_FRAME_COUNT = 3
 """Frames in a row of a network with a state."""
-_KEEPING = """<ir_version: 8, opset_import: ["": 17]>
+_STATEFUL_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, float[1, 2, 8, 6] present) {
   [sum] present = Add (x, past)
   [max] y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (present)
 }"""
-TIMEOUT_S = 120.0
+RUN_TIMEOUT_S = 120.0
 
 
-def target_samples() -> tuple[Sample, ...]:
+def default_target_samples() -> tuple[Sample, ...]:
     """By default a chain, and branches with two outputs of one shape, on three unequal devices."""
-    return tuple(samples(platforms=[cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
+    return tuple(samples(platforms=[make_cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
 
 
 def check_target(
     target: Target | type[Target],
     on: Iterable[Sample] | None = None,
-    splits: Sequence[str] = SPLITS,
+    splits: Sequence[str] = SPLIT_STRATEGIES,
     runs: bool = True,
 ) -> None:
     """Each sample is split by each strategy of `splits` and emitted: the same bytes again, here and in a process with
@@ -72,139 +72,147 @@ def check_target(
     refused where `target.survives` is False; and a network with a state, which two devices keep in halves over three
     frames, where `target.keeps`, or refused. AssertionError otherwise, with target, sample, and what was wrong.
     """
-    emitter = one_of(target)
-    chosen = list(target_samples() if on is None else on)
-    expect(chosen, f"{named(emitter)}: there are no samples")
-    with also(type(emitter)) as known:
-        emitter = known.adopt("targets", emitter)
+    emitter = as_instance(target)
+    chosen = list(default_target_samples() if on is None else on)
+    require(chosen, f"{describe(emitter)}: there are no samples")
+    with temporarily_registered(type(emitter)) as known:
+        emitter = known.resolve("targets", emitter)
         for sample in chosen:
             for strategy in splits:
-                with checking(f"{named(emitter)} on {sample}, split by {strategy}"):
+                with error_context(f"{describe(emitter)} on {sample}, split by {strategy}"):
                     plan = registry().make("strategies", strategy).plan(sample.problem)
-                    _check(emitter, sample, plan, runs)
+                    _check_sample(emitter, sample, plan, runs)
         first = chosen[0]
-        with checking(f"{named(emitter)} on {first}, with replicas"):
+        with error_context(f"{describe(emitter)} on {first}, with replicas"):
             _check_replicas(emitter, first, runs)
-        with checking(f"{named(emitter)} on {first}, with a plan for a loss"):
-            _check_losses(emitter, first, runs)
-        with checking(f"{named(emitter)} on {first.platform.name}, with a state"):
+        with error_context(f"{describe(emitter)} on {first}, with a plan for a loss"):
+            _check_failures(emitter, first, runs)
+        with error_context(f"{describe(emitter)} on {first.platform.name}, with a state"):
             _check_states(emitter, first.platform, runs)
 
 
-def _split(sample: Sample, plan: Plan) -> Compilation:
+def _compile_plan(sample: Sample, plan: Plan) -> PipelineState:
     return compiler.compile(sample.model, platform=sample.platform, plan=plan)
 
 
-def _check(target: Target, sample: Sample, plan: Plan, runs: bool) -> None:
-    compilation = _split(sample, plan)
+def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> None:
+    compilation = _compile_plan(sample, plan)
     assert compilation.program is not None
     _check_memory(target, compilation.program)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         place = Path(directory, "first")
-        compiler.emit(compilation, target, place)
-        emitted = digests(place)
-        compiler.emit(_split(sample, plan), target, Path(directory, "a longer name"))
-        _check_same(emitted, digests(Path(directory, "a longer name")), "emitted again")
-        _check_same(emitted, elsewhere(emitted_digests, target, sample, plan), "emitted in another process")
+        compiler.write_artifact(compilation, target, place)
+        emitted = file_digests(place)
+        compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "a longer name"))
+        _check_same_files(emitted, file_digests(Path(directory, "a longer name")), "emitted again")
+        _check_same_files(
+            emitted, call_in_subprocess(emitted_digests, target, sample, plan), "emitted in another process"
+        )
         if runs:
             _check_run(target, compilation, place)
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
     """What another process emits."""
-    with tempfile.TemporaryDirectory() as directory, also(type(target)):
-        compiler.emit(_split(sample, plan), target, Path(directory, "out"))
-        return digests(Path(directory, "out"))
+    with tempfile.TemporaryDirectory() as directory, temporarily_registered(type(target)):
+        compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "out"))
+        return file_digests(Path(directory, "out"))
 
 
-def digests(directory: Path) -> dict[str, str]:
+def file_digests(directory: Path) -> dict[str, str]:
     """File → SHA-256 of what it holds."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _check_same(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
+def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
     differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
-    shown = [name for name in differing if name != MANIFEST] or differing  # which has digests of the others
-    expect(not differing, f"{how} it writes other bytes: {', '.join(shown[:3])}")
+    shown = [name for name in differing if name != ARTIFACT_FILE] or differing  # which has digests of the others
+    require(not differing, f"{how} it writes other bytes: {', '.join(shown[:3])}")
 
 
 def _check_memory(target: Target, program: Program) -> None:
-    added: Any = target.memory(program)
+    added: Any = target.memory_overhead(program)
     for device in program_memory(program):
         right = isinstance(added[device], int) and added[device] >= 0
-        expect(right, f"memory() says {added[device]!r} bytes of device {device!r}: give a whole number, at least 0")
+        require(right, f"memory() says {added[device]!r} bytes of device {device!r}: give a whole number, at least 0")
 
 
 def _check_run(
-    target: Target, compilation: Compilation, place: Path, frames: int = FRAMES, without: tuple[str, ...] = ()
+    target: Target, compilation: PipelineState, place: Path, frames: int = FRAME_COUNT, without: tuple[str, ...] = ()
 ) -> None:
     program, model = compilation.program, compilation.reference
     assert program is not None and model is not None
     given = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
-    result = target.run(place, given, RunOptions(timeout_s=TIMEOUT_S, without=without))
-    allowed = {**allowances(model), **target.tolerances(model)}
+    result = target.run(place, given, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
+    allowed = {**output_tolerances(model), **target.tolerances(model)}
     for i, inputs in enumerate(given):
-        reference = run_model(model, inputs, optimization=target.level)
-        by_device = dict(result.delivered[i]) if result.delivered else {}
+        reference = run_model(model, inputs, optimization=target.reference_optimization)
+        by_device = dict(result.outputs_by_device[i]) if result.outputs_by_device else {}
         for device, outputs in {"the first sink": result.outputs[i], **by_device}.items():
-            expect(set(outputs) == set(reference), f"frame {i}: {device} gives outputs {sorted(outputs)}")
+            require(set(outputs) == set(reference), f"frame {i}: {device} gives outputs {sorted(outputs)}")
             for name, value in outputs.items():
-                check = compare(name, reference[name], value, allowed=allowed.get(name))
-                expect(check.passed, f"frame {i}: output {name!r} of {device} {check.detail}")
+                check = compare_value(name, reference[name], value, tolerance=allowed.get(name))
+                require(check.passed, f"frame {i}: output {name!r} of {device} {check.detail}")
     reported = [report.device for report in result.reports]
-    expect(reported == [d.device for d in program.devices], f"run() reports of the devices {reported}")
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
-    roles = sum(not role.lost for role in program.roles)
-    check = transfers(program.all_transfers, sent, frames // roles, roles)
-    expect(check.passed, check.detail)
+    require(reported == [d.device for d in program.devices], f"run() reports of the devices {reported}")
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
+    roles = sum(not role.failed for role in program.roles)
+    check = check_transfers(program.all_transfers, sent, frames // roles, roles)
+    require(check.passed, check.detail)
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
     """Everything on the first computing device for even frames, on the second for odd ones."""
-    a, b, *_ = [*sample.platform.computing, *sample.platform.computing]
+    a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
     if a != b:
-        plan = replace(_alone(sample, a.name), replicas=({}, {a.name: b.name}))
-        _check_taken(target, sample, plan, target.replicas, "replicas", [()] if runs else [])
+        plan = replace(_single_device_plan(sample, a.name), replicas=({}, {a.name: b.name}))
+        _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])
 
 
-def _check_losses(target: Target, sample: Sample, runs: bool) -> None:
+def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
     """Everything on the first computing device; without that, on the second: run with the first, and without."""
-    a, b, *_ = [*sample.platform.computing, *sample.platform.computing]
+    a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
     if a != b:
-        plan = replace(_alone(sample, a.name), losses=(Loss((a.name,), _alone(sample, b.name)),))
-        _check_taken(target, sample, plan, target.survives, "plans for losses", [(), (a.name,)] if runs else [])
+        plan = replace(
+            _single_device_plan(sample, a.name), failures=(FailurePlan((a.name,), _single_device_plan(sample, b.name)),)
+        )
+        _check_accepted(
+            target, sample, plan, target.can_tolerate_failures, "plans for losses", [(), (a.name,)] if runs else []
+        )
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
     """Each of two devices keeps half of the rows of a running sum."""
-    names = [device.name for device in platform.computing][:2]
-    model, pair = onnx.parser.parse_model(_KEEPING), ["past=present"]
+    names = [device.name for device in platform.computing_devices][:2]
+    model, pair = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=pair)
-    rows = {one.name: tile(problem.layers, one, "height", [1.0] * len(names), names) for one in problem.layers.layers}
+    rows = {
+        one.name: tile_layer(problem.layers, one, "height", [1.0] * len(names), names) for one in problem.layers.layers
+    }
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
-        place, plan = Path(directory, "out"), problem.plan(rows)
+        place, plan = Path(directory, "out"), problem.build_plan(rows)
         try:
             compiled = compiler.compile(model, platform=platform, plan=plan, target=target, state=pair, output=place)
         except DicompilerError as error:
-            expect(not target.keeps, f"it says that it keeps states, and does not: {error}")
+            require(not target.can_keep_states, f"it says that it keeps states, and does not: {error}")
             return
-        expect(target.keeps, "it says that it keeps no states, and they are not refused")
-        frames = given_frames(compiled.reference, None)[:STEPS] if runs else []
-        result = target.run(place, frames, RunOptions(timeout_s=TIMEOUT_S)) if runs else None
-        for i, reference in enumerate(references(compiled.reference, frames)):
+        require(target.can_keep_states, "it says that it keeps no states, and they are not refused")
+        frames = verification_frames(compiled.reference, None)[:STATE_FRAME_COUNT] if runs else []
+        result = target.run(place, frames, RunOptions(timeout_s=RUN_TIMEOUT_S)) if runs else None
+        for i, reference in enumerate(reference_outputs(compiled.reference, frames)):
             assert result is not None
-            check = compare("y", reference["y"], result.outputs[i]["y"])
-            expect(check.passed, f"frame {i}: output 'y' {check.detail}")
+            check = compare_value("y", reference["y"], result.outputs[i]["y"])
+            require(check.passed, f"frame {i}: output 'y' {check.detail}")
 
 
-def _alone(sample: Sample, device: str) -> Plan:
+def _single_device_plan(sample: Sample, device: str) -> Plan:
     """All on one device, which has inputs and outputs too."""
-    plan = sample.problem.plan(whole_plan(sample.problem.layers, device).layers)
+    plan = sample.problem.build_plan(single_device_plan(sample.problem.layers, device).layers)
     return replace(plan, source=(device,), sink=(device,))
 
 
-def _check_taken(
+def _check_accepted(
     target: Target, sample: Sample, plan: Plan, takes: bool, what: str, runs: Sequence[tuple[str, ...]]
 ) -> None:
     """The plan is refused where the target does not take `what`; else it is run without the devices of each run."""
@@ -215,8 +223,8 @@ def _check_taken(
                 sample.model, platform=sample.platform, plan=plan, target=target, output=place
             )
         except DicompilerError as error:
-            expect(not takes, f"it says that it takes {what}, and does not: {error}")
+            require(not takes, f"it says that it takes {what}, and does not: {error}")
             return
-        expect(takes, f"it says that it takes no {what}, and they are not refused")
+        require(takes, f"it says that it takes no {what}, and they are not refused")
         for without in runs:
-            _check_run(target, compilation, place, FRAMES * len(plan.turns), without)
+            _check_run(target, compilation, place, FRAME_COUNT * len(plan.replica_roles), without)

@@ -19,11 +19,11 @@ from dicompiler.base.errors import DicompilerError
 
 T = TypeVar("T")
 
-GRACE = 5.0
+GRACE_S = 5.0
 """Seconds in which onnxruntime ends once it is told to; making a session it does not listen."""
 
 
-class Late(DicompilerError):
+class DeadlineExceededError(DicompilerError):
     """A deadline has passed."""
 
 
@@ -32,28 +32,28 @@ class Deadline:
     """`seconds` from when it was made."""
 
     seconds: float
-    begun: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic)
 
     @property
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds; none where it has passed."""
-        return max(0.0, self.begun + self.seconds - time.monotonic())
+        return max(0.0, self.started_at + self.seconds - time.monotonic())
 
 
 _CURRENT: ContextVar[tuple[Deadline, str] | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
-def until(deadline: Deadline | None, level: str) -> Iterator[None]:
+def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
     """Within, `stoppable` holds to the deadline; `level` opens the error."""
-    token = _CURRENT.set(None if deadline is None else (deadline, level))
+    token = _CURRENT.set(None if deadline is None else (deadline, place))
     try:
         yield
     finally:
         _CURRENT.reset(token)
 
 
-def stoppable(place: str, call: Callable[[ort.RunOptions], T]) -> T:
+def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
     """What `call` gives, which hands the options on to onnxruntime; they stop it at the deadline, if there is one."""
     options, current = ort.RunOptions(), _CURRENT.get()
     options.log_severity_level = 4  # it reports that it was stopped
@@ -75,13 +75,15 @@ def stoppable(place: str, call: Callable[[ort.RunOptions], T]) -> T:
     # A thread of its own, as onnxruntime hears no signal; nobody waits for it where it cannot be stopped.
     try:
         threading.Thread(target=work, daemon=True).start()
-        ended.wait(deadline.left)
+        ended.wait(deadline.remaining_s)
     finally:
         late = not ended.is_set()
         options.terminate = True
-        ended.wait(GRACE)
+        ended.wait(GRACE_S)
     if late:
-        raise Late(f"{level}: {place}: not done after {deadline.seconds:g} s in all: give it longer (--timeout)")
+        raise DeadlineExceededError(
+            f"{level}: {place}: not done after {deadline.seconds:g} s in all: give it longer (--timeout)"
+        )
     if failed:
         raise failed[0]
     result: T = done[0]

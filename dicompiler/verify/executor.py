@@ -17,30 +17,30 @@ import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.base.given import given_array
-from dicompiler.base.sessions import session
+from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.base.given import coerce_input
+from dicompiler.base.sessions import create_session
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_hollow
-from dicompiler.ir.program import DeviceProgram, Program, Segment, State, Transfer, Value
-from dicompiler.ir.regions import slices
-from dicompiler.ir.states import fed, pieces_of
-from dicompiler.verify.deadline import stoppable
+from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_placeholder
+from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, TensorSpec, Transfer
+from dicompiler.ir.regions import to_slices
+from dicompiler.ir.states import inputs_with_states, read_state_pieces
+from dicompiler.verify.deadline import run_interruptibly
 from dicompiler.verify.levels import Optimization
 
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 # Types that onnxruntime computes with but does not exchange with numpy.
-_FOREIGN = ("bfloat16", "float8", "float4", "int4", "int2")
+_NON_NUMPY_TYPES = ("bfloat16", "float8", "float4", "int4", "int2")
 
 
-class Runnable(Protocol):
+class SegmentRunner(Protocol):
     """A model in a runtime."""
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Every output by name."""
 
 
-class Session:
+class OrtSession:
     """One ONNX model in onnxruntime, on one thread. Initializers that are hollows take their data from `weights`.
 
     The data goes to onnxruntime by itself and never into a protobuf message, so that it may be over 2 GB.
@@ -52,7 +52,7 @@ class Session:
         weights: Mapping[str, Weight],
         place: str,
         optimization: Optimization = "extended",
-        once: bool = False,
+        is_single_use: bool = False,
     ) -> None:
         """`place` opens the errors: DicompilerError where onnxruntime refuses the model. once: it is run once: a
         second copy of the weights in another order would not pay."""
@@ -63,37 +63,37 @@ class Session:
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
         if optimization != "all":  # what is fused differs from a whole network to its parts, and rounds otherwise
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        if once:
+        if is_single_use:
             options.add_session_config_entry("session.disable_prepacking", "1")
-        names = [tensor.name for tensor in proto.graph.initializer if is_hollow(tensor)]
+        names = [tensor.name for tensor in proto.graph.initializer if is_placeholder(tensor)]
         # onnxruntime promises no copy: the values stay alive as long as the session.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
-            self._session = stoppable(place, lambda _: session(proto.SerializeToString(), options))
+            self._session = run_interruptibly(place, lambda _: create_session(proto.SerializeToString(), options))
         except DicompilerError:
             raise
         except Exception as error:  # onnxruntime's errors share no other base
             raise DicompilerError(f"{place}: onnxruntime cannot load it: {_line(error)}") from error
         self.outputs = tuple(value.name for value in self._session.get_outputs())
         kinds = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
-        self._foreign = any(name in kind for kind in kinds for name in _FOREIGN)
+        self._has_non_numpy_types = any(name in kind for kind in kinds for name in _NON_NUMPY_TYPES)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Every output by name, as arrays (lists and dicts for values that are not tensors)."""
-        feeds = {name: _dense(value) for name, value in inputs.items()}
-        with self._running():
-            if not self._foreign:
-                results = stoppable(self.place, lambda options: self._session.run(None, feeds, options))
+        feeds = {name: _in_c_order(value) for name, value in inputs.items()}
+        with self._ort_errors_translated():
+            if not self._has_non_numpy_types:
+                results = run_interruptibly(self.place, lambda options: self._session.run(None, feeds, options))
                 return dict(zip(self.outputs, results, strict=True))
             values = {name: to_ort(array) for name, array in feeds.items()}
-            results = stoppable(
+            results = run_interruptibly(
                 self.place, lambda options: self._session.run_with_ort_values(self.outputs, values, options)
             )
             return {name: from_ort(value) for name, value in zip(self.outputs, results, strict=True)}
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def _ort_errors_translated(self) -> Iterator[None]:
         """DicompilerError where onnxruntime cannot run it."""
         try:
             yield
@@ -102,26 +102,26 @@ class Session:
         except Exception as error:  # see above
             raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {_line(error)}") from error
 
-    def bound(self, memory: Mapping[str, Any]) -> Callable[[], object]:
+    def bind(self, memory: Mapping[str, Any]) -> Callable[[], object]:
         """Runs it on what lies in `memory`, again and again: it reads its inputs there, in C order (of types below a
         byte a copy), and writes those of its outputs there that are tensors of numbers and of a fixed shape. Where
         an input is none, it is run on what `memory` holds then."""
         names = [one.name for one in self._session.get_inputs()]
-        if not all(_of_numbers(memory[name]) for name in names):
+        if not all(_is_numeric_array(memory[name]) for name in names):
             return lambda: self.run({name: memory[name] for name in names})
         binding, others = self._session.io_binding(), list[str]()
-        with self._running():
+        with self._ort_errors_translated():
             for name in names:
                 binding.bind_ortvalue_input(name, to_ort(memory[name]))
             for one in self._session.get_outputs():
                 name, fixed = one.name, all(isinstance(size, int) for size in one.shape)
-                if fixed and _of_numbers(memory.get(name)):
+                if fixed and _is_numeric_array(memory.get(name)):
                     binding.bind_ortvalue_output(name, to_ort(memory[name]))
                 else:
                     others.append(name)
 
         def call() -> None:
-            with self._running():
+            with self._ort_errors_translated():
                 for name in others:  # anew: what it made of the last inputs would be taken for its place
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
@@ -129,11 +129,11 @@ class Session:
         return call
 
 
-def _of_numbers(value: Any) -> bool:
+def _is_numeric_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype != object
 
 
-def _dense(value: Any) -> Any:
+def _in_c_order(value: Any) -> Any:
     """Arrays in C order, which onnxruntime requires; numpy scalars as arrays of rank 0."""
     return np.asarray(value, order="C") if isinstance(value, (np.ndarray, np.generic)) else value
 
@@ -147,7 +147,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
     if array.dtype.isbuiltin != 2:  # 2: a type that another package has added to numpy
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
-    packed = Weight.of(array)
+    packed = Weight.from_array(array)
     if packed.nbytes < array.nbytes:
         # onnxruntime takes the shape from the array and reads as many packed bytes as that shape needs.
         storage = np.zeros(array.shape, np.uint8)
@@ -157,37 +157,39 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
 
 def from_ort(value: ort.OrtValue) -> Any:
     """The value as an array of its own; also for types that onnxruntime does not give to numpy."""
-    if not value.is_tensor() or not any(name in value.data_type() for name in _FOREIGN):
+    if not value.is_tensor() or not any(name in value.data_type() for name in _NON_NUMPY_TYPES):
         return value.numpy()
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return Weight(value.element_type(), tuple(value.shape()), memoryview(raw)).array().copy()
 
 
-def begun(states: Sequence[Value], inputs: Mapping[str, Any], first: bool = False) -> Mapping[str, Any]:
+def with_initial_states(
+    states: Sequence[TensorSpec], inputs: Mapping[str, Any], is_first_frame: bool = False
+) -> Mapping[str, Any]:
     """`inputs` with all states, those that are not there as zeros, if one is there or it is the first frame."""
-    if not first and not any(state.name in inputs for state in states):
+    if not is_first_frame and not any(state.name in inputs for state in states):
         return inputs
     types = {state.name: onnx.helper.tensor_dtype_to_np_dtype(state.dtype) for state in states}
     return {s.name: np.zeros(s.shape or (), types[s.name]) for s in states if s.name not in inputs} | dict(inputs)
 
 
-def check_inputs(values: Sequence[Value], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """`inputs` in the order of `values` and contiguous. DicompilerError for a missing, unknown or unfitting one."""
     known = [value.name for value in values]
     for name in inputs:
         if name not in known:
-            raise DicompilerError(f"the network has no input {name!r}{nearest(name, known)}")
+            raise DicompilerError(f"the network has no input {name!r}{did_you_mean(name, known)}")
     return {value.name: _check_input(value, inputs) for value in values}
 
 
-def _check_input(value: Value, inputs: Mapping[str, Any]) -> Any:
+def _check_input(value: TensorSpec, inputs: Mapping[str, Any]) -> Any:
     if value.name not in inputs:
         raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
     given = inputs[value.name]
     if value.dtype == onnx.TensorProto.UNDEFINED:  # a sequence or an optional value
         return given
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
-    return given_array(given, dtype, value.shape, f"input {value.name!r}")
+    return coerce_input(given, dtype, value.shape, f"input {value.name!r}")
 
 
 def run_model(
@@ -195,7 +197,7 @@ def run_model(
     inputs: Mapping[str, Any],
     outputs: Sequence[str] | None = None,
     optimization: Optimization = "extended",
-    once: bool = False,
+    is_single_use: bool = False,
 ) -> dict[str, Any]:
     """The outputs of the whole model from one session: what every split is compared with.
 
@@ -209,8 +211,8 @@ def run_model(
         known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
         del proto.graph.output[:]
         proto.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
-    session = Session(proto, model.weights, "the whole model", optimization, once)
-    return session.run(fed(pieces_of(proto)[0], inputs))
+    session = OrtSession(proto, model.weights, "the whole model", optimization, is_single_use)
+    return session.run(inputs_with_states(read_state_pieces(proto)[0], inputs))
 
 
 @dataclass(frozen=True)
@@ -225,58 +227,60 @@ class Execution:
     sent: tuple[int, ...]
     delivered: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
-    kept: Sequence[tuple[State, Any]] = ()
+    kept_states: Sequence[tuple[DeviceState, Any]] = ()
 
 
 @dataclass(frozen=True)
-class _Once:
+class _SingleUseSession:
     """A model whose session is made where it runs, and is given back."""
 
-    make: Callable[[], Session]
+    make_session: Callable[[], OrtSession]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return self.make().run(inputs)
+        return self.make_session().run(inputs)
 
 
-class Executor:
+class ProgramExecutor:
     """A program with its sessions made, to be run for many frames. States are kept from one to the next."""
 
     def __init__(
         self,
         program: Program,
         optimization: Optimization = "extended",
-        make: Callable[[Segment], Runnable] | None = None,
-        once: bool = False,
+        make_runner: Callable[[Segment], SegmentRunner] | None = None,
+        is_single_use: bool = False,
     ) -> None:
         """`make`: what runs a segment in place of onnxruntime. once: it is run for one frame: each session is made when
         its turn comes, so that one of them holds weights at a time."""
         self.program = program
-        self._kept: dict[str, Any] = {}
-        self._sends = [_sends(device) for device in program.devices]
+        self._functions: dict[str, Any] = {}
+        self._sends = [_sends_by_segment(device) for device in program.devices]
 
-        def session(s: Segment) -> Runnable:
-            about = s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization, once
-            return _Once(lambda: Session(*about)) if once else Session(*about)
+        def session(s: Segment) -> SegmentRunner:
+            about = s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization, is_single_use
+            return _SingleUseSession(lambda: OrtSession(*about)) if is_single_use else OrtSession(*about)
 
-        self._sessions = [[(make or session)(segment) for segment in device.segments] for device in program.devices]
+        self._sessions = [
+            [(make_runner or session)(segment) for segment in device.segments] for device in program.devices
+        ]
 
     def run(self, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
         """Plays the program for one frame; where `inputs` has states, those begin anew, and zeros are what they begin
         with. DicompilerError where a transfer or an order is not as predicted."""
         program = self.program
-        feed = begun(program.states, inputs, not self._kept)
+        feed = with_initial_states(program.states, inputs, not self._functions)
         anew = any(state.name in feed for state in program.states)
         given = check_inputs((*program.inputs, *(program.states if anew else ())), feed)
         held = {d.device: {name: given[name] for name in d.sources} for d in program.devices}
         for device in program.devices:
             for state in device.states:
                 held[device.device][state.value.name] = (
-                    given[state.past][slices(state.region)] if anew else self._kept[state.value.name]
+                    given[state.past][to_slices(state.region)] if anew else self._functions[state.value.name]
                 )
         sent = [0] * len(program.transfers)
         for sends in self._sends:
             self._send(sends[0], held, sent)
-        for device_index, index in program.order:
+        for device_index, index in program.segment_order:
             device = program.devices[device_index]
             segment, local = device.segments[index], held[device.device]
             missing = [name for name in segment.inputs if name not in local]
@@ -293,8 +297,10 @@ class Executor:
         }
         first = {name: value for outputs in reversed(delivered.values()) for name, value in outputs.items()}
         outputs = {value.name: first[value.name] for value in program.outputs}
-        kept = [(state, held[device.device][state.made]) for device in program.devices for state in device.states]
-        self._kept = {state.value.name: array for state, array in kept}
+        kept = [
+            (state, held[device.device][state.written_name]) for device in program.devices for state in device.states
+        ]
+        self._functions = {state.value.name: array for state, array in kept}
         return Execution(outputs, tuple(sent), delivered, held if keep_values else {}, kept)
 
     def _send(self, indices: Sequence[int], held: Mapping[str, dict[str, Any]], sent: list[int]) -> None:
@@ -302,14 +308,14 @@ class Executor:
             transfer = self.program.transfers[index]
             name, to = transfer.value.name, held[transfer.receiver]
             if name not in held[transfer.sender]:
-                raise DicompilerError(f"{_place(transfer)}: the sender does not have it yet")
+                raise DicompilerError(f"{_describe_transfer(transfer)}: the sender does not have it yet")
             if name in to:
-                raise DicompilerError(f"{_place(transfer)}: the receiver has it already")
-            to[name] = _checked(transfer, held[transfer.sender][name])
+                raise DicompilerError(f"{_describe_transfer(transfer)}: the receiver has it already")
+            to[name] = _check_sent_array(transfer, held[transfer.sender][name])
             sent[index] += to[name].nbytes
 
 
-def _sends(device: DeviceProgram) -> list[list[int]]:
+def _sends_by_segment(device: DeviceProgram) -> list[list[int]]:
     """The transfers that the device sends before its first segment, after its first, after its second, …"""
     sends: list[list[int]] = [[]]
     for step in device.steps:
@@ -320,15 +326,15 @@ def _sends(device: DeviceProgram) -> list[list[int]]:
     return sends
 
 
-def _place(transfer: Transfer) -> str:
+def _describe_transfer(transfer: Transfer) -> str:
     return f"transfer {transfer.index} ({transfer.value.name!r} from {transfer.sender!r} to {transfer.receiver!r})"
 
 
-def _checked(transfer: Transfer, array: NDArray[Any]) -> NDArray[Any]:
+def _check_sent_array(transfer: Transfer, array: NDArray[Any]) -> NDArray[Any]:
     value = transfer.value
     if array_dtype(array) != value.dtype or array.shape != value.shape or array.nbytes != value.nbytes:
         raise DicompilerError(
-            f"{_place(transfer)}: {array.dtype} {array.shape} is sent, "
+            f"{_describe_transfer(transfer)}: {array.dtype} {array.shape} is sent, "
             f"{dtype_name(value.dtype)} {value.shape} was predicted"
         )
     return array

@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, nearest
-from dicompiler.ir.program import Value
+from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.ir.program import TensorSpec
 
 Samples = list[dict[str, NDArray[Any]]]
 
 
-def read_samples(path: Path, inputs: tuple[Value, ...]) -> Samples:
+def read_samples(path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
     """The samples in a file, checked against the network's inputs: an array for each, samples one after another along a
     first axis of its own. DicompilerError for what does not fit."""
     try:
@@ -33,9 +33,9 @@ def read_samples(path: Path, inputs: tuple[Value, ...]) -> Samples:
     known = [value.name for value in inputs]
     for name in arrays:
         if name not in known:
-            raise DicompilerError(f"{path}: the network has no input {name!r}{nearest(name, known)}")
+            raise DicompilerError(f"{path}: the network has no input {name!r}{did_you_mean(name, known)}")
     for value in inputs:
-        _check(path, value, arrays)
+        _check_array(path, value, arrays)
     counts = {len(arrays[name]) for name in known}
     if not counts:
         raise DicompilerError(f"{path}: the network has no inputs: nothing of it can be calibrated")
@@ -44,7 +44,7 @@ def read_samples(path: Path, inputs: tuple[Value, ...]) -> Samples:
     return [{name: arrays[name][i] for name in known} for i in range(*counts)]
 
 
-def _check(path: Path, value: Value, arrays: Mapping[str, NDArray[Any]]) -> None:
+def _check_array(path: Path, value: TensorSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
     if value.shape is None:
         raise DicompilerError(f"{path}: input {value.name!r} has no static shape: fix its dimensions (--shape)")
     if value.name not in arrays:

@@ -12,15 +12,24 @@ dicompiler_api = API_VERSION
 @hookimpl
 def dicompiler_passes() -> Iterable[type[Pass]]:
     """From a model to layers, annotations by hand, and the one pass that rewrites."""
-    from dicompiler_passes.channels import Fuse, Lip, Lop
+    from dicompiler_passes.channels import FusePass, LipPass, LopPass
     from dicompiler_passes.form_layers import FormLayers
     from dicompiler_passes.infer_shapes import InferShapes
     from dicompiler_passes.keep_states import KeepStates
     from dicompiler_passes.normalise import Normalise
-    from dicompiler_passes.partition import Partition
+    from dicompiler_passes.partition import PartitionPass
     from dicompiler_passes.quantise import Quantise
-    from dicompiler_passes.tiles import FuseTiles, Place, TileGrid, TileHeight
+    from dicompiler_passes.tiles import FuseTiles, PlacePass, TileGrid, TileHeight
     from dicompiler_passes.trim import Trim
 
-    splitting: list[type[Pass]] = [Place, TileHeight, TileGrid, FuseTiles, Lop, Lip, Fuse, Partition]
+    splitting: list[type[Pass]] = [
+        PlacePass,
+        TileHeight,
+        TileGrid,
+        FuseTiles,
+        LopPass,
+        LipPass,
+        FusePass,
+        PartitionPass,
+    ]
     return [Normalise, Quantise, InferShapes, KeepStates, FormLayers, Trim, *splitting]

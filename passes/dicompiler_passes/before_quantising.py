@@ -13,19 +13,19 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Graph, Model, names_read
+from dicompiler.plugin_api import Model, ModelGraph, names_read
 
 
-def simplify(model: Model) -> Model:
+def simplify_for_quantization(model: Model) -> Model:
     """Norms go into the matrix products before them, and averages over whole images are called so."""
     graph = model.graph()
-    _fold_norms(graph)
-    _whole_averages(graph, Model(onnx.shape_inference.infer_shapes(model.light())))
+    _fold_batch_norms(graph)
+    _use_global_average(graph, Model(onnx.shape_inference.infer_shapes(model.without_weights())))
     graph.prune()
     return model.with_graph(graph)
 
 
-def _fold_norms(graph: Graph) -> None:
+def _fold_batch_norms(graph: ModelGraph) -> None:
     """onnxruntime folds norms into convolutions, but not into this.
 
     Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (where nothing else reads the Gemm)
@@ -39,21 +39,24 @@ def _fold_norms(graph: Graph) -> None:
         gemm = next(iter(norm.inputs[0].inputs), None)
         if gemm is None or gemm.op != "Gemm" or counts[norm.inputs[0].name] > 1:
             continue
-        if not all(graph.is_fixed(tensor) for tensor in (*gemm.inputs[1:], *norm.inputs[1:])):
+        if not all(graph.is_constant(tensor) for tensor in (*gemm.inputs[1:], *norm.inputs[1:])):
             continue
         scale, shift, mean, variance = (tensor.values.astype(np.float64) for tensor in norm.inputs[1:5])
         factor = scale / np.sqrt(variance + norm.attrs.get("epsilon", 1e-5))
-        weight, bias = _scaled(gemm, factor)
+        weight, bias = _scale_gemm(gemm, factor)
         values = {f"{gemm.name}/weight": weight, f"{gemm.name}/bias": bias + shift - mean * factor}
-        constants = [graph.put(graph.unused(name), np.ascontiguousarray(v, np.float32)) for name, v in values.items()]
+        constants = [
+            graph.add_initializer(graph.unused_tensor_name(name), np.ascontiguousarray(v, np.float32))
+            for name, v in values.items()
+        ]
         gemm.inputs = [gemm.inputs[0], *constants]
         gemm.attrs = {key: value for key, value in gemm.attrs.items() if key not in ("alpha", "beta")}
         gemm.outputs = norm.outputs
         gone.append(norm)
-    graph.remove(gone)
+    graph.remove_nodes(gone)
 
 
-def _scaled(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """The weights of a Gemm (as they lie there) and its bias, each output times its factor; alpha and beta are in."""
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)
@@ -61,7 +64,7 @@ def _scaled(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[
     return weight * rows, bias * gemm.attrs.get("beta", 1.0) * factor
 
 
-def _whole_averages(graph: Graph, inferred: Model) -> None:
+def _use_global_average(graph: ModelGraph, inferred: Model) -> None:
     """AveragePool with one window, the image ⇒ GlobalAveragePool"""
     tensors = inferred.tensors()
     for node in graph.nodes:

@@ -10,22 +10,22 @@ from dicompiler.plugin_api import (
     Interval,
     Layer,
     LayerGraph,
+    LayerShare,
     Part,
     Region,
-    Share,
     UsageError,
-    axis_of,
     fused_regions,
+    labelled_axis,
+    make_share_task,
     output_shape,
-    reduction,
-    share_task,
-    shares,
+    reduction_length,
+    split_proportionally,
 )
-from dicompiler_passes.annotating import Annotation, LayerAnnotation
+from dicompiler_passes.annotating import AnnotationPass, LayerAnnotationPass
 
 
 @dataclass(frozen=True)
-class Lop(LayerAnnotation):
+class LopPass(LayerAnnotationPass):
     """Layer output partitioning: each device computes a range of output channels with its share of the weights.
 
     fc1 (channels 0:8) ⇒ fc1@d0 (0:4, weights 0:4), fc1@d1 (4:8, weights 4:8)
@@ -35,27 +35,27 @@ class Lop(LayerAnnotation):
 
     parts: int = 2
 
-    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        return self.tiles(self.strips(graph, layer, "channel", self.parts), devices)
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.make_parts(self.strip_regions(graph, layer, "channel", self.parts), devices)
 
 
-def mergers(
-    annotation: Annotation, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
+def merging_parts(
+    annotation: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
 ) -> list[Part]:
     """The parts that sum: `one` (the first device, all of it), `scatter` (each device a range of channels),
     `all` (every device all of it)."""
-    homes = annotation.spread(parts, devices)
+    homes = annotation.assign_devices(parts, devices)
     if merge == "one":
         return [Part(homes[0][0], lane=homes[0][1])]
     if merge == "all":
         return [Part(device, lane=lane) for device, lane in homes]
     if merge == "scatter":
-        return annotation.tiles(annotation.strips(graph, layer, "channel", parts), devices)
+        return annotation.make_parts(annotation.strip_regions(graph, layer, "channel", parts), devices)
     raise UsageError(f"{annotation.name}: merge: {merge!r} is none of one, scatter, all")
 
 
 @dataclass(frozen=True)
-class Lip(LayerAnnotation):
+class LipPass(LayerAnnotationPass):
     """Layer input partitioning: each device sums over a range of input channels; mergers add the partial sums.
 
     fc1 (sum over 0:8) ⇒ fc1@d0 (sum over 0:4) + fc1@d1 (sum over 4:8) → d0
@@ -66,34 +66,38 @@ class Lip(LayerAnnotation):
     parts: int = 2
     merge: str = "one"
 
-    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        extent = reduction(graph, layer)
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        extent = reduction_length(graph, layer)
         if extent is None:
-            raise self.fail(f"layer {layer.name!r} cannot be cut by input channels: {_no_sums(graph, layer)}")
+            raise self.error(
+                f"layer {layer.name!r} cannot be cut by input channels: {_why_no_partial_sums(graph, layer)}"
+            )
         if extent < self.parts:
-            raise self.fail(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
-        homes = self.spread(self.parts, devices)
-        cuts = shares(extent, [1.0] * self.parts)
+            raise self.error(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
+        homes = self.assign_devices(self.parts, devices)
+        cuts = split_proportionally(extent, [1.0] * self.parts)
         partials = [Part(d, reduce=cut, lane=lane) for (d, lane), cut in zip(homes, cuts, strict=True)]
-        return [*partials, *mergers(self, graph, layer, self.merge, self.parts, devices)]
+        return [*partials, *merging_parts(self, graph, layer, self.merge, self.parts, devices)]
 
 
-def _no_sums(graph: LayerGraph, layer: Layer) -> str:
+def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
     """Why there are no partial sums of a layer."""
-    quantised = layer.anchor > 0 or graph.rule(layer.nodes[layer.anchor]).rounds
+    quantised = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
     rounded = "it is quantised, and partial sums of rounded numbers are others" if quantised else ""
-    return layer.reason or rounded or "its anchor is grouped or sums over none"
+    return layer.whole_reason or rounded or "its anchor is grouped or sums over none"
 
 
 @dataclass(frozen=True)
-class Fuse(Annotation):
+class FusePass(AnnotationPass):
     """LOP in the first layer, LIP in the last, on the same devices and without exchange in between.
 
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """
 
     name: ClassVar[str] = "fuse"
-    unnamed: ClassVar[str] = "name the layers from the one cut by output to the one cut by input: layers=first..last"
+    missing_layers_hint: ClassVar[str] = (
+        "name the layers from the one cut by output to the one cut by input: layers=first..last"
+    )
 
     parts: int = 2
     merge: str = "one"
@@ -102,38 +106,40 @@ class Fuse(Annotation):
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
         if len(chosen) < 2:
-            raise self.fail("a single layer cannot be fused: name the first and the last: layers=first..last")
+            raise self.error("a single layer cannot be fused: name the first and the last: layers=first..last")
         first, between, last = chosen[0], chosen[1:-1], chosen[-1]
         result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
-        for part in self.tiles(self.strips(graph, first, "channel", self.parts), devices):
+        for part in self.make_parts(self.strip_regions(graph, first, "channel", self.parts), devices):
             assert part.region is not None
             reduce = self._reduce(graph, first, between, last, part.region)
             result[first.name].append(part)
             result[last.name].append(Part(part.device, reduce=reduce, lane=part.lane))
-            for name, region in _passed(graph, between, last, reduce).items():
+            for name, region in _regions_between(graph, between, last, reduce).items():
                 result[name].append(Part(part.device, region, lane=part.lane))
-        result[last.name] += mergers(self, graph, last, self.merge, self.parts, devices)
+        result[last.name] += merging_parts(self, graph, last, self.merge, self.parts, devices)
         return result
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
         """The range of the last layer's input channels that `tile` of the first layer's output becomes."""
-        extent = reduction(graph, last)
+        extent = reduction_length(graph, last)
         if extent is None:
-            raise self.fail(f"layer {last.name!r} cannot be cut by input channels: {_no_sums(graph, last)}")
-        axis = axis_of(graph, first, "channel")
+            raise self.error(
+                f"layer {last.name!r} cannot be cut by input channels: {_why_no_partial_sums(graph, last)}"
+            )
+        axis = labelled_axis(graph, first, "channel")
         channels = output_shape(graph, first)[axis]
         start, stop = tile[axis]
         reduce = (start * extent // channels, stop * extent // channels)
-        if reduce[0] < reduce[1] and _need(graph, first, between, last, reduce) == tile:
+        if reduce[0] < reduce[1] and _region_of_first(graph, first, between, last, reduce) == tile:
             return reduce
-        raise self.fail(
+        raise self.error(
             f"channels {start}:{stop} of {first.name!r} do not become one range of input channels of {last.name!r}"
         )
 
 
-def _passed(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
+def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
     """The regions of the layers in between that a range of the last layer's input channels needs."""
-    task = share_task(graph, last, Share(reduce=reduce))
+    task = make_share_task(graph, last, LayerShare(reduce=reduce))
     if not between:
         return {}
     (need,) = task.needs.values()
@@ -141,11 +147,13 @@ def _passed(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: In
     return regions
 
 
-def _need(graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval) -> Region | None:
+def _region_of_first(
+    graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
+) -> Region | None:
     """What the chain from the last layer back needs of the first layer's output; None where it needs anything else."""
-    regions = _passed(graph, between, last, reduce)
-    readers = [share_task(graph, layer, Share(regions[layer.name])) for layer in between]
-    readers.append(share_task(graph, last, Share(reduce=reduce)))
+    regions = _regions_between(graph, between, last, reduce)
+    readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]
+    readers.append(make_share_task(graph, last, LayerShare(reduce=reduce)))
     outside = {
         key.tensor: need
         for task in readers

@@ -14,7 +14,6 @@ import onnx
 
 from dicompiler.plugin_api import (
     STAND_IN_DOMAIN,
-    Compilation,
     DicompilerError,
     Layer,
     LayerGraph,
@@ -22,16 +21,17 @@ from dicompiler.plugin_api import (
     Node,
     OperatorRule,
     Pass,
+    PipelineState,
     Shape,
-    Tensor,
-    captures,
-    draws,
-    sized,
-    states_of,
+    TensorInfo,
+    captured_names,
+    is_fixed_size,
+    is_random,
+    read_states,
 )
-from dicompiler_passes.quantised import with_reader
+from dicompiler_passes.quantised import dequantize_by_reader
 
-_JOINED_BEFORE_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
+_CONCAT_TYPES_BEFORE_OPSET_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 """What Concat takes before opset 4."""
 
 
@@ -48,22 +48,23 @@ class FormLayers(Pass):
     name: ClassVar[str] = "form-layers"
     provides: ClassVar[tuple[str, ...]] = ("layers",)
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         from dicompiler.plugin_api import registry
 
-        return replace(compilation, layers=form_layers(compilation.model, registry().rules))
+        return replace(compilation, layers=form_layers(compilation.model, registry().operator_rules))
 
 
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
     """The layers of `model`. Raises where a graph input has no static shape, and where an output is no node's work."""
     graph = model.proto.graph
     tensors = {
-        name: tensor if sized(tensor.dtype) else replace(tensor, shape=None) for name, tensor in model.tensors().items()
+        name: tensor if is_fixed_size(tensor.dtype) else replace(tensor, shape=None)
+        for name, tensor in model.tensors().items()
     }
-    states = states_of(model.proto) or ()
-    inputs = tuple(v.name for v in graph.input if not tensors[v.name].constant)
+    states = read_states(model.proto) or ()
+    inputs = tuple(v.name for v in graph.input if not tensors[v.name].is_constant)
     for name in inputs:
-        if tensors[name].shape is None and sized(tensors[name].dtype):
+        if tensors[name].shape is None and is_fixed_size(tensors[name].dtype):
             raise DicompilerError(
                 f"form-layers: input {name!r} has no static shape: fix it by infer-shapes (--shape {name}=1x3x224x224)"
             )
@@ -71,19 +72,19 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
     for node in nodes:
         for name in (*node.inputs, *node.outputs):
             if name:
-                tensors.setdefault(name, Tensor(name, onnx.TensorProto.UNDEFINED, None))
+                tensors.setdefault(name, TensorInfo(name, onnx.TensorProto.UNDEFINED, None))
     outputs = tuple(v.name for v in graph.output)
     made = {name for node in nodes for name in node.outputs}
     for name in outputs:
         if name not in made:
             raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
     given = tuple(name for name in inputs if name not in dict(states))
-    random = frozenset(node.name for node in graph.node if draws(node, model.proto))
-    empty = LayerGraph((), tensors, given, outputs, rules, states=states, random=random)
+    random = frozenset(node.name for node in graph.node if is_random(node, model.proto))
+    empty = LayerGraph((), tensors, given, outputs, rules, states=states, random_nodes=random)
     readers = _readers(nodes, outputs)
-    groups = _absorb(_with_dequantise(_opaque_groups(model, nodes, tensors), readers), empty)
-    layers = tuple(_layer(group, empty, readers) for group in groups)
-    return replace(empty, layers=_ordered(layers))
+    groups = _absorb_elementwise(_with_dequantize_nodes(_opaque_groups(model, nodes, tensors), readers), empty)
+    layers = tuple(_make_layer(group, empty, readers) for group in groups)
+    return replace(empty, layers=_order_layers(layers))
 
 
 def _nodes(model: Model) -> Iterator[Node]:
@@ -94,7 +95,7 @@ def _nodes(model: Model) -> Iterator[Node]:
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         if domain.startswith(STAND_IN_DOMAIN):  # a number tells stand-ins of one operator apart
             domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
-        attributes = {a.name: _plain(a) for a in proto.attribute}
+        attributes = {a.name: _attribute_value(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
         yield Node(
             proto.name,
@@ -102,12 +103,12 @@ def _nodes(model: Model) -> Iterator[Node]:
             domain,
             opset,
             attributes,
-            (*proto.input, *sorted(captures(proto))),
+            (*proto.input, *sorted(captured_names(proto))),
             tuple(proto.output),
         )
 
 
-def _plain(attribute: onnx.AttributeProto) -> Any:
+def _attribute_value(attribute: onnx.AttributeProto) -> Any:
     """An attribute as int, float, str, list …; strings that are no UTF-8, tensors and graphs stay as they are."""
     if attribute.type == onnx.AttributeProto.STRING:
         return attribute.s.decode("utf-8", "surrogateescape")
@@ -132,7 +133,7 @@ def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, froz
     return {name: frozenset(readers) for name, readers in found.items()}
 
 
-def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Tensor]) -> list[_Group]:
+def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
     """One group per node, but nodes joined by an edge that cannot be cut (no static shape, or captured by control
     flow) together, with all that lies between them."""
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
@@ -155,7 +156,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
         before: dict[int, list[int]] = {}
         for i, node in enumerate(nodes):
             before.setdefault(find(i), []).extend(find(producer[n]) for n in node.inputs if n in producer)
-        for together in _condense(before):
+        for together in _cyclic_groups(before):
             leader.update(dict.fromkeys(together, min(together)))
     members: dict[int, list[Node]] = {}
     for i, node in enumerate(nodes):
@@ -164,11 +165,11 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
     return [_Group(tuple(group), len(group) - 1, reason if len(group) > 1 else "") for group in members.values()]
 
 
-def _with_dequantise(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
+def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
     """What dequantises a node's inputs goes into its group, before it; the node stays the anchor."""
     alone = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
-    before = with_reader(nodes, readers, lambda node: node.name in alone)
+    before = dequantize_by_reader(nodes, readers, lambda node: node.name in alone)
     taken = {node.name for own in before.values() for node in own}
     joined = []
     for group in groups:
@@ -178,7 +179,7 @@ def _with_dequantise(groups: Sequence[_Group], readers: Mapping[str, frozenset[s
     return joined
 
 
-def _condense(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+def _cyclic_groups(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
     """The sets of groups that depend on each other both ways: strongly connected components, by Tarjan's algorithm
     without recursion. before: group → groups that it depends on."""
     number: dict[int, int] = {}  # in the order of visits
@@ -209,7 +210,7 @@ def _condense(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
 
 
 @dataclass(frozen=True)
-class _Links:
+class _NodeLinks:
     """What absorbing asks of the nodes; each node's inputs are gone through once, however many they are.
 
     nodes: by name. readers: see `_readers`. position: node → its place. last: node → who makes its last operand
@@ -219,22 +220,22 @@ class _Links:
     nodes: Mapping[str, Node]
     readers: Mapping[str, frozenset[str]]
     position: Mapping[str, int]
-    last: Mapping[str, str]
-    fitting: Mapping[str, Shape]
+    last_producer: Mapping[str, str]
+    elementwise_shapes: Mapping[str, Shape]
 
     @classmethod
-    def of(cls, nodes: Sequence[Node], graph: LayerGraph) -> _Links:
+    def build(cls, nodes: Sequence[Node], graph: LayerGraph) -> _NodeLinks:
         position = {node.name: i for i, node in enumerate(nodes)}
         maker = {name: node.name for node in nodes for name in node.outputs}
         last = {
             node.name: max((maker[n] for n in node.inputs if n in maker), key=position.__getitem__, default="")
             for node in nodes
         }
-        fitting = {node.name: shape for node in nodes if (shape := _fitting(node, graph)) is not None}
+        fitting = {node.name: shape for node in nodes if (shape := _elementwise_shape(node, graph)) is not None}
         by_name = {node.name: node for node in nodes}
         return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
 
-    def ready(self, names: Sequence[str], inside: set[str]) -> list[str]:
+    def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
         """Those whose last-produced operand is made inside, or by one of them that is ready: the layer that a residual
         Add goes to. The others wait for an operand of a later round, as the last Mul of x·clip(x + 3)."""
         asked, known = set(names), dict[str, bool]()
@@ -242,15 +243,15 @@ class _Links:
             path, at = [], name
             while at in asked and at not in known:
                 path.append(at)
-                at = self.last[at]
+                at = self.last_producer[at]
             known.update(dict.fromkeys(path, known.get(at, at in inside)))
         return [name for name in names if known[name]]
 
 
-def _absorb(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
+def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
     """Lets each anchor take in the element-wise nodes after it, for as long as just one tensor leaves."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
-    links = _Links.of([node for group in groups for node in group.nodes], graph)
+    links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     taken: set[int] = set()
     formed: list[_Group] = []
     for k, group in enumerate(groups):
@@ -259,7 +260,7 @@ def _absorb(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
         members = list(group.nodes)
         inside = {node.name for node in members}
         while len(members[-1].outputs) == 1 and (not group.reason):
-            found = _absorbable(members[-1].outputs[0], inside, links, graph)
+            found = _absorbable_nodes(members[-1].outputs[0], inside, links, graph)
             if not found or any(len(groups[owner[n.name]].nodes) > 1 or owner[n.name] in taken for n in found):
                 break
             members.extend(found)
@@ -268,7 +269,7 @@ def _absorb(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
     return formed
 
 
-def _absorbable(output: str, inside: set[str], links: _Links, graph: LayerGraph) -> list[Node]:
+def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
     """The element-wise nodes that read `output`, the one that leaves the nodes `inside`, if taking them all in leaves
     again one output. They are added to `inside`, also where they are too few.
 
@@ -279,9 +280,9 @@ def _absorbable(output: str, inside: set[str], links: _Links, graph: LayerGraph)
     leaving = {output}
     for _ in range(3):  # a branch such as x·sigmoid(x) closes after two nodes, hard-swish written out after three
         names = {r for t in leaving for r in links.readers.get(t, ())} - inside
-        if shape is None or not names or any(links.fitting.get(name) != shape for name in names):
+        if shape is None or not names or any(links.elementwise_shapes.get(name) != shape for name in names):
             return []
-        ready = links.ready(sorted(names, key=links.position.__getitem__), inside)
+        ready = links.ready_nodes(sorted(names, key=links.position.__getitem__), inside)
         if not ready:
             return []
         found.extend(links.nodes[name] for name in ready)
@@ -294,30 +295,30 @@ def _absorbable(output: str, inside: set[str], links: _Links, graph: LayerGraph)
     return []
 
 
-def _fitting(node: Node, graph: LayerGraph) -> Shape | None:
+def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
     """The static shape of the one output of an element-wise node of which all is static; None for any other."""
     used = [name for name in node.outputs if name]
-    if not graph.rule(node).elementwise or len(used) != 1:
+    if not graph.rule_of(node).is_elementwise or len(used) != 1:
         return None
     static = all(graph.tensors[name].shape is not None for name in (*node.inputs, *used) if name)
-    return graph.tensors[used[0]].shape if static and not _at_once(node, graph) else None
+    return graph.tensors[used[0]].shape if static and not _computes_whole(node, graph) else None
 
 
-def _at_once(node: Node, graph: LayerGraph) -> bool:
+def _computes_whole(node: Node, graph: LayerGraph) -> bool:
     """Whether the node, of an element-wise operator, computes all of its static output at once all the same: in
     training mode a Dropout draws, and a BatchNormalization takes the mean, for the tensor as a whole."""
-    corner = tuple((0, min(1, extent)) for extent in graph.operation(node).out_shape)
-    return graph.rule(node).elementwise and graph.piece(node, corner).out != corner
+    corner = tuple((0, min(1, extent)) for extent in graph.operation_of(node).out_shape)
+    return graph.rule_of(node).is_elementwise and graph.make_piece(node, corner).out != corner
 
 
-def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str]]) -> Layer:
+def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str]]) -> Layer:
     inside = {node.name for node in group.nodes}
     made = {name for node in group.nodes for name in node.outputs if name}
     incoming = dict.fromkeys(
         name
         for node in group.nodes
         for name in node.inputs
-        if name and name not in made and not graph.tensors[name].constant and name not in graph.present
+        if name and name not in made and not graph.tensors[name].is_constant and name not in graph.state_output_of
     )
     outgoing = tuple(
         name for node in group.nodes for name in node.outputs if name and not readers.get(name, frozenset()) <= inside
@@ -331,24 +332,28 @@ def _layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
     """'' where the layer can be cut."""
     anchor = group.nodes[group.anchor]
-    if not graph.rule(anchor).cuts:
+    if not graph.rule_of(anchor).can_cut:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
     if len(outgoing) != 1:
         return f"{len(outgoing)} tensors leave it"
     if all(graph.cut_output(node) != outgoing[0] for node in group.nodes):
         return f"{outgoing[0]!r} is not the output that can be cut"
-    if 0 < anchor.opset < 4 and not anchor.domain and graph.tensors[outgoing[0]].dtype not in _JOINED_BEFORE_4:
+    if (
+        0 < anchor.opset < 4
+        and not anchor.domain
+        and graph.tensors[outgoing[0]].dtype not in _CONCAT_TYPES_BEFORE_OPSET_4
+    ):
         return f"opset {anchor.opset} cannot join pieces of its type"
     if any(graph.tensors[name].shape is None for name in (*anchor.inputs, *anchor.outputs) if name):
-        words = any(not sized(graph.tensors[name].dtype) for name in (*anchor.inputs, *anchor.outputs) if name)
+        words = any(not is_fixed_size(graph.tensors[name].dtype) for name in (*anchor.inputs, *anchor.outputs) if name)
         return "words or no tensors go in or out" if words else "a tensor of it has no static shape"
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
-    if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.constant and tensor.shape == (0,))):
+    if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.is_constant and tensor.shape == (0,))):
         return "a tensor of it is empty"  # but for a parameter: exporters write an absent one as an empty vector
-    return "it runs in training mode" if _at_once(anchor, graph) else ""
+    return "it runs in training mode" if _computes_whole(anchor, graph) else ""
 
 
-def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Topological order, ties by the order in the file: a layer may wait for a shortcut that comes in late.
 
     Products of one tensor with matrices stand side by side: what others need of keys and values leaves together then.
@@ -364,7 +369,7 @@ def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     for i, layer in enumerate(layers):
         if (anchor := layer.nodes[layer.anchor]).op in ("MatMul", "Gemm"):
             beside.setdefault(anchor.inputs[0], []).append(i)
-    queries = _queries(layers, producer)
+    queries = _query_products(layers, producer)
     beside = {tensor: sorted(own, key=lambda i: i in queries) for tensor, own in beside.items()}
     ready = [i for i, before in enumerate(waiting) if not before]  # sorted, and so a heap
     ordered: dict[int, Layer] = {}
@@ -383,7 +388,7 @@ def _ordered(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     return tuple(ordered.values())
 
 
-def _queries(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
+def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
     """The products that lead, through layers of one input each, to the first operand of a product of two tensors."""
     found: set[int] = set()
     for layer in layers:

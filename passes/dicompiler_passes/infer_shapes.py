@@ -17,24 +17,24 @@ import onnx
 import onnx_graphsurgeon as gs
 
 from dicompiler.plugin_api import (
-    Compilation,
     DicompilerError,
-    Graph,
     Model,
+    ModelGraph,
     Pass,
+    PipelineState,
     Shape,
-    Tensor,
+    TensorInfo,
     UsageError,
     Variable,
-    nearest,
+    did_you_mean,
 )
-from dicompiler_passes.folding import STANDARD, fold
-from dicompiler_passes.foreign import learned
-from dicompiler_passes.legality import check_nodes, check_sizes, infer
-from dicompiler_passes.tidying import int64, outputs_from_nodes, scalar_ranges, split_to_slices
+from dicompiler_passes.folding import STANDARD_DOMAINS, fold_constants
+from dicompiler_passes.foreign import infer_contrib_shapes
+from dicompiler_passes.legality import check_nodes, check_sizes, infer_checked
+from dicompiler_passes.tidying import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices
 from dicompiler_passes.unfusing import unfuse
 
-_PICTURE, _WORDS = (1, 3, 224, 224), (128,)
+_USUAL_IMAGE_SHAPE, _USUAL_SEQUENCE_SHAPE = (1, 3, 224, 224), (128,)
 """Sizes that inputs often have: those of a picture; behind the first those of a text, or of a recording."""
 
 
@@ -55,7 +55,7 @@ class InferShapes(Pass):
 
     shape: tuple[str, ...] = ()
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """Replaces the model. UsageError for an unknown input; DicompilerError where a dimension is left open."""
         return replace(compilation, model=infer_shapes(compilation.model, parse_shapes(self.shape)))
 
@@ -77,19 +77,19 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
 def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
     """The model with the sizes `shapes` of its inputs, and all that follows from them."""
     graph = model.graph()
-    _bind(graph, shapes)
+    _bind_shapes(graph, shapes)
     hints: list[onnx.ValueInfoProto] = []
     while True:
-        fold(graph)
+        fold_constants(graph)
         folded = model.with_graph(graph)
         hints = hints or [*folded.proto.graph.value_info, *folded.proto.graph.output]
-        inferred = _infer(folded, hints)
-        graph.learn(inferred.graph)
+        inferred = _infer_all(folded, hints)
+        graph.set_inferred_info(inferred.graph)
         tensors = Model(inferred).tensors()
-        edits = (_fold_shapes, split_to_slices, scalar_ranges, unfuse)
+        edits = (_fold_shapes, split_to_slices, make_ranges_scalar, unfuse)
         if not any(edit(graph, tensors) for edit in edits):
             break
-    check_nodes(inferred.graph, tensors, model.place)
+    check_nodes(inferred.graph, tensors, model.display_name)
     graph.prune()
     outputs_from_nodes(graph)
     return model.with_graph(graph)
@@ -98,14 +98,14 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
 # --- the inputs' sizes --------------------------------------------------------------------------------------------
 
 
-def _bind(graph: Graph, shapes: Mapping[str, Shape]) -> None:
+def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
     """Gives the graph's inputs their shapes, and named dimensions ("N") their size wherever they stand."""
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
         found = [name] if name in inputs else [one for one in inputs if fnmatchcase(one, name)]
         if not found:
-            raise UsageError(f"shape: the model has no input {name!r}{nearest(name, inputs)}")
+            raise UsageError(f"shape: the model has no input {name!r}{did_you_mean(name, inputs)}")
         for one in found:
             _bind_input(inputs[one], shape, sizes)
     for tensor in graph.tensors().values() if sizes else ():
@@ -122,13 +122,15 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
         raise DicompilerError(f"shape {tensor.name}={text}: this input is no tensor: leave it out")
     known: list[Any] = tensor.shape if tensor.shape is not None else [None] * len(shape)
     if len(known) != len(shape):
-        raise DicompilerError(f"shape {tensor.name}={text}: the input has {len(known)} dimensions: {_example(tensor)}")
+        raise DicompilerError(
+            f"shape {tensor.name}={text}: the input has {len(known)} dimensions: {_shape_example(tensor)}"
+        )
     for axis, (now, size) in enumerate(zip(known, shape, strict=True)):
         fixed = now if _is_static(now) else sizes.setdefault(now, size) if isinstance(now, str) and now else size
         if fixed != size:
             called = f" ({now!r})" if isinstance(now, str) else ""
             conflict = f"dimension {axis}{called} is {size} where the model has {fixed}"
-            raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_example(tensor, sizes)}")
+            raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_shape_example(tensor, sizes)}")
     tensor.shape = list(shape)
 
 
@@ -147,19 +149,19 @@ def _check_static(tensor: Variable) -> None:
     if not _is_tensor(tensor):
         return
     if tensor.shape is None:
-        raise DicompilerError(f"infer-shapes: input {tensor.name!r} has no shape: {_example(tensor)}")
+        raise DicompilerError(f"infer-shapes: input {tensor.name!r} has no shape: {_shape_example(tensor)}")
     for axis, size in enumerate(tensor.shape):
         if not _is_static(size):
             called = f" ({size!r})" if isinstance(size, str) and size else ""
             raise DicompilerError(
-                f"infer-shapes: dimension {axis}{called} of input {tensor.name!r} is open: {_example(tensor)}"
+                f"infer-shapes: dimension {axis}{called} of input {tensor.name!r} is open: {_shape_example(tensor)}"
             )
 
 
-def _example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
+def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
     """The remedy: a size for each dimension, its own where it is known, or where it is one of `named`."""
-    known = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_PICTURE)]
-    usual = _PICTURE if len(known) == len(_PICTURE) else (1, *_WORDS * len(known))
+    known = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_USUAL_IMAGE_SHAPE)]
+    usual = _USUAL_IMAGE_SHAPE if len(known) == len(_USUAL_IMAGE_SHAPE) else (1, *_USUAL_SEQUENCE_SHAPE * len(known))
     sizes = [size if _is_static(size) else usual[axis] for axis, size in enumerate(known)]
     return f"give it as --shape {tensor.name}={'x'.join(map(str, sizes))}"
 
@@ -167,34 +169,38 @@ def _example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
 # --- what follows from them ---------------------------------------------------------------------------------------
 
 
-def _infer(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
+def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
     """The model without weights, with the value_info that onnx infers from its inputs.
 
     What the file said before (`hints`, of outputs too), and after that what onnxruntime says, counts only where onnx
     finds no static shape, as after an operator that it does not know: an exporter may have written other sizes there.
     """
     bare = _without_shapes(model)
-    inferred = infer(bare, model.place)
-    check_sizes(inferred.graph, model.place)
+    inferred = infer_checked(bare, model.display_name)
+    check_sizes(inferred.graph, model.display_name)
     made = {name for node in bare.graph.node for name in node.output}
     outputs, said = {value.name: value for value in bare.graph.output}, set[str]()
     while True:
         known = Model(inferred).tensors()
         open_ = {name for name in made - said if name not in known or known[name].shape is None}
         hinted = {value.name: value for value in hints if value.name in open_}
-        missing = {name: value for name, value in hinted.items() if _is_sized(value)}
+        missing = {name: value for name, value in hinted.items() if _has_static_shape(value)}
         # What the file does not say either: onnxruntime is asked, then onnx of what follows.
-        missing = missing or {name: value for name, value in learned(bare, known).items() if name in open_} or hinted
+        missing = (
+            missing
+            or {name: value for name, value in infer_contrib_shapes(bare, known).items() if name in open_}
+            or hinted
+        )
         if not missing:
             return inferred
         said |= missing.keys()
         bare.graph.value_info.extend(value for name, value in missing.items() if name not in outputs)
         for name in missing.keys() & outputs.keys():
             outputs[name].CopyFrom(missing[name])
-        inferred = infer(bare, model.place)
+        inferred = infer_checked(bare, model.display_name)
 
 
-def _is_sized(value: onnx.ValueInfoProto) -> bool:
+def _has_static_shape(value: onnx.ValueInfoProto) -> bool:
     """Whether the file says a static shape."""
     tensor = value.type.tensor_type
     return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
@@ -202,7 +208,7 @@ def _is_sized(value: onnx.ValueInfoProto) -> bool:
 
 def _without_shapes(model: Model) -> onnx.ModelProto:
     """The model without weights in which only inputs and initializers have shapes."""
-    bare = model.light()
+    bare = model.without_weights()
     del bare.graph.value_info[:]
     for value in bare.graph.output:
         if value.type.HasField("tensor_type"):
@@ -210,17 +216,19 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
     return bare
 
 
-def _fold_shapes(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
+def _fold_shapes(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
     """Shape and Size of a tensor of static shape → their value; whether there was one."""
     gone: list[gs.Node] = []
     for node in graph.nodes:
-        if node.op not in ("Shape", "Size") or node.domain not in STANDARD or not node.inputs:
+        if node.op not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS or not node.inputs:
             continue
         source = tensors.get(node.inputs[0].name)
         if source is None or source.shape is None:
             continue
         shape = source.shape[slice(node.attrs.get("start", 0), node.attrs.get("end"))]
-        graph.settle(node.outputs[0], int64(*shape) if node.op == "Shape" else np.array(math.prod(shape), np.int64))
+        graph.make_constant(
+            node.outputs[0], int64_array(*shape) if node.op == "Shape" else np.array(math.prod(shape), np.int64)
+        )
         gone.append(node)
-    graph.remove(gone)
+    graph.remove_nodes(gone)
     return bool(gone)

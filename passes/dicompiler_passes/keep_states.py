@@ -16,22 +16,22 @@ import onnx
 from onnx import helper, numpy_helper
 
 from dicompiler.plugin_api import (
-    Compilation,
     DicompilerError,
     Model,
     Pass,
-    Tensor,
+    PipelineState,
+    TensorInfo,
     UsageError,
-    nearest,
-    set_states,
-    unique,
+    did_you_mean,
+    unique_name,
+    write_states,
 )
-from dicompiler_passes.tidying import int64
+from dicompiler_passes.tidying import int64_array
 
 log = logging.getLogger("dicompiler")
 
 AUTO, NONE = "auto", "none"
-USUAL = (
+USUAL_PATTERNS = (
     "past_key_values.*=present.*",
     "past_key_values.*=present_key_values.*",
     "past_*=present_*",
@@ -62,11 +62,11 @@ class KeepStates(Pass):
     """
 
     name: ClassVar[str] = "keep-states"
-    preserves: ClassVar[bool] = False  # it has other outputs
+    preserves_outputs: ClassVar[bool] = False  # it has other outputs
 
     state: tuple[str, ...] = (AUTO,)
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """Replaces the model. UsageError for a pattern that fits nothing, DicompilerError for a pair that cannot be."""
         return replace(compilation, model=keep_states(compilation.model, self.state))
 
@@ -77,34 +77,34 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
         raise UsageError("state: 'none' stands alone: leave out the other patterns, or 'none'")
     asked = [text for text in texts if text not in (AUTO, NONE)]
     graph, tensors = model.proto.graph, model.tensors()
-    ins = [value.name for value in graph.input if not tensors[value.name].constant]
+    ins = [value.name for value in graph.input if not tensors[value.name].is_constant]
     outs = [value.name for value in graph.output]
-    pairs = [pair for text in asked for pair in _asked(text, ins, outs)]
-    _check_once(pairs)
-    fits = {pair: _fit(model, tensors, *pair) for pair in pairs}
+    pairs = [pair for text in asked for pair in _match_pattern(text, ins, outs)]
+    _check_unique(pairs)
+    fits = {pair: _extra_rows_or_reason(model, tensors, *pair) for pair in pairs}
     for why in fits.values():
         if isinstance(why, str):
             raise DicompilerError(f"state: {why}")
     if AUTO in texts:
-        fits |= _usual(model, tensors, ins, outs, {name for pair in pairs for name in pair})
-    return _kept(model, {pair: how for pair, how in fits.items() if not isinstance(how, str)})
+        fits |= _find_usual_pairs(model, tensors, ins, outs, {name for pair in pairs for name in pair})
+    return _with_states(model, {pair: how for pair, how in fits.items() if not isinstance(how, str)})
 
 
-def _asked(text: str, ins: Sequence[str], outs: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _match_pattern(text: str, ins: Sequence[str], outs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The pairs of a pattern. UsageError where it has none, or an input has no output."""
     past, equals, present = text.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
         raise UsageError(f"state {text!r} is not of the form past*=present*, with at most one * on each side")
-    found = list(_matches(text, ins))
+    found = list(_candidate_pairs(text, ins))
     if not found:
-        raise UsageError(f"state {text!r}: the model has no input {past!r}{nearest(past, ins)}")
+        raise UsageError(f"state {text!r}: the model has no input {past!r}{did_you_mean(past, ins)}")
     for name, output in found:
         if output not in outs:
-            raise UsageError(f"state {text!r}: input {name!r} has no output {output!r}{nearest(output, outs)}")
+            raise UsageError(f"state {text!r}: input {name!r} has no output {output!r}{did_you_mean(output, outs)}")
     yield from found
 
 
-def _matches(text: str, ins: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _candidate_pairs(text: str, ins: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(input, the output that it would have) of a pattern."""
     past, _, present = text.partition("=")
     pattern = re.escape(past).replace(r"\*", "(.*)")
@@ -113,7 +113,7 @@ def _matches(text: str, ins: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, present.replace("*", match[1] if match.groups() else "")
 
 
-def _check_once(pairs: Sequence[tuple[str, str]]) -> None:
+def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
     for side, what in ((0, "input"), (1, "output")):
         names = [pair[side] for pair in pairs]
         for name in names:
@@ -121,18 +121,18 @@ def _check_once(pairs: Sequence[tuple[str, str]]) -> None:
                 raise UsageError(f"state: {what} {name!r} is in two pairs: give it one")
 
 
-def _usual(
-    model: Model, tensors: Mapping[str, Tensor], ins: Sequence[str], outs: Sequence[str], taken: set[str]
+def _find_usual_pairs(
+    model: Model, tensors: Mapping[str, TensorInfo], ins: Sequence[str], outs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
     """The pairs of the usual names that fit; says which they are, and why others are none."""
     fits: dict[tuple[str, str], int] = {}
     refused: list[str] = []
-    for text in USUAL:
-        for pair in _matches(text, ins):
+    for text in USUAL_PATTERNS:
+        for pair in _candidate_pairs(text, ins):
             if pair[1] not in outs or not taken.isdisjoint(pair):
                 continue
             taken.update(pair)
-            how = _fit(model, tensors, *pair)
+            how = _extra_rows_or_reason(model, tensors, *pair)
             if isinstance(how, str):
                 refused.append(how)
             else:
@@ -145,10 +145,10 @@ def _usual(
     return fits
 
 
-def _fit(model: Model, tensors: Mapping[str, Tensor], past: str, present: str) -> int | str:
+def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
     """How many rows the output is longer (0: as large); why it cannot be a state, in words."""
     before, after = tensors[past], tensors[present]
-    ends = f"input {past!r} {_text(before)} and output {present!r} {_text(after)}"
+    ends = f"input {past!r} {_describe_tensor(before)} and output {present!r} {_describe_tensor(after)}"
     if before.dtype != after.dtype:
         return f"{ends} are of different types: export them as one"
     if before.shape is None or after.shape is None:
@@ -158,9 +158,9 @@ def _fit(model: Model, tensors: Mapping[str, Tensor], past: str, present: str) -
     if len(before.shape) == len(after.shape):
         axes = [axis for axis, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
         more = after.shape[axes[0]] - before.shape[axes[0]]
-        if len(axes) == 1 and more > 0 and before.shape[axes[0]] > 0 and _appends(model, past, present, axes[0]):
+        if len(axes) == 1 and more > 0 and before.shape[axes[0]] > 0 and _appends_rows(model, past, present, axes[0]):
             total = after.shape[axes[0]]
-            if _masked(model, tensors, total):
+            if _has_mask_and_positions(model, tensors, total):
                 return more
             return (
                 f"{ends}: it grows by {more}, and keeping the last {total - more} rows is right only with a mask over "
@@ -170,11 +170,11 @@ def _fit(model: Model, tensors: Mapping[str, Tensor], past: str, present: str) -
     return f"{ends} differ in shape: a state has one, or grows by a Concat behind what it was"
 
 
-def _text(tensor: Tensor) -> str:
+def _describe_tensor(tensor: TensorInfo) -> str:
     return f"{onnx.TensorProto.DataType.Name(tensor.dtype).lower()} {tensor.shape or '(open)'}"
 
 
-def _appends(model: Model, past: str, present: str, axis: int) -> bool:
+def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
     """Whether the output is the input with new rows behind it."""
     maker = next((node for node in model.proto.graph.node if present in node.output), None)
     if maker is None or maker.op_type != "Concat" or maker.input[0] != past:
@@ -183,14 +183,14 @@ def _appends(model: Model, past: str, present: str, axis: int) -> bool:
     return bool(along % len(model.tensors()[past].shape or ()) == axis)
 
 
-def _masked(model: Model, tensors: Mapping[str, Tensor], rows: int) -> bool:
+def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], rows: int) -> bool:
     """Whether the model is told which of that many rows count, and where the new ones stand."""
     ins = [tensors[value.name] for value in model.proto.graph.input]
     masked = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in ins)
     return masked and any("position" in tensor.name.lower() for tensor in ins)
 
 
-def _kept(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
+def _with_states(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
     """The model with these states, its graph's outputs in the same places."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -198,24 +198,26 @@ def _kept(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
     taken = dict.fromkeys((*tensors, *(name for node in graph.node for name in (node.name, *node.output))), 0)
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for (past, present), more in fits.items():
-        pairs.append((past, _last_rows(graph, tensors[past], present, more, opset, taken) if more else present))
-    set_states(proto, pairs)
+        pairs.append((past, _slice_last_rows(graph, tensors[past], present, more, opset, taken) if more else present))
+    write_states(proto, pairs)
     return replace(model, proto=proto)
 
 
-def _last_rows(graph: onnx.GraphProto, past: Tensor, present: str, more: int, opset: int, taken: dict[str, int]) -> str:
+def _slice_last_rows(
+    graph: onnx.GraphProto, past: TensorInfo, present: str, more: int, opset: int, taken: dict[str, int]
+) -> str:
     """Adds a Slice of the output, which is its last rows, in its place; the name of that. It stands right behind what
     makes the output, so that the next frame need not wait for the rest of this one."""
     assert past.shape is not None
     output = next(value for value in graph.output if value.name == present)
     sizes = [dim.dim_value for dim in output.type.tensor_type.shape.dim]
     axis = next(axis for axis, (a, b) in enumerate(zip(past.shape, sizes, strict=True)) if a != b)
-    name = unique(f"{present}/kept", taken)
+    name = unique_name(f"{present}/kept", taken)
     cut: dict[str, Any] = {"starts": [more], "ends": [sizes[axis]], "axes": [axis]}
     inputs: list[str] = []
     for key, numbers in cut.items() if opset >= 10 else ():
-        inputs.append(unique(f"{name}/{key}", taken))
-        graph.initializer.append(numpy_helper.from_array(int64(*numbers), inputs[-1]))
+        inputs.append(unique_name(f"{name}/{key}", taken))
+        graph.initializer.append(numpy_helper.from_array(int64_array(*numbers), inputs[-1]))
     maker = next(i for i, node in enumerate(graph.node) if present in node.output)
     attributes = {} if inputs else cut
     graph.node.insert(maker + 1, helper.make_node("Slice", [present, *inputs], [name], name, **attributes))

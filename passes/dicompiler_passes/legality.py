@@ -12,36 +12,36 @@ from typing import Any
 
 import onnx
 
-from dicompiler.plugin_api import DicompilerError, Shape, Tensor, bounded_memory, check_size
+from dicompiler.plugin_api import DicompilerError, Shape, TensorInfo, check_tensor_size, memory_limit
 
-Given = Mapping[str, Any]
+Attributes = Mapping[str, Any]
 
-MEMORY = 2**29
+MAX_INFERENCE_BYTES = 2**29
 """Bytes that shape inference may take."""
 
 
-def infer(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
+def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
     """The model without weights, with what onnx infers. DicompilerError for what neither onnx nor onnxruntime takes."""
     try:
-        return propagated(bare, strict=True)
+        return propagate_shapes(bare, strict=True)
     except onnx.shape_inference.InferenceError as error:
-        if not _loads(bare):
+        if not _ort_accepts(bare):
             cause = " ".join(str(error).split())
             raise DicompilerError(f"{place}: infer-shapes: the shapes do not fit the model: {cause}") from error
-        return propagated(bare)
+        return propagate_shapes(bare)
 
 
-def propagated(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
+def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
     """Shape inference through computations of shapes too, but where these come to more than MEMORY: onnx follows each
     number of each vector that is added to or cast, be it a shape or not."""
     try:
-        with bounded_memory(MEMORY):
+        with memory_limit(MAX_INFERENCE_BYTES):
             return onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
     except MemoryError:
         return onnx.shape_inference.infer_shapes(model, strict_mode=strict)
 
 
-def _loads(model: onnx.ModelProto) -> bool:
+def _ort_accepts(model: onnx.ModelProto) -> bool:
     """Whether onnxruntime takes the model: it is asked where onnx alone finds fault."""
     import onnxruntime
 
@@ -67,32 +67,32 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
             raise DicompilerError(
                 f"{place}: {by}its output {value.name!r} would have the shape {shape}: correct the model"
             )
-        check_size(value.type.tensor_type.elem_type, dims, f"{place}: {by}tensor {value.name!r}")
+        check_tensor_size(value.type.tensor_type.elem_type, dims, f"{place}: {by}tensor {value.name!r}")
 
 
-def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, Tensor], place: str) -> None:
+def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place: str) -> None:
     """DicompilerError for an attribute or a constant index that does not fit the shapes of the node's tensors, by the
     tables FITS and INDEXED."""
     for node in graph.node:
-        if node.domain in ("", "ai.onnx", "com.microsoft") and (wrong := _misfit(node, tensors)):
+        if node.domain in ("", "ai.onnx", "com.microsoft") and (wrong := _find_misfit(node, tensors)):
             raise DicompilerError(f"{place}: {node.op_type} {node.name!r}: {wrong}: correct the model")
 
 
-def _misfit(node: onnx.NodeProto, tensors: Mapping[str, Tensor]) -> str:
+def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
     """What is wrong with a node, in words; '' where nothing is, or not all of its shapes are known."""
-    fault = FITS.get(node.op_type)
-    if fault is None and node.op_type not in INDEXED:
+    fault = NODE_CHECKS.get(node.op_type)
+    if fault is None and node.op_type not in INDEXED_OPS:
         return ""
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
     if fault is None:
-        return _indices(given, *(tensors.get(name) for name in node.input[:2]))
+        return _check_indices(given, *(tensors.get(name) for name in node.input[:2]))
     names = [name for name in (*node.input, *node.output[:1]) if name]
     shapes = [tensors[name].shape if name in tensors else None for name in names]
     known = [shape for shape in shapes if shape is not None]
     return fault(given, known) if len(known) == len(names) else ""
 
 
-def _indices(given: Given, table: Tensor | None, index: Tensor | None) -> str:
+def _check_indices(given: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
     """Constant numbers of rows are from -rows to rows - 1."""
     if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
         return ""
@@ -104,18 +104,18 @@ def _indices(given: Given, table: Tensor | None, index: Tensor | None) -> str:
     return f"index {wrong[0]} of {index.name!r}: {table.name!r} has {rows} along axis {axis}" if wrong.size else ""
 
 
-def _axis(given: Given, known: list[Shape]) -> str:
+def _check_axis(given: Attributes, known: list[Shape]) -> str:
     axis, rank = given.get("axis", 1), len(known[0])
     return "" if -rank <= axis < rank else f"axis is {axis} where the tensor has {rank} axes"
 
 
-def _permutation(given: Given, known: list[Shape]) -> str:
+def _check_permutation(given: Attributes, known: list[Shape]) -> str:
     perm = given.get("perm")
     fits = perm is None or sorted(perm) == [*range(len(known[0]))]
     return "" if fits else f"perm is {perm} where the tensor has {len(known[0])} axes"
 
 
-def _elements(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
+def _check_element_count(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
     """What Reshape and its kin make has all elements, no more."""
     before, after = known[0], known[-1]
     return (
@@ -125,16 +125,16 @@ def _elements(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
     )
 
 
-def _filters(given: Given, known: list[Shape]) -> str:
+def _check_filters(given: Attributes, known: list[Shape]) -> str:
     groups, (data, weight) = given.get("group", 1), known[:2]
     if len(data) != len(weight) or given.get("kernel_shape", weight[2:]) not in (weight[2:], [*weight[2:]]):
         return f"its weights have the shape {weight}, its input {data}, and kernel_shape is {given.get('kernel_shape')}"
     if weight[0] % groups or data[1] != groups * weight[1]:
         return f"group is {groups}, which does not fit {data[1]} channels and weights of shape {weight}"
-    return _window(given, data[2:], weight[2:])
+    return _check_window(given, data[2:], weight[2:])
 
 
-def _window(given: Given, extents: Shape, kernel: Shape) -> str:
+def _check_window(given: Attributes, extents: Shape, kernel: Shape) -> str:
     """A convolution's kernel lies within its padded input (a pool's need not: onnxruntime takes what there is)."""
     by, pads = given.get("dilations") or [1] * len(kernel), given.get("pads") or [0] * 2 * len(kernel)
     if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(by) + len(pads) != 3 * len(kernel):
@@ -145,10 +145,10 @@ def _window(given: Given, extents: Shape, kernel: Shape) -> str:
     return f"its kernel reaches over {reach} where its input with its pads has {there}" if wrong else ""
 
 
-def _gates(gates: int) -> Callable[[Given, list[Shape]], str]:
+def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
     """The weights of so many gates: (directions, gates x units, features), and what units read of each other."""
 
-    def fault(given: Given, known: list[Shape]) -> str:
+    def fault(given: Attributes, known: list[Shape]) -> str:
         data, weights, recurrent = known[:3]
         units = given.get("hidden_size", recurrent[-1] if recurrent else 0)
         directions = 2 if given.get("direction") == b"bidirectional" else 1
@@ -161,7 +161,7 @@ def _gates(gates: int) -> Callable[[Given, list[Shape]], str]:
     return fault
 
 
-def _pads(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
+def _check_pads(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
     """A window of a pool may not lie in the pads alone."""
     kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())
     reach = [(size - 1) * by + 1 for size, by in zip(kernel, given.get("dilations") or [1] * len(kernel), strict=False)]
@@ -169,7 +169,7 @@ def _pads(given: Given, known: list[Shape]) -> str:  # noqa: ARG001
     return f"pads is {pads}, as much as the kernel {kernel} or more" if wrong else ""
 
 
-def _heads(given: Given, known: list[Shape]) -> str:
+def _check_heads(given: Attributes, known: list[Shape]) -> str:
     """Each head has as many columns of the output; as many heads of queries read each one of keys and values."""
     heads = given.get("q_num_heads", given.get("num_heads", 0))
     shared, made = given.get("kv_num_heads", heads), known[-1]
@@ -179,17 +179,17 @@ def _heads(given: Given, known: list[Shape]) -> str:
     return f"it has {heads} heads where its output has {made[-1]} columns" if wrong else ""
 
 
-FITS: Mapping[str, Callable[[Given, list[Shape]], str]] = {
-    "Concat": _axis,
-    "Transpose": _permutation,
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _elements),
-    "Conv": _filters,
-    **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _heads),
-    **{op: _gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
-    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _pads),
+NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
+    "Concat": _check_axis,
+    "Transpose": _check_permutation,
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), _check_element_count),
+    "Conv": _check_filters,
+    **dict.fromkeys(("Attention", "MultiHeadAttention", "GroupQueryAttention"), _check_heads),
+    **{op: _check_gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _check_pads),
 }
 """Operator → what is wrong with its attributes, given the static shapes of its inputs and its first output; '' for
 nothing."""
 
-INDEXED = ("Gather", "GatherElements", "ScatterElements")
+INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
 """Operators whose second input has numbers of rows of the first along an axis."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import Compilation, Model, Pass
-from dicompiler_passes.folding import fold
-from dicompiler_passes.legality import propagated
-from dicompiler_passes.quantised import own_dequantise
-from dicompiler_passes.sendable import makes_outputs, maps_to_tensors, sequences_to_tensors, words_to_numbers
+from dicompiler.plugin_api import Model, Pass, PipelineState
+from dicompiler_passes.folding import fold_constants
+from dicompiler_passes.legality import propagate_shapes
+from dicompiler_passes.quantised import duplicate_dequantize
+from dicompiler_passes.sendable import has_sequence_outputs, labels_to_indices, maps_to_tensors, sequences_to_tensors
 from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
 
 
@@ -35,7 +35,7 @@ class Normalise(Pass):
 
     name: ClassVar[str] = "normalise"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """Replaces the model; every node that stays keeps its name."""
         return replace(compilation, model=normalise(compilation.model))
 
@@ -45,20 +45,20 @@ def normalise(model: Model) -> Model:
     graph = model.graph()
     fix_initializers(graph)
     graph.prune()
-    fold(graph)
-    if makes_outputs(graph):
-        sequences_to_tensors(graph, _inferred(model.with_graph(graph)).tensors())
+    fold_constants(graph)
+    if has_sequence_outputs(graph):
+        sequences_to_tensors(graph, _infer_shapes(model.with_graph(graph)).tensors())
     if any(node.op == "Split" for node in graph.nodes):
-        split_to_slices(graph, _inferred(model.with_graph(graph)).tensors())
+        split_to_slices(graph, _infer_shapes(model.with_graph(graph)).tensors())
     maps_to_tensors(graph)
-    words_to_numbers(graph)
+    labels_to_indices(graph)
     trim_outputs(graph)
     graph.prune()
     outputs_from_nodes(graph)
-    own_dequantise(graph)
+    duplicate_dequantize(graph)
     return model.with_graph(graph)
 
 
-def _inferred(model: Model) -> Model:
+def _infer_shapes(model: Model) -> Model:
     """The model with what shape inference finds already (a Split into equal shares must know the extent)."""
-    return Model(propagated(model.light()), model.weights)
+    return Model(propagate_shapes(model.without_weights()), model.weights)

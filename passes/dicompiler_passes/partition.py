@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import Compilation, Pass, partition
+from dicompiler.plugin_api import Pass, PipelineState, partition
 
 
 @dataclass(frozen=True)
-class Partition(Pass):
+class PartitionPass(Pass):
     """Rewrites the model as the plan says: parts on devices, slices and concatenations between them.
 
     Conv                 ⇒  Slice → Conv@d0 ┐
@@ -25,5 +25,5 @@ class Partition(Pass):
     provides: ClassVar[tuple[str, ...]] = ("routing",)
     quiet: bool = field(default=False, metadata={"help": "do not warn of parts that nobody reads"})
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         return partition(compilation, self.quiet)

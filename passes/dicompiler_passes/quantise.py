@@ -16,11 +16,20 @@ from typing import Any, ClassVar, Literal
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Compilation, DicompilerError, Model, Pass, Samples, UsageError, read_samples, without
-from dicompiler_passes.before_quantising import simplify
+from dicompiler.plugin_api import (
+    DicompilerError,
+    Model,
+    Pass,
+    PipelineState,
+    Samples,
+    UsageError,
+    copy_without,
+    read_samples,
+)
+from dicompiler_passes.before_quantising import simplify_for_quantization
 from dicompiler_passes.normalise import normalise
 
-FIRST_OPSET = 13
+MIN_OPSET = 13
 """The first in which weights have a scale for each channel."""
 
 
@@ -38,19 +47,19 @@ class Quantise(Pass):
     """
 
     name: ClassVar[str] = "quantise"
-    preserves: ClassVar[bool] = False
+    preserves_outputs: ClassVar[bool] = False
 
-    calibrate: str = field(default="", metadata={"file": True})
+    samples: str = field(default="", metadata={"file": True})
     inputs: Literal["float32", "int8"] = "float32"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """Replaces the model; layers, plan and reference are to be made anew."""
-        if not self.calibrate:
+        if not self.samples:
             raise UsageError("quantise: no samples: give a file of them, quantise{calibrate=samples.npz}")
         model = normalise(compilation.model)
         from dicompiler.plugin_api import graph_inputs
 
-        samples = read_samples(Path(self.calibrate), graph_inputs(model))
+        samples = read_samples(Path(self.samples), graph_inputs(model))
         quantised = quantise(model, samples)
         if self.inputs == "int8":
             quantised = take_int8(quantised)
@@ -59,15 +68,15 @@ class Quantise(Pass):
 
 def quantise(model: Model, samples: Samples) -> Model:
     """The network in QDQ form. DicompilerError where onnxruntime cannot quantise it."""
-    proto = simplify(model).to_proto()
+    proto = simplify_for_quantization(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
         raise DicompilerError("quantise: the network is quantised already: leave this pass out")
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
-    with tempfile.TemporaryDirectory(prefix="dicompiler-quantise-") as temporary, _quiet():
+    with tempfile.TemporaryDirectory(prefix="dicompiler-quantise-") as temporary, _warnings_disabled():
         try:
-            if opset < FIRST_OPSET:
-                proto = onnx.version_converter.convert_version(proto, FIRST_OPSET)
-            return normalise(_quantised(proto, samples, Path(temporary)))
+            if opset < MIN_OPSET:
+                proto = onnx.version_converter.convert_version(proto, MIN_OPSET)
+            return normalise(_quantize_static(proto, samples, Path(temporary)))
         except DicompilerError:
             raise
         except Exception as error:  # onnxruntime's and onnx's share no other base
@@ -84,17 +93,17 @@ def take_int8(model: Model) -> Model:
         if not readers or any(node.op != "QuantizeLinear" for node in readers):
             raise DicompilerError(f"quantise: input {tensor.name!r} is read as it is: leave out inputs=int8")
         scale, zero = (constant.values for constant in readers[0].inputs[1:3])
-        info = graph.messages["input"][tensor.name] = without(graph.messages["input"][tensor.name])
+        info = graph.value_infos["input"][tensor.name] = copy_without(graph.value_infos["input"][tensor.name])
         info.doc_string = f"value = {float(scale)!r} * (q - {int(zero)})"
         info.type.tensor_type.elem_type = onnx.TensorProto.INT8
         tensor.learn(info)
         for node in readers:
-            graph.substitute(node.outputs[0], tensor)
-        graph.remove(readers)
+            graph.replace_uses(node.outputs[0], tensor)
+        graph.remove_nodes(readers)
     return model.with_graph(graph)
 
 
-def _quantised(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:
+def _quantize_static(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types
@@ -106,7 +115,7 @@ def _quantised(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:
         def get_next(self) -> dict[str, NDArray[Any]] | None:
             return next(self.rest, None)
 
-    _fold(proto, place / "folded.onnx")
+    _write_folded(proto, place / "folded.onnx")
     quantize_static(
         str(place / "folded.onnx"),
         str(place / "quantised.onnx"),
@@ -126,7 +135,7 @@ def _quantised(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:
     return Model.load(made)
 
 
-def _fold(proto: onnx.ModelProto, path: Path) -> None:
+def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
     """Writes the network with its batch normalisations in the convolutions' weights, which are quantised with them."""
     import onnxruntime
 
@@ -138,7 +147,7 @@ def _fold(proto: onnx.ModelProto, path: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _warnings_disabled() -> Iterator[None]:
     """Without the quantiser's advice, which is followed already."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import Graph, Node, Variable
+from dicompiler.plugin_api import ModelGraph, Node, Variable
 
-DEQUANTISE = "DequantizeLinear"
+DEQUANTIZE_OP = "DequantizeLinear"
 
 
-def own_dequantise(graph: Graph) -> None:
+def duplicate_dequantize(graph: ModelGraph) -> None:
     """A DequantizeLinear of its own for every node that reads one.
 
     DQ → a, b  ⇒  DQ → a, DQ → b    (a graph output keeps the one that there was)
     """
-    makers = {node.outputs[0].name: node for node in graph.nodes if node.op == DEQUANTISE}
+    makers = {node.outputs[0].name: node for node in graph.nodes if node.op == DEQUANTIZE_OP}
     if not makers:
         return
     seen = {tensor.name for tensor in graph.outputs}
@@ -28,8 +28,8 @@ def own_dequantise(graph: Graph) -> None:
         for index, tensor in enumerate(node.inputs):
             if tensor.name in makers and tensor.name in seen:
                 maker = makers[tensor.name]
-                copy = maker.copy(maker.inputs, [Variable(graph.unused(tensor.name))])
-                copy.name = graph.unused_node(maker.name)
+                copy = maker.copy(maker.inputs, [Variable(graph.unused_tensor_name(tensor.name))])
+                copy.name = graph.unused_node_name(maker.name)
                 node.inputs[index] = copy.outputs[0]
                 nodes.append(copy)
             seen.add(tensor.name)
@@ -37,8 +37,8 @@ def own_dequantise(graph: Graph) -> None:
     graph.nodes = nodes
 
 
-def with_reader(
-    nodes: Sequence[Node], readers: Mapping[str, frozenset[str]], alone: Callable[[Node], bool]
+def dequantize_by_reader(
+    nodes: Sequence[Node], readers: Mapping[str, frozenset[str]], may_join: Callable[[Node], bool]
 ) -> dict[str, list[Node]]:
     """Name of a node → the DequantizeLinear nodes that go to its layer, in order: those that nothing else reads.
 
@@ -47,10 +47,10 @@ def with_reader(
     by_name = {node.name: node for node in nodes}
     found: dict[str, list[Node]] = {}
     for node in nodes:
-        if node.op != DEQUANTISE or node.domain or not alone(node):
+        if node.op != DEQUANTIZE_OP or node.domain or not may_join(node):
             continue
         names = readers.get(node.outputs[0], frozenset())
         reader = by_name.get(next(iter(names))) if len(names) == 1 else None
-        if reader is not None and reader.op != DEQUANTISE and alone(reader):
+        if reader is not None and reader.op != DEQUANTIZE_OP and may_join(reader):
             found.setdefault(reader.name, []).append(node)
     return found

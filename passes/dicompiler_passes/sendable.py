@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import Graph, Tensor, Variable, names_read
-from dicompiler_passes.folding import STANDARD
-from dicompiler_passes.tidying import int64
+from dicompiler.plugin_api import ModelGraph, TensorInfo, Variable, names_read
+from dicompiler_passes.folding import STANDARD_DOMAINS
+from dicompiler_passes.tidying import int64_array
 
 log = logging.getLogger("dicompiler")
 
-_MAKERS = ("SequenceConstruct", "SplitToSequence")
+_SEQUENCE_OPS = ("SequenceConstruct", "SplitToSequence")
 
 
-def maps_to_tensors(graph: Graph) -> None:
+def maps_to_tensors(graph: ModelGraph) -> None:
     """An output that is a sequence of maps becomes the tensor that it is made of: scores → ZipMap → output  ⇒
     scores → Identity → output. Nothing but tensors goes from device to device. A warning says so."""
     outputs = {tensor.name: i for i, tensor in enumerate(graph.outputs)}
@@ -37,15 +37,15 @@ def maps_to_tensors(graph: Graph) -> None:
             node.attrs.clear()
             value = onnx.ValueInfoProto(name=name)
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-            graph.messages["output"][name] = value
+            graph.value_infos["output"][name] = value
             node.outputs[0] = graph.outputs[outputs[name]] = Variable(name, value)
 
 
-_NUMBERED = {"TreeEnsembleClassifier": "classlabels_int64s"}
+_LABEL_ATTRIBUTES = {"TreeEnsembleClassifier": "classlabels_int64s"}
 """How classifiers call the numbers of their classes; all others classlabels_ints."""
 
 
-def words_to_numbers(graph: Graph) -> None:
+def labels_to_indices(graph: ModelGraph) -> None:
     """Labels that are words become their numbers, where they are nothing but an output: LinearClassifier
     (classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1). A warning says so."""
     classifiers = [node for node in graph.nodes if node.domain == "ai.onnx.ml" and node.op.endswith("Classifier")]
@@ -56,7 +56,7 @@ def words_to_numbers(graph: Graph) -> None:
         if not words or name in read:
             continue
         del node.attrs["classlabels_strings"]
-        node.attrs[_NUMBERED.get(node.op, "classlabels_ints")] = list(range(len(words)))
+        node.attrs[_LABEL_ATTRIBUTES.get(node.op, "classlabels_ints")] = list(range(len(words)))
         value = onnx.ValueInfoProto(name=name)
         value.type.tensor_type.elem_type = onnx.TensorProto.INT64
         if name in outputs:
@@ -66,29 +66,31 @@ def words_to_numbers(graph: Graph) -> None:
                 len(words) - 1,
                 ", ".join(map(repr, words)),
             )
-            graph.messages["output"][name] = value
+            graph.value_infos["output"][name] = value
             index = [tensor.name for tensor in graph.outputs].index(name)
             node.outputs[0] = graph.outputs[index] = Variable(name, value)
 
 
-def makes_outputs(graph: Graph) -> bool:
+def has_sequence_outputs(graph: ModelGraph) -> bool:
     """Whether an output is a sequence of tensors whose number a node tells."""
     outputs = {tensor.name for tensor in graph.outputs}
-    return any(node.op in _MAKERS and node.outputs[0].name in outputs for node in graph.nodes)
+    return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in outputs for node in graph.nodes)
 
 
-def sequences_to_tensors(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
+def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> None:
     """An output that is a sequence becomes its tensors, in the same place: SequenceConstruct(a, b) → y  ⇒
     Identity(a) → y_0, Identity(b) → y_1; SplitToSequence(x) → y  ⇒  Split(x) → y_0, y_1. A warning says so.
 
     One whose number of tensors is not known stays: of a loop, or split in a way that is computed.
     """
     outputs = [tensor.name for tensor in graph.outputs]
-    for node in [node for node in graph.nodes if node.op in _MAKERS and node.domain in STANDARD]:
+    for node in [node for node in graph.nodes if node.op in _SEQUENCE_OPS and node.domain in STANDARD_DOMAINS]:
         name = node.outputs[0].name
         if name not in outputs:
             continue
-        makers = _constructed(graph, node, name) if node.op == _MAKERS[0] else _split(graph, node, name, tensors)
+        makers = (
+            _identities(graph, node, name) if node.op == _SEQUENCE_OPS[0] else _split_pieces(graph, node, name, tensors)
+        )
         if not makers:
             continue
         between = {tensor.name for maker in makers for tensor in maker.inputs}
@@ -97,10 +99,10 @@ def sequences_to_tensors(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
         for output in made:
             value = onnx.ValueInfoProto(name=output.name)
             value.type.tensor_type.elem_type = kind
-            graph.messages["output"][output.name] = value
+            graph.value_infos["output"][output.name] = value
         place = [tensor.name for tensor in graph.outputs].index(name)
         graph.outputs[place : place + 1] = made
-        graph.insert(makers, before=node)
+        graph.insert_nodes(makers, before=node)
         log.warning(
             "output %r is a sequence, which no device can send: its tensors are given as outputs %s",
             name,
@@ -108,41 +110,43 @@ def sequences_to_tensors(graph: Graph, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def _constructed(graph: Graph, node: gs.Node, name: str) -> list[gs.Node]:
+def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
     """An Identity for each tensor that a sequence is made of."""
-    made = [Variable(graph.unused(f"{name}_{index}")) for index in range(len(node.inputs))]
+    made = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(node.inputs))]
     return [
-        gs.Node("Identity", graph.unused_node(output.name), inputs=[tensor], outputs=[output], domain=node.domain)
+        gs.Node("Identity", graph.unused_node_name(output.name), inputs=[tensor], outputs=[output], domain=node.domain)
         for tensor, output in zip(node.inputs, made, strict=True)
     ]
 
 
-def _split(graph: Graph, node: gs.Node, name: str, tensors: Mapping[str, Tensor]) -> list[gs.Node]:
+def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[str, TensorInfo]) -> list[gs.Node]:
     """A Split into the same pieces, each without the axis where the sequence has it no more; none where it is not known
     into which."""
-    sizes, axis = _sizes(node, tensors), int(node.attrs.get("axis", 0))
+    sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:
         return []
     keeps = len(node.inputs) > 1 or bool(node.attrs.get("keepdims", 1))
-    made = [Variable(graph.unused(f"{name}_{index}")) for index in range(len(sizes))]
-    cut = made if keeps else [Variable(graph.unused(f"{output.name}_cut")) for output in made]
-    split = gs.Node("Split", graph.unused_node(node.name), {"axis": axis}, [node.inputs[0]], cut, node.domain)
+    made = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(sizes))]
+    cut = made if keeps else [Variable(graph.unused_tensor_name(f"{output.name}_cut")) for output in made]
+    split = gs.Node("Split", graph.unused_node_name(node.name), {"axis": axis}, [node.inputs[0]], cut, node.domain)
     if graph.opset < 13:
         split.attrs["split"] = list(sizes)
     else:
-        split.inputs.append(graph.put(graph.unused(f"{name}_sizes"), int64(*sizes)))
+        split.inputs.append(graph.add_initializer(graph.unused_tensor_name(f"{name}_sizes"), int64_array(*sizes)))
     nodes = [split]
     for before, after in zip(cut, made, strict=True) if not keeps else ():
-        squeeze = gs.Node("Squeeze", graph.unused_node(after.name), {}, [before], [after], node.domain)
+        squeeze = gs.Node("Squeeze", graph.unused_node_name(after.name), {}, [before], [after], node.domain)
         if graph.opset < 13:
             squeeze.attrs["axes"] = [axis]
         else:
-            squeeze.inputs.append(graph.put(graph.unused(f"{after.name}_axes"), int64(axis)))
+            squeeze.inputs.append(
+                graph.add_initializer(graph.unused_tensor_name(f"{after.name}_axes"), int64_array(axis))
+            )
         nodes.append(squeeze)
     return nodes
 
 
-def _sizes(node: gs.Node, tensors: Mapping[str, Tensor]) -> Sequence[int]:
+def _piece_sizes(node: gs.Node, tensors: Mapping[str, TensorInfo]) -> Sequence[int]:
     """The extents of a SplitToSequence's pieces along its axis; none where they are not known."""
     source = tensors.get(node.inputs[0].name)
     if source is None or source.shape is None:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
-from dicompiler_passes.folding import STANDARD
+from dicompiler.plugin_api import Interval, ModelGraph, TensorInfo, Variable
+from dicompiler_passes.folding import STANDARD_DOMAINS
 
 SplitCuts = Mapping[int, tuple[int, Sequence[Interval]]]
 
 
-def sever(graph: Graph, tensors: Mapping[str, Tensor], cuts: SplitCuts) -> None:
+def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: SplitCuts) -> None:
     """Splits that cut the columns of a weight become products by those columns.
 
     x → MatMul(w) → Add(b) → Split → q, k    ⇒  x → MatMul(w[:, :n]) → Add(b[:n]) → q,  x → MatMul(w[:, n:]) → …
@@ -30,22 +30,22 @@ def sever(graph: Graph, tensors: Mapping[str, Tensor], cuts: SplitCuts) -> None:
         source = tensors.get(split.inputs[0].name)
         if source is None or source.shape is None or axis % len(source.shape) != len(source.shape) - 1:
             continue
-        chain = _chain(graph, split, source.shape[-1])
-        read = graph.read() if chain else set()
+        chain = _product_chain(graph, split, source.shape[-1])
+        read = graph.names_read() if chain else set()
         for number, (output, interval) in enumerate(zip(list(split.outputs), intervals, strict=True)):
             if chain and output.name in read:
-                graph.insert(_pieces(graph, chain, output, interval, number), before=split)
-        graph.remove([split, *chain] if chain else [])
+                graph.insert_nodes(_copy_chain(graph, chain, output, interval, number), before=split)
+        graph.remove_nodes([split, *chain] if chain else [])
 
 
-def _chain(graph: Graph, split: gs.Node, columns: int) -> list[gs.Node]:
+def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
     """The nodes from a product by a weight to the split, in order; () where something else is there."""
     chain: list[gs.Node] = []
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
     while len(tensor.outputs) == 1 and len(tensor.inputs) == 1 and tensor.name not in outputs:
         node = tensor.inputs[0]
-        fixed = [graph.is_fixed(value) for value in node.inputs]
-        if node.domain not in STANDARD or not any(fixed) or len(node.outputs) != 1:
+        fixed = [graph.is_constant(value) for value in node.inputs]
+        if node.domain not in STANDARD_DOMAINS or not any(fixed) or len(node.outputs) != 1:
             return []
         chain.insert(0, node)
         shapes = [tuple(value.shape) if of else None for value, of in zip(node.inputs, fixed, strict=True)]
@@ -63,24 +63,26 @@ def _chain(graph: Graph, split: gs.Node, columns: int) -> list[gs.Node]:
     return []
 
 
-def _pieces(graph: Graph, chain: Sequence[gs.Node], output: Any, cut: Interval, number: int) -> list[gs.Node]:
+def _copy_chain(graph: ModelGraph, chain: Sequence[gs.Node], output: Any, cut: Interval, number: int) -> list[gs.Node]:
     """The chain for one interval of the columns, which ends in `output`. The first one keeps the nodes' names."""
     pieces: list[gs.Node] = []
     before = chain[0].inputs[0]
     for node in chain:
-        inputs = [before if not graph.is_fixed(value) else _constant(graph, node, value, cut) for value in node.inputs]
+        inputs = [
+            before if not graph.is_constant(value) else _cut_constant(graph, node, value, cut) for value in node.inputs
+        ]
         last = node is chain[-1]
-        made = output if last else Variable(graph.unused(f"{node.outputs[0].name}_{number}"))
+        made = output if last else Variable(graph.unused_tensor_name(f"{node.outputs[0].name}_{number}"))
         if last:
             output.inputs.clear()
         piece = node.copy(inputs, [made])
-        piece.name = node.name if number == 0 else graph.unused_node(f"{node.name}_{number}")
+        piece.name = node.name if number == 0 else graph.unused_node_name(f"{node.name}_{number}")
         pieces.append(piece)
         before = made
     return pieces
 
 
-def _constant(graph: Graph, node: gs.Node, value: Any, cut: Interval) -> Any:
+def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, cut: Interval) -> Any:
     """What a constant becomes: its columns (rows, where the product turns it), or the Reshape's shape."""
     array = np.asarray(value.values)
     if node.op == "Reshape":
@@ -89,4 +91,4 @@ def _constant(graph: Graph, node: gs.Node, value: Any, cut: Interval) -> Any:
         piece = array[cut[0] : cut[1]]
     else:
         piece = array[..., cut[0] : cut[1]]
-    return graph.put(graph.unused(f"{value.name}_{cut[0]}"), np.ascontiguousarray(piece))
+    return graph.add_initializer(graph.unused_tensor_name(f"{value.name}_{cut[0]}"), np.ascontiguousarray(piece))

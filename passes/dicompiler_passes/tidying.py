@@ -13,24 +13,24 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Graph, Interval, Tensor, Variable
-from dicompiler_passes.folding import STANDARD
-from dicompiler_passes.severing import sever
-from dicompiler_passes.unfusing import SKIPS
+from dicompiler.plugin_api import Interval, ModelGraph, TensorInfo, Variable
+from dicompiler_passes.folding import STANDARD_DOMAINS
+from dicompiler_passes.severing import split_products
+from dicompiler_passes.unfusing import SKIP_NORMALIZATIONS
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
 
-def fix_initializers(graph: Graph) -> None:
+def fix_initializers(graph: ModelGraph) -> None:
     """Initializers are no longer graph inputs, so that a caller cannot override them: their value is compiled in.
 
     IR version 3 demands that they are inputs, so it becomes 4, which differs from 3 in just this.
     """
-    graph.defaults.clear()
+    graph.overridable_names.clear()
     graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
 
 
-def outputs_from_nodes(graph: Graph) -> None:
+def outputs_from_nodes(graph: ModelGraph) -> None:
     """Every graph output gets a node of its own that makes it: an Identity where there is none.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
@@ -41,23 +41,25 @@ def outputs_from_nodes(graph: Graph) -> None:
     for index, (name, tensor) in enumerate([(tensor.name, tensor) for tensor in graph.outputs]):
         target, source = name, seen.get(name, tensor)
         if name in seen:
-            target = graph.unused(name)
+            target = graph.unused_tensor_name(name)
         elif isinstance(tensor, gs.Constant):
-            tensor.name = graph.unused(f"{name}_value")
+            tensor.name = graph.unused_tensor_name(f"{name}_value")
         else:
             seen[name] = tensor
             continue
-        output = graph.outputs[index] = Variable(target, graph.messages["output"].get(name))
-        graph.nodes.append(gs.Node("Identity", graph.unused_node(target), inputs=[source], outputs=[output]))
+        output = graph.outputs[index] = Variable(target, graph.value_infos["output"].get(name))
+        graph.nodes.append(gs.Node("Identity", graph.unused_node_name(target), inputs=[source], outputs=[output]))
         seen[target] = output
 
 
-def trim_outputs(graph: Graph) -> None:
+def trim_outputs(graph: ModelGraph) -> None:
     """Optional outputs that nobody reads go: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
-    own = [node for node in graph.nodes if node.domain in STANDARD and onnx.defs.has(node.op)]
-    several = [node for node in graph.nodes if node.op in SKIPS and node.domain not in STANDARD] + own
+    own = [node for node in graph.nodes if node.domain in STANDARD_DOMAINS and onnx.defs.has(node.op)]
+    several = [
+        node for node in graph.nodes if node.op in SKIP_NORMALIZATIONS and node.domain not in STANDARD_DOMAINS
+    ] + own
     several = [node for node in several if len(node.outputs) > 1 and not node.attrs.get("training_mode")]
-    read = graph.read() if several else set()
+    read = graph.names_read() if several else set()
     for node in several:
         while len(node.outputs) > 1 and node.outputs[-1].name not in read:
             if not _is_optional(node, len(node.outputs) - 1, graph.opset):
@@ -71,7 +73,7 @@ def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
     op = node.op
     if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
         return False
-    if op in SKIPS:
+    if op in SKIP_NORMALIZATIONS:
         return index > 0
     try:
         outputs = onnx.defs.get_schema(op, max_inclusive_version=opset).outputs
@@ -80,7 +82,7 @@ def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
     return index < len(outputs) and outputs[index].option == onnx.defs.OpSchema.FormalParameterOption.Optional
 
 
-def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
+def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
     """Each used output of a Split gets a Slice, or a product (see severing), of its own; whether there was one.
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
@@ -88,24 +90,26 @@ def split_to_slices(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     Because a layer has one output that is cut. A Split stays where its sizes are not known: not constant, or equal
     shares of an axis that is not static in `tensors` (run infer-shapes).
     """
-    splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD]
-    known = {id(node): cuts for node in splits if (cuts := _cuts(node, graph.opset, tensors)) is not None}
-    sever(graph, tensors, known)
-    read = graph.read() if splits else set()
+    splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
+    known = {id(node): cuts for node in splits if (cuts := _split_intervals(node, graph.opset, tensors)) is not None}
+    split_products(graph, tensors, known)
+    read = graph.names_read() if splits else set()
     slices: dict[int, list[gs.Node]] = {}
     for node in [node for node in graph.nodes if id(node) in known]:
         axis, intervals = known[id(node)]
         slices[id(node)] = [
-            sliced(graph, node, index, axis, interval)
+            make_slice(graph, node, index, axis, interval)
             for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
             if output.name in read
         ]
     graph.nodes = [new for node in graph.nodes for new in (*slices.get(id(node), ()), node)]
-    graph.remove([node for node in splits if id(node) in slices])
+    graph.remove_nodes([node for node in splits if id(node) in slices])
     return bool(known)
 
 
-def _cuts(node: gs.Node, opset: int, tensors: Mapping[str, Tensor]) -> tuple[int, Sequence[Interval]] | None:
+def _split_intervals(
+    node: gs.Node, opset: int, tensors: Mapping[str, TensorInfo]
+) -> tuple[int, Sequence[Interval]] | None:
     """The axis and, per output, the interval of it that a Split cuts out; None where that is not known.
 
     The sizes are an input from opset 13 on (and in opset 1), an attribute before; without them the shares are equal,
@@ -133,7 +137,7 @@ def _cuts(node: gs.Node, opset: int, tensors: Mapping[str, Tensor]) -> tuple[int
     return axis, [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
 
-def scalar_ranges(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
+def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
     """Range gets scalars; whether there was one that did not.
 
     (x of shape [1]) → Range                ⇒  x → Reshape → Range
@@ -141,31 +145,36 @@ def scalar_ranges(graph: Graph, tensors: Mapping[str, Tensor]) -> bool:
     onnxruntime computes such a Range, yet refuses to load it where it can see the shape, as in a part of the model.
     """
     changed = False
-    for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD]:
+    for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD_DOMAINS]:
         for index, tensor in enumerate(node.inputs):
             if tensor.name in tensors and tensors[tensor.name].shape == (1,):
-                shape = graph.unused(f"{tensor.name}_no_axes")
-                scalar = Variable(graph.unused(f"{tensor.name}_scalar"))
-                name, inputs = graph.unused_node(scalar.name), [tensor, graph.put(shape, int64())]
+                shape = graph.unused_tensor_name(f"{tensor.name}_no_axes")
+                scalar = Variable(graph.unused_tensor_name(f"{tensor.name}_scalar"))
+                name, inputs = (
+                    graph.unused_node_name(scalar.name),
+                    [tensor, graph.add_initializer(shape, int64_array())],
+                )
                 reshape = gs.Node("Reshape", name, inputs=inputs, outputs=[scalar], domain=node.domain)
-                graph.insert([reshape], before=node)
+                graph.insert_nodes([reshape], before=node)
                 node.inputs[index] = scalar
                 changed = True
     return changed
 
 
-def sliced(graph: Graph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
+def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
     """A Slice of the split's input for output `index`; attributes before opset 10, inputs from then on."""
     node = split.copy([split.inputs[0]], [split.outputs[index]])
-    node.op, node.name, node.attrs = "Slice", graph.unused_node(f"{split.name}_{index}"), {}
+    node.op, node.name, node.attrs = "Slice", graph.unused_node_name(f"{split.name}_{index}"), {}
     for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():
         if graph.opset < 10:
             node.attrs[key] = [value]
         else:
-            node.inputs.append(graph.put(graph.unused(f"{node.name}_{key}"), int64(value)))
+            node.inputs.append(
+                graph.add_initializer(graph.unused_tensor_name(f"{node.name}_{key}"), int64_array(value))
+            )
     return node
 
 
-def int64(*values: int) -> NDArray[np.int64]:
+def int64_array(*values: int) -> NDArray[np.int64]:
     """A vector of 64-bit integers."""
     return np.array(values, np.int64)

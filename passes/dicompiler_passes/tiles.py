@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.plugin_api import Layer, LayerGraph, Part, Region, exit_of, fused_regions, grid_tiles
-from dicompiler_passes.annotating import Annotation, LayerAnnotation
+from dicompiler.plugin_api import Layer, LayerGraph, Part, Region, exit_layer, fused_regions, grid_tiles
+from dicompiler_passes.annotating import AnnotationPass, LayerAnnotationPass
 
 
 @dataclass(frozen=True)
-class Place(LayerAnnotation):
+class PlacePass(LayerAnnotationPass):
     """Puts whole layers on one device.
 
     conv1 ⇒ conv1@d1
@@ -27,10 +27,10 @@ class Place(LayerAnnotation):
             raise ValueError("give either device or devices, not both")
 
     @property
-    def named(self) -> tuple[str, ...]:
+    def named_devices(self) -> tuple[str, ...]:
         return (self.device,) if self.device else self.devices
 
-    def parts_of(
+    def layer_parts(
         self,
         graph: LayerGraph,  # noqa: ARG002
         layer: Layer,  # noqa: ARG002
@@ -40,7 +40,7 @@ class Place(LayerAnnotation):
 
 
 @dataclass(frozen=True)
-class TileHeight(LayerAnnotation):
+class TileHeight(LayerAnnotationPass):
     """Cuts each layer's output into height tiles; each tile needs a halo of the layer's input.
 
     conv1 (rows 0:8) ⇒ conv1@d0 (rows 0:4), conv1@d1 (rows 4:8)
@@ -58,12 +58,12 @@ class TileHeight(LayerAnnotation):
         if self.shares and len(self.shares) != self.parts:
             raise ValueError(f"{len(self.shares)} shares for {self.parts} parts: give one for each")
 
-    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        return self.tiles(self.strips(graph, layer, "height", self.parts, self.shares), devices)
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.make_parts(self.strip_regions(graph, layer, "height", self.parts, self.shares), devices)
 
 
 @dataclass(frozen=True)
-class TileGrid(LayerAnnotation):
+class TileGrid(LayerAnnotationPass):
     """Cuts each layer's output into a grid of rows × columns tiles.
 
     conv1 (8×8) ⇒ conv1@d0 (0:4, 0:4), conv1@d1 (0:4, 4:8), conv1@d2 (4:8, 0:4), conv1@d3 (4:8, 4:8)
@@ -74,50 +74,52 @@ class TileGrid(LayerAnnotation):
     rows: int = 2
     columns: int = 2
 
-    def count(self) -> int:
+    def part_count(self) -> int:
         return self.rows * self.columns
 
-    def parts_of(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        return self.tiles(even_grid(graph, layer, self.rows, self.columns, self), devices)
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.make_parts(even_grid(graph, layer, self.rows, self.columns, self), devices)
 
 
-def even_grid(graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: Annotation) -> tuple[Region, ...]:
+def even_grid(
+    graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: AnnotationPass
+) -> tuple[Region, ...]:
     """rows × columns tiles of the layer's output; raises where it has fewer rows or columns."""
     tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:
-        raise annotation.fail(f"layer {layer.name!r} is too small for {rows}×{columns} tiles")
+        raise annotation.error(f"layer {layer.name!r} is too small for {rows}×{columns} tiles")
     return tiles
 
 
 @dataclass(frozen=True)
-class FuseTiles(Annotation):
+class FuseTiles(AnnotationPass):
     """Tiles the exit of a set of layers; each device computes all that its tile needs, so nothing travels within.
 
     conv1 → conv2 (rows 0:8) ⇒ d0: conv1 rows 0:5, conv2 rows 0:4;  d1: conv1 rows 3:8, conv2 rows 4:8
     """
 
     name: ClassVar[str] = "fuse-tiles"
-    unnamed: ClassVar[str] = "name the layers to fuse: layers=first..last"
+    missing_layers_hint: ClassVar[str] = "name the layers to fuse: layers=first..last"
 
     parts: int = 0
     rows: int = 0
     columns: int = 1
 
-    def count(self) -> int:
+    def part_count(self) -> int:
         return self.parts or (self.rows or 2) * self.columns
 
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
         if self.parts and (self.rows or self.columns > 1):
-            raise self.fail("give either parts (height tiles) or rows and columns (a grid), not both")
-        last = exit_of(graph, chosen)
+            raise self.error("give either parts (height tiles) or rows and columns (a grid), not both")
+        last = exit_layer(graph, chosen)
         if self.columns > 1:
             tiles = even_grid(graph, last, self.rows or 2, self.columns, self)
         else:
-            tiles = self.strips(graph, last, "height", self.count())
+            tiles = self.strip_regions(graph, last, "height", self.part_count())
         result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
-        for home, regions in zip(self.tiles(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
+        for home, regions in zip(self.make_parts(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
             for name, region in regions.items():
                 result[name].append(Part(home.device, region, lane=home.lane))
         return result

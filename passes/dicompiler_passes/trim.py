@@ -10,29 +10,29 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.plugin_api import (
-    Compilation,
     DicompilerError,
     Layer,
     LayerGraph,
+    LayerShare,
     Part,
     Pass,
+    PipelineState,
     Plan,
     Region,
-    Share,
-    align,
-    bounding,
-    cuttable,
-    full,
+    align_region,
+    bounding_region,
+    cuttable_axes,
+    full_region,
     is_empty,
+    make_share_task,
     output_shape,
     partition,
     registry,
-    share_task,
-    unannotated,
+    remove_annotations,
 )
 from dicompiler_passes.form_layers import form_layers
 
-ALONE = "d0"
+SINGLE_DEVICE = "d0"
 
 
 @dataclass(frozen=True)
@@ -45,33 +45,35 @@ class Trim(Pass):
     name: ClassVar[str] = "trim"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """Replaces model and layers, and keeps the model before it as `reference`; nodes keep their names. The same
         compilation where all is read. DicompilerError behind a pass that annotates: its regions are of other shapes."""
         layers = compilation.layers
         assert layers is not None
         every = frozenset(node.name for layer in layers.layers for node in layer.nodes)
-        read = regions_read(replace(layers, sparing=every))
+        read = find_read_regions(replace(layers, rule_bound_nodes=every))
         if not any(read.values()):
             return compilation
         if compilation.plan is not None:
             raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
-        cut = {layers.by_name[name].output for name, region in read.items() if region is not None}
+        cut = {layers.layer_by_name[name].output for name, region in read.items() if region is not None}
         # What reads all that it is given stays as it stands: a Slice would become two nodes.
-        sparing = frozenset(name for layer in layers.layers for name in _reading(layer, cut))
-        given = replace(compilation, layers=replace(layers, sparing=sparing), platform=None)
-        plan = Plan({name: (Part(ALONE, region),) for name, region in read.items()}, (ALONE,), (ALONE,))
-        model = unannotated(partition(replace(given, plan=plan), quiet=True, sound=False).model)
+        sparing = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
+        given = replace(compilation, layers=replace(layers, rule_bound_nodes=sparing), platform=None)
+        plan = Plan(
+            {name: (Part(SINGLE_DEVICE, region),) for name, region in read.items()}, (SINGLE_DEVICE,), (SINGLE_DEVICE,)
+        )
+        model = remove_annotations(partition(replace(given, plan=plan), quiet=True, sound=False).model)
         # What only takes what is read of a tensor that several devices hold is not to be sent all of it.
         known = {node.name for layer in layers.layers for node in layer.nodes}
-        formed = form_layers(model, registry().rules)
+        formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
-        formed = replace(formed, sparing=frozenset(slices) - known)
+        formed = replace(formed, rule_bound_nodes=frozenset(slices) - known)
         reference = compilation.reference or compilation.model
         return replace(compilation, model=model, layers=formed, reference=reference)
 
 
-def _reading(layer: Layer, cut: Collection[str]) -> Iterator[str]:
+def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
     """The nodes that read one of the tensors `cut`, or, behind its DequantizeLinear, what comes of it in the layer."""
     names = set(cut)
     for node in layer.nodes:
@@ -80,18 +82,18 @@ def _reading(layer: Layer, cut: Collection[str]) -> Iterator[str]:
             names.update(filter(None, node.outputs))
 
 
-def regions_read(layers: LayerGraph) -> dict[str, Region | None]:
+def find_read_regions(layers: LayerGraph) -> dict[str, Region | None]:
     """Layer name → the box of its output that is read, in layer order; None: all of it."""
-    boxes = {name: full(layers.tensors[name].shape or ()) for name in layers.outputs}
+    boxes = {name: full_region(layers.tensors[name].shape or ()) for name in layers.outputs}
     read: dict[str, Region | None] = {}
     for layer in reversed(layers.layers):
         region = None
-        if not layer.reason and layer.output in boxes and not is_empty(boxes[layer.output]):
-            whole, free = full(output_shape(layers, layer)), cuttable(layers, layer)
+        if not layer.whole_reason and layer.output in boxes and not is_empty(boxes[layer.output]):
+            whole, free = full_region(output_shape(layers, layer)), cuttable_axes(layers, layer)
             cut = tuple(box if axis in free else whole[axis] for axis, box in enumerate(boxes[layer.output]))
-            region = align(layers, layer, cut)
+            region = align_region(layers, layer, cut)
             region = None if region == whole else region
         read[layer.name] = region
-        for key, need in share_task(layers, layer, Share(region)).needs.items():
-            boxes[key.tensor] = bounding((boxes.get(key.tensor), need)) or need
+        for key, need in make_share_task(layers, layer, LayerShare(region)).needs.items():
+            boxes[key.tensor] = bounding_region((boxes.get(key.tensor), need)) or need
     return {layer.name: read[layer.name] for layer in layers.layers}

@@ -9,35 +9,35 @@ from functools import cached_property
 from typing import ClassVar
 
 from dicompiler.plugin_api import (
-    BUDGET,
-    INTERRUPTED,
-    WORTH,
-    Allowance,
+    DEFAULT_BUDGET_S,
+    INTERRUPTED_NOTE,
+    MIN_SPLIT_GAIN,
     DicompilerError,
     Plan,
     Problem,
     Strategy,
+    WorkBudget,
     check_constraints,
     fits_constraints,
     objective_terms,
     registry,
 )
-from dicompiler_strategies.candidates import CandidateSearch, Evaluated, evaluate
-from dicompiler_strategies.cpsat import MOST, TRIES, CpSat
-from dicompiler_strategies.heads import few_choices, has_attention, rows_alone
+from dicompiler_strategies.candidates import CandidateSearch, EvaluatedPlan, evaluate_plans
+from dicompiler_strategies.cpsat import DEFAULT_TRIES, MAX_GRADIENT_SIZE, CpSat
+from dicompiler_strategies.heads import best_row_plans, has_attention, reduced_choices
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import Tables
+from dicompiler_strategies.tables.cost_tables import CostTables
 
 log = logging.getLogger("dicompiler")
 
-SLOW = {"gradient": MOST, "modnn": 20_000}
+MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
 """Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
-STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
+DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
 """cpsat before those that take long and seldom win: what the budget leaves out is theirs."""
-AT_ONCE = ("cpsat", "gradient")
+TABLE_STRATEGIES = ("cpsat", "gradient")
 """They look at all layers at once. Of a network of MOST layers times devices for whose tables the budget does not pay,
 dp, which counts less work, is asked before them, and they are left out if anybody has a plan that splits."""
-OTHERS = ("cpsat", "dp", "gradient")
+NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
 """Not asked for the latency or the memory of a network with attention, which heads cuts better in a tenth of the
 time."""
 
@@ -55,10 +55,10 @@ class Auto(Strategy):
     """
 
     name: ClassVar[str] = "auto"
-    budget: float = field(default=BUDGET, metadata={"help": "seconds after which it takes what it has"})
-    tries: int = field(default=TRIES, metadata={"help": "plans to try around the best one"})
+    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "seconds after which it takes what it has"})
+    tries: int = field(default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one"})
     seed: int = field(default=0, metadata={"help": "of the plans that are tried"})
-    strategies: tuple[str, ...] = field(default=STRATEGIES, metadata={"help": "whose plans to begin with"})
+    strategies: tuple[str, ...] = field(default=DEFAULT_STRATEGIES, metadata={"help": "whose plans to begin with"})
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -69,143 +69,153 @@ class Auto(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Raises what a strategy raised where none has a plan that can be carried out. An interrupt gives the
         best plan so far."""
-        run = _Run(problem, self)
+        run = _AutoSearch(problem, self)
         search, note = run.search, ""
         try:
             run.run()
         except KeyboardInterrupt:
             if search.best is None:
                 raise
-            note = INTERRUPTED
+            note = INTERRUPTED_NOTE
         if search.best is None:
             raise run.error() or DicompilerError("auto: no strategy has a plan: raise the budget")
         note = note or search.allowance.note()
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
         log.info("auto: the best plan is of %s", search.best.origin)
-        return replace(self._worth(problem, search.best), note=note)
+        return replace(self._prefer_single_device(problem, search.best), note=note)
 
-    def _worth(self, problem: Problem, best: Evaluated) -> Plan:
+    def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
         """The best plan; the best one on one device alone where that is predicted to be nearly as good and can be
         carried out: what is gained so may as well be lost. Where runtimes cost nothing predictions are taken as they
         are."""
-        plan, metrics = problem.alone
-        single = problem.runtime and metrics.value(problem.objective) <= WORTH * best.value(problem)
-        if single and evaluate(problem, [(plan, "one device")]):
-            return replace(plan, chosen="single")
-        return replace(best.plan, chosen=best.origin)
+        plan, metrics = problem.best_single_device
+        single = problem.runtime_costs and metrics.objective_value(problem.objective) <= MIN_SPLIT_GAIN * best.value(
+            problem
+        )
+        if single and evaluate_plans(problem, [(plan, "one device")]):
+            return replace(plan, chosen_strategy="single")
+        return replace(best.plan, chosen_strategy=best.origin)
 
 
-class _Run:
+class _AutoSearch:
     """One run: the strategies in turn, then plans around the best one."""
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
-        self.search = CandidateSearch(problem, "auto", Allowance.of(options.budget))
-        self.refined: Evaluated | None = None  # the best plan around which plans were tried
+        self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
+        self.refined: EvaluatedPlan | None = None  # the best plan around which plans were tried
         self.errors: dict[str, DicompilerError] = {}
 
     def run(self) -> None:
         names = self.options.strategies
-        if self.crowded:
-            names = tuple(sorted(names, key=lambda name: name in AT_ONCE))
+        if self.is_too_large:
+            names = tuple(sorted(names, key=lambda name: name in TABLE_STRATEGIES))
         strategies = {name: registry().make("strategies", name) for name in names}
         for name, strategy in strategies.items():
-            if self.search.allowance.over() and self.search.best is not None:
+            if self.search.allowance.is_exceeded() and self.search.best is not None:
                 return
-            if name in AT_ONCE and self.crowded and self.splits:
+            if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
                 continue
             # Where cpsat tries plans it has evaluated what gradient finds.
             known = name == "gradient" and self.refined is not None and self.options.tries > 0
-            if self.size <= SLOW.get(name, math.inf) and not known and not (self.attends and name in OTHERS):
-                for problem in self.problems:
-                    self._strategy(name, strategy, problem)
-        if self.crowded and self.splits:
+            if (
+                self.problem_size <= MAX_PROBLEM_SIZE.get(name, math.inf)
+                and not known
+                and not (self.uses_heads and name in NOT_FOR_ATTENTION)
+            ):
+                for problem in self.objective_problems:
+                    self._run_strategy(name, strategy, problem)
+        if self.is_too_large and self.best_plan_splits:
             self.search.trim()
         else:
-            self._around()
-        if not self.search.allowance.over():
-            self.search.overlap(rows_alone(self.tables) if self.attends else ())
+            self._search_tables()
+        if not self.search.allowance.is_exceeded():
+            self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
 
-    def _around(self) -> None:
+    def _search_tables(self) -> None:
         """Looks for better plans in the tables, around the best one."""
-        if self.refined is None and not self.search.allowance.over():
-            self.search.evaluate_optima(self.tables)
+        if self.refined is None and not self.search.allowance.is_exceeded():
+            self.search.try_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
-            if not self.search.allowance.over():
-                self.search.polish(self.tables, self.options.tries, self.options.seed)
-            if self.attends:
-                self.search.spare(self.tables)
+            if not self.search.allowance.is_exceeded():
+                self.search.try_neighbours(self.tables, self.options.tries, self.options.seed)
+            if self.uses_heads:
+                self.search.reduce_weights(self.tables)
             self.search.trim()
 
     @cached_property
-    def crowded(self) -> bool:
+    def is_too_large(self) -> bool:
         """Whether the network is too large for the tables of cpsat."""
-        return not self.attends and self.size > MOST and self.affordable != CpSat().asked(self.problem)
+        return (
+            not self.uses_heads
+            and self.problem_size > MAX_GRADIENT_SIZE
+            and self.affordable_choices != CpSat().requested_choices(self.problem)
+        )
 
     @cached_property
-    def affordable(self) -> ChoiceSet:
+    def affordable_choices(self) -> ChoiceSet:
         """What cpsat has tables of."""
-        return CpSat().affordable(self.problem, self.options.budget)
+        return CpSat().affordable_choices(self.problem, self.options.budget)
 
     @cached_property
-    def size(self) -> int:
+    def problem_size(self) -> int:
         """Layers times devices."""
         return len(self.problem.layers.layers) * len(self.problem.platform.devices)
 
     @property
-    def splits(self) -> bool:
+    def best_plan_splits(self) -> bool:
         """Whether the best plan so far has several devices."""
         return self.search.best is not None and len(self.search.best.plan.devices) > 1
 
     @cached_property
-    def problems(self) -> tuple[Problem, ...]:
+    def objective_problems(self) -> tuple[Problem, ...]:
         """What strategies are asked for: of a weighted sum, which few know, each of its terms."""
         wanted = objective_terms(self.problem.objective)
         return (self.problem,) if len(wanted) == 1 else tuple(replace(self.problem, objective=name) for name in wanted)
 
     @cached_property
-    def attends(self) -> bool:
+    def uses_heads(self) -> bool:
         """Whether heads is asked instead of the others."""
         own = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
-        return bool(own) and len(self.problem.platform.computing) > 1 and has_attention(self.problem)
+        return bool(own) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> CostTables:
         """The tables of cpsat, of fewer choices where more than half of the budget would go into filling them; those of
         heads. DicompilerError where it is over before they are filled, and there is a plan already."""
-        if self.attends:
-            return few_choices(self.problem, len(self.problem.platform.computing), "equal")
-        allowance = Allowance(self.options.budget) if self.search.best is None else self.search.allowance
-        return CpSat().tables(self.problem, allowance, self.affordable)
+        if self.uses_heads:
+            return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
+        allowance = WorkBudget(self.options.budget) if self.search.best is None else self.search.allowance
+        return CpSat().build_tables(self.problem, allowance, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
         """Why there is no plan: cpsat tells most, else the first who told."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
-    def _strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
+    def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
         log.info("auto: asks %s", name)
         try:
-            plan = self._plan(name, strategy, problem)
+            plan = self._evaluate_strategy(name, strategy, problem)
             if self.search.best is None:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
             self.errors[name] = error
             log.info("auto: %s has no plan: %s", name, error)
             return
-        if plan.note == INTERRUPTED:
+        if plan.note == INTERRUPTED_NOTE:
             raise KeyboardInterrupt
 
-    def _plan(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
+    def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
         """The strategy's plan, evaluated."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            refined = tried.evaluated(self.tables, self.search.allowance)
+            refined = tried.plan_over_tables(self.tables, self.search.allowance)
             if fits_constraints(self.problem, refined.plan, refined.metrics):  # cpsat gives what it has
-                self.search.take([refined])
+                self.search.accept_best([refined])
                 self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
         plan = strategy.plan_within(problem, self.search.allowance)
-        self.search.evaluate([(plan, name)])
+        self.search.try_plans([(plan, name)])
         return plan

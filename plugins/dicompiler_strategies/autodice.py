@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, load_json, nearest, read_text
+from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, did_you_mean, load_json, read_text
 
 # AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/boards.py.
-CORE_RATE = 91e9 / 6
-GPU_RATE = 342e9
-MEMORY = 8 * 2**30
-NETWORK = Network("switch", 1e9)
-ASSUMED = (
+CORE_FLOPS = 91e9 / 6
+GPU_FLOPS = 342e9
+MEMORY_BYTES = 8 * 2**30
+ASSUMED_NETWORK = Network("switch", 1e9)
+ASSUMPTION_NOTE = (
     "From AutoDiCE's files, which name no rates. Assumed for every host: a Jetson Xavier NX (15.2 GFLOP/s for each"
     " core, 342 GFLOP/s for a GPU, 8 GiB) on a gigabit switch."
 )
 
 
 @dataclass(frozen=True)
-class HostLine:
+class AutodiceHost:
     """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`; `gpu` is None where there is none."""
 
     name: str
@@ -35,7 +35,7 @@ class HostLine:
 
 
 @dataclass(frozen=True)
-class Key:
+class MappingKey:
     """A key of mapping.json: `nx01_arm012` are the cores 0, 1 and 2 of nx01, `nx01_gpu` its GPU (`cores` is empty)."""
 
     text: str
@@ -44,7 +44,7 @@ class Key:
     cores: tuple[int, ...]
 
     @property
-    def gpu(self) -> bool:
+    def is_gpu(self) -> bool:
         return self.kind == "gpu"
 
     @property
@@ -53,7 +53,7 @@ class Key:
         return self.text.replace(",", "-")
 
 
-def parse_key(text: str, place: str) -> Key:
+def parse_key(text: str, place: str) -> MappingKey:
     """`nx01_arm012` (each digit a core), `nx01_cpu10,11` (a list; `cpu10,` is core 10 alone) or `nx01_gpu`.
 
     Raises DicompilerError, opening with `place`, for other resources and for a core that is named twice.
@@ -66,15 +66,15 @@ def parse_key(text: str, place: str) -> Key:
         )
     host, gpu, kind, digits = match.groups()
     if gpu:
-        return Key(text, host, gpu, ())
+        return MappingKey(text, host, gpu, ())
     listed = [part for part in digits.split(",") if part] if "," in digits else digits
     cores = tuple(int(core) for core in listed)
     if len(set(cores)) < len(cores):
         raise DicompilerError(f"{place}: key {text!r} names a core twice: write cores above 9 as a list, arm10,11")
-    return Key(text, host, kind, cores)
+    return MappingKey(text, host, kind, cores)
 
 
-def load_mapping(path: str | Path) -> dict[Key, tuple[str, ...]]:
+def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
     """The layers' names by key, in rank order. Errors name the file and the key."""
     document: Any = load_json(path)
     if not isinstance(document, dict) or not document:
@@ -87,13 +87,13 @@ def load_mapping(path: str | Path) -> dict[Key, tuple[str, ...]]:
     return mapping
 
 
-def load_hosts(path: str | Path) -> tuple[HostLine, ...]:
+def load_hosts(path: str | Path) -> tuple[AutodiceHost, ...]:
     """The hosts of a platform.txt; empty lines and lines that start with # are passed over."""
-    hosts: list[HostLine] = []
+    hosts: list[AutodiceHost] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        host = _host_line(line, f"{path}:{number}")
+        host = _parse_host(line, f"{path}:{number}")
         if host.name in [other.name for other in hosts]:
             raise DicompilerError(f"{path}:{number}: host {host.name!r} has a line already")
         hosts.append(host)
@@ -102,7 +102,7 @@ def load_hosts(path: str | Path) -> tuple[HostLine, ...]:
     return tuple(hosts)
 
 
-def _host_line(line: str, place: str) -> HostLine:
+def _parse_host(line: str, place: str) -> AutodiceHost:
     match = re.fullmatch(
         r"\s*([^\s,]+)\s*,\s*([^\s,=]+)\s*,\s*slots=(\d+)(?:-(\d+))?\s*(?:,\s*gpu=([^,]+?)\s*)?,?\s*", line
     )
@@ -115,10 +115,10 @@ def _host_line(line: str, place: str) -> HostLine:
     cores = range(int(first), int(last or first) + 1)
     if not cores:
         raise DicompilerError(f"{place}: slots={first}-{last}: the first core comes after the last")
-    return HostLine(name, architecture, cores, gpu)
+    return AutodiceHost(name, architecture, cores, gpu)
 
 
-def platform_from_autodice(mapping: str | Path, platform_txt: str | Path) -> Platform:
+def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
     """The platform of an AutoDiCE job: the hosts of `platform_txt`, and one device for each key of `mapping`, in rank
     order. Rates, memory and network are assumed, see ASSUMED. Raises where a key's host, cores or GPU are not there.
     """
@@ -127,7 +127,7 @@ def platform_from_autodice(mapping: str | Path, platform_txt: str | Path) -> Pla
     by_name = {host.name: host for host in hosts}
     for key in keys:
         _check_key(key, by_name, f"{mapping}: key {key.text!r}")
-    return _platform(Path(platform_txt).stem, hosts, keys)
+    return _build_platform(Path(platform_txt).stem, hosts, keys)
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
@@ -140,37 +140,41 @@ def platform_from_hosts(platform_txt: str | Path) -> Platform:
         keys.append(parse_key(f"{host.name}_{kind}{listed.rstrip(',') if len(host.cores) > 1 else listed}", "key"))
         if host.gpu is not None:
             keys.append(parse_key(f"{host.name}_gpu", "key"))
-    return _platform(Path(platform_txt).stem, hosts, keys)
+    return _build_platform(Path(platform_txt).stem, hosts, keys)
 
 
-def _platform(name: str, hosts: Sequence[HostLine], keys: Sequence[Key]) -> Platform:
+def _build_platform(name: str, hosts: Sequence[AutodiceHost], keys: Sequence[MappingKey]) -> Platform:
     devices = tuple(
-        Device(key.device, key.host, GPU_RATE, gpu=True)
-        if key.gpu
-        else Device(key.device, key.host, CORE_RATE * len(key.cores), len(key.cores))
+        Device(key.device, key.host, GPU_FLOPS, gpu=True)
+        if key.is_gpu
+        else Device(key.device, key.host, CORE_FLOPS * len(key.cores), len(key.cores))
         for key in keys
     )
-    return Platform(name, tuple(Host(host.name, MEMORY) for host in hosts), devices, NETWORK, ASSUMED)
+    return Platform(
+        name, tuple(Host(host.name, MEMORY_BYTES) for host in hosts), devices, ASSUMED_NETWORK, ASSUMPTION_NOTE
+    )
 
 
-def _check_key(key: Key, hosts: Mapping[str, HostLine], place: str) -> None:
+def _check_key(key: MappingKey, hosts: Mapping[str, AutodiceHost], place: str) -> None:
     if key.host not in hosts:
-        raise DicompilerError(f"{place}: unknown host {key.host!r}{nearest(key.host, hosts)}")
+        raise DicompilerError(f"{place}: unknown host {key.host!r}{did_you_mean(key.host, hosts)}")
     host = hosts[key.host]
-    if key.gpu and host.gpu is None:
-        raise DicompilerError(f"{place}: host {key.host!r} has no GPU in the platform file (it has {_cores(host)})")
+    if key.is_gpu and host.gpu is None:
+        raise DicompilerError(
+            f"{place}: host {key.host!r} has no GPU in the platform file (it has {_describe_cores(host)})"
+        )
     if key.kind == "arm" and not host.architecture.lower().startswith(("arm", "aarch")):
         raise DicompilerError(f"{place}: host {key.host!r} is {host.architecture}, not arm: write cpu for arm")
     for core in key.cores:
         if core not in host.cores:
-            raise DicompilerError(f"{place}: host {key.host!r} has no core {core} (it has {_cores(host)})")
+            raise DicompilerError(f"{place}: host {key.host!r} has no core {core} (it has {_describe_cores(host)})")
 
 
-def _cores(host: HostLine) -> str:
+def _describe_cores(host: AutodiceHost) -> str:
     return f"cores {host.cores[0]} to {host.cores[-1]}" if len(host.cores) > 1 else f"core {host.cores[0]}"
 
 
-def device_of(key: Key, platform: Platform, place: str) -> Device:
+def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
     """The device that a key stands for on `platform`: the one of its name, else the host's only GPU, or its only
     device of CPU cores. Raises where there is no such device, or more than one."""
     by_name = {device.name: device for device in platform.devices}
@@ -178,12 +182,12 @@ def device_of(key: Key, platform: Platform, place: str) -> Device:
         return by_name[key.device]
     hosts = [host.name for host in platform.hosts]
     if key.host not in hosts:
-        known = nearest(key.host, hosts)
+        known = did_you_mean(key.host, hosts)
         raise DicompilerError(f"{place}: key {key.text!r}: platform {platform.name!r} has no host {key.host!r}{known}")
-    computing = [device for device in platform.devices if device.host == key.host and device.computes]
-    fitting = [device for device in computing if device.gpu == key.gpu]
+    computing = [device for device in platform.devices if device.host == key.host and device.can_compute]
+    fitting = [device for device in computing if device.gpu == key.is_gpu]
     if len(fitting) != 1:
-        what = "GPU" if key.gpu else "device of CPU cores"
+        what = "GPU" if key.is_gpu else "device of CPU cores"
         names = ", ".join(device.name for device in computing) or "none that computes"
         count = "several" if fitting else "no"
         raise DicompilerError(

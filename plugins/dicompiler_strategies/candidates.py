@@ -18,40 +18,40 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Allowance, Metrics, Plan, Problem, fits_constraints
-from dicompiler_strategies.joint.elimination import LIMIT, graph, minimise
-from dicompiler_strategies.tables.cost_tables import Edge, Tables, original, restricted
+from dicompiler.plugin_api import Metrics, Plan, Problem, WorkBudget, fits_constraints
+from dicompiler_strategies.joint.elimination import MAX_TABLE_ELEMENTS, build_elimination_order, minimise_exactly
+from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, restrict_edges, to_original_numbers
 from dicompiler_strategies.tables.footprints import Floats
-from dicompiler_strategies.trimming import trimmed
-from dicompiler_strategies.waves import NEARER, SHARES, waves
-from dicompiler_strategies.work import EVALUATED
+from dicompiler_strategies.trimming import trim_parts
+from dicompiler_strategies.waves import FIRST_WAVE_SHARES, SHARE_STEPS, overlap_orders
+from dicompiler_strategies.work import EVALUATED_PARTS_PER_S
 
 log = logging.getLogger("dicompiler")
 
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 """Of VGG16 and ResNet-50 on 4 and 8 devices no best plan lay outside these."""
-PARTS = 6_000
+MAX_SIMULATED_PARTS = 6_000
 """Parts of all layers beyond which a plan takes too long to be simulated in a search: it is estimated then."""
-HOPELESS = 2.2
+HOPELESS_RATIO = 2.2
 """Without barriers times are up to 54 % lower (VGG16): what the barrier model gives more than this many times the best
 simulated time is not simulated."""
-AT_ONCE = 4
+NEIGHBOURS_PER_STEP = 4
 """Plans around the best one that are evaluated before going on."""
-SPARED = 1.02
+MAX_SPARING_LOSS = 1.02
 """How many times its value a plan may cost that holds fewer weights: predictions are further off than that."""
-SPARING = 8
-MOST_LAYERS = 256
+MAX_SPARED_LAYERS = 8
+MAX_RUN_LAYERS = 256
 """In a run of layers that is decided anew."""
-FEW = 48
+MAX_RUN_CHOICES = 48
 """Choices of a layer when a run of layers is decided anew."""
-PATIENCE = 100
+MAX_VAIN_TRIES = 100
 """Plans that are tried around the best one without a better one."""
-EFFORT = 20_000
+MAX_TRIED_PARTS = 20_000
 """Parts of all plans that are tried around the best one: they take about ten seconds."""
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedPlan:
     """A plan and what it comes to."""
 
     plan: Plan
@@ -60,36 +60,38 @@ class Evaluated:
 
     def value(self, problem: Problem) -> float:
         """The objective's value."""
-        return self.metrics.value(problem.objective)
+        return self.metrics.objective_value(problem.objective)
 
 
-def evaluate(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[Evaluated]:
+def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
     """The plans (each with its origin) with their simulated metrics, at once where the problem has an executor; without
     those that fit no memory or do not fit the layers."""
     given = list(plans)
-    small = [plan for plan, _ in given if _size(plan) <= PARTS]
+    small = [plan for plan, _ in given if _count_parts(plan) <= MAX_SIMULATED_PARTS]
     simulated = iter(problem.evaluate_all(small))
     evaluated = []
     for plan, origin in given:
-        metrics = next(simulated) if _size(plan) <= PARTS else problem.estimate(plan)
+        metrics = next(simulated) if _count_parts(plan) <= MAX_SIMULATED_PARTS else problem.estimate(plan)
         if isinstance(metrics, Metrics) and fits_constraints(problem, plan, metrics):
-            evaluated.append(Evaluated(plan, metrics, origin))
+            evaluated.append(EvaluatedPlan(plan, metrics, origin))
     return evaluated
 
 
-def _size(plan: Plan) -> int:
+def _count_parts(plan: Plan) -> int:
     """Parts of all layers."""
     return sum(map(len, plan.layers.values()))
 
 
-def optima(tables: Tables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
+def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """The optimum for each λ, without repetitions; nothing where the layer graph is too entangled to eliminate."""
-    order = graph(tables.counts, list(tables.edge))
-    if order.widest > LIMIT:
+    order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
+    if order.largest_table > MAX_TABLE_ELEMENTS:
         return
     seen = set()
     for scale in lambdas:
-        _, selection = minimise(order, tables.node, {edge: scale * table for edge, table in tables.edge.items()})
+        _, selection = minimise_exactly(
+            order, tables.node_seconds, {edge: scale * table for edge, table in tables.edge_seconds.items()}
+        )
         if selection not in seen:
             seen.add(selection)
             yield selection
@@ -102,15 +104,15 @@ class CandidateSearch:
     name: who searches, for the log. allowance: what may still be tried; it is spent.
     """
 
-    def __init__(self, problem: Problem, name: str, allowance: Allowance | None = None) -> None:
-        self.problem, self.name, self.allowance = problem, name, allowance or Allowance()
+    def __init__(self, problem: Problem, name: str, allowance: WorkBudget | None = None) -> None:
+        self.problem, self.name, self.allowance = problem, name, allowance or WorkBudget()
         # A target has no part in any objective, and to ask it what it adds to memory takes a program: only what would
         # be the best is evaluated with it.
-        self.untargeted = replace(problem, target=None)
-        self.best: Evaluated | None = None
+        self.problem_without_target = replace(problem, target=None)
+        self.best: EvaluatedPlan | None = None
         self._seen: set[object] = set()
 
-    def evaluate(self, plans: Iterable[tuple[Plan, str]]) -> bool:
+    def try_plans(self, plans: Iterable[tuple[Plan, str]]) -> bool:
         """Whether one of the plans is better than the best so far, which it then is. Where there is one, plans that
         would take more than what is left of the allowance are left out."""
         new = []
@@ -118,162 +120,176 @@ class CandidateSearch:
             key = tuple(plan.layers.values()), tuple(tuple(one.items()) for one in plan.replicas)
             if key not in self._seen:
                 self._seen.add(key)
-                if not self._may_evaluate(plan):
+                if not self._spend_evaluation(plan):
                     break
                 new.append((plan, origin))
-        return self.take(evaluate(self.untargeted, new))
+        return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
-    def take(self, evaluated: Iterable[Evaluated]) -> bool:
+    def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
         """The same of what is evaluated already; of equals the first."""
         least = math.inf if self.best is None else self.best.value(self.problem)
         for one in sorted(evaluated, key=lambda one: one.value(self.problem)):
             value = one.value(self.problem)
             if value >= least:
                 return False
-            if self.problem.target is None or evaluate(self.problem, [(one.plan, one.origin)]):
+            if self.problem.target is None or evaluate_plans(self.problem, [(one.plan, one.origin)]):
                 self.best = one
                 log.info("%s: %s: %s %.4g", self.name, one.origin, self.problem.objective, value)
                 return True
         return False
 
-    def _may_evaluate(self, plan: Plan) -> bool:
+    def _spend_evaluation(self, plan: Plan) -> bool:
         """Counts an evaluation; whether it may still be done: the first one is, whatever it takes."""
-        seconds = _size(plan) / EVALUATED
+        seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
             self.allowance.spend(seconds)
             return True
-        return self.allowance.take(seconds)
+        return self.allowance.try_spend(seconds)
 
-    def evaluate_optima(self, tables: Tables) -> None:
+    def try_optima(self, tables: CostTables) -> None:
         """Evaluates the optima of the tables with cheaper sending."""
-        for selection in optima(tables):
-            if self.allowance.over():
+        for selection in find_optima(tables):
+            if self.allowance.is_exceeded():
                 return
             if not self._is_hopeless(tables, selection):
-                self.evaluate([(tables.plan(selection), "cpsat")])
+                self.try_plans([(tables.plan(selection), "cpsat")])
 
-    def polish(self, tables: Tables, tries: int, seed: int) -> None:
+    def try_neighbours(self, tables: CostTables, tries: int, seed: int) -> None:
         """Tries plans around the best one, if it is one of the tables', and goes on from any that is better: so many in
         all, or PATIENCE of them in vain, or EFFORT parts, whatever is less."""
-        selection = None if self.best is None else tables.selection(self.best.plan)
-        effort, last = EFFORT, 0
-        for step in range(0, tries, AT_ONCE):
-            if self.best is None or selection is None or effort < 0 or step - last > PATIENCE or self.allowance.over():
+        selection = None if self.best is None else tables.find_selection(self.best.plan)
+        effort, last = MAX_TRIED_PARTS, 0
+        for step in range(0, tries, NEIGHBOURS_PER_STEP):
+            if (
+                self.best is None
+                or selection is None
+                or effort < 0
+                or step - last > MAX_VAIN_TRIES
+                or self.allowance.is_exceeded()
+            ):
                 return
-            moves = itertools.islice(neighbours(tables, selection, seed + step), min(AT_ONCE, tries - step))
+            moves = itertools.islice(neighbours(tables, selection, seed + step), min(NEIGHBOURS_PER_STEP, tries - step))
             plans = [tables.plan(move) for move in moves if not self._is_hopeless(tables, move)]
-            effort -= sum(map(_size, plans))
+            effort -= sum(map(_count_parts, plans))
             origin = self.best.origin  # whose plan it was at first
-            if self.evaluate((plan, origin) for plan in plans):
-                selection, last = tables.selection(self.best.plan), step
+            if self.try_plans((plan, origin) for plan in plans):
+                selection, last = tables.find_selection(self.best.plan), step
 
-    def spare(self, tables: Tables) -> None:
+    def reduce_weights(self, tables: CostTables) -> None:
         """Where a device holds more weights of a layer than it must, and the value is hardly worse without them (SPARED
         in all), it holds fewer: tried for the SPARING layers with most of them, if they are a hundredth of all."""
-        selection = None if self.best is None else tables.selection(self.best.plan)
+        selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
             return
-        limit = SPARED * self.best.value(self.problem)
-        most = [weights.max(axis=1) for weights in tables.weights]
+        limit = MAX_SPARING_LOSS * self.best.value(self.problem)
+        most = [weights.max(axis=1) for weights in tables.weight_bytes]
         beyond = [int(held[chosen] - held.min()) for held, chosen in zip(most, selection, strict=True)]
         worth = sum(int(held[chosen]) for held, chosen in zip(most, selection, strict=True)) / 100
-        for i in sorted(range(len(beyond)), key=lambda i: -beyond[i])[:SPARING]:
-            if beyond[i] <= worth or self.allowance.over():
+        for i in sorted(range(len(beyond)), key=lambda i: -beyond[i])[:MAX_SPARED_LAYERS]:
+            if beyond[i] <= worth or self.allowance.is_exceeded():
                 return
-            (seconds,), _ = _within(tables, selection, [i], 1.0)
+            (seconds,), _ = _restrict_to_layers(tables, selection, [i], 1.0)
             fewest = np.flatnonzero(most[i] == most[i].min())
             tried = (*selection[:i], int(fewest[seconds[fewest].argmin()]), *selection[i + 1 :])
             plan = tables.plan(tried)
-            if not self._may_evaluate(plan):
+            if not self._spend_evaluation(plan):
                 return
-            for one in evaluate(self.untargeted, [(plan, self.best.origin)]):
+            for one in evaluate_plans(self.problem_without_target, [(plan, self.best.origin)]):
                 alike = one.value(self.problem) <= limit
-                if alike and (self.problem.target is None or evaluate(self.problem, [(one.plan, one.origin)])):
+                if alike and (self.problem.target is None or evaluate_plans(self.problem, [(one.plan, one.origin)])):
                     self.best, selection = one, tried
 
     def trim(self) -> None:
         """Evaluates the best plan without what nobody reads."""
-        if self.best is not None and self.problem.model is not None and _size(self.best.plan) <= PARTS:
-            self.evaluate([(trimmed(self.problem, self.best.plan), self.best.origin)])
+        if (
+            self.best is not None
+            and self.problem.model is not None
+            and _count_parts(self.best.plan) <= MAX_SIMULATED_PARTS
+        ):
+            self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.origin)])
 
-    def overlap(self, others: Iterable[Plan] = ()) -> None:
+    def try_waves(self, others: Iterable[Plan] = ()) -> None:
         """Evaluates the best plan, and others, in waves: what others wait for first, the rest while that travels."""
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return
         for plan in (self.best.plan, *others):
-            if _size(plan) <= PARTS // 2:
-                self._in_waves(plan, self.best.origin)
+            if _count_parts(plan) <= MAX_SIMULATED_PARTS // 2:
+                self._try_wave_shares(plan, self.best.origin)
 
-    def _in_waves(self, plan: Plan, origin: str) -> None:
+    def _try_wave_shares(self, plan: Plan, origin: str) -> None:
         """Evaluates a plan in waves of the usual shares, then of shares nearer and nearer to that of the best one."""
         best = 1.0
-        for step in (0.0, *NEARER):
-            for share, waved in waves(self.problem, plan, (best - step, best + step) if step else SHARES):
-                if self.allowance.over():
+        for step in (0.0, *SHARE_STEPS):
+            for share, waved in overlap_orders(
+                self.problem, plan, (best - step, best + step) if step else FIRST_WAVE_SHARES
+            ):
+                if self.allowance.is_exceeded():
                     return
-                if self.evaluate([(waved, origin)]):
+                if self.try_plans([(waved, origin)]):
                     best = share
             if best == 1.0:
                 return
 
-    def _is_hopeless(self, tables: Tables, selection: Sequence[int]) -> bool:
+    def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
         """Whether the tables' seconds are so many that simulating them is in vain."""
         if self.best is None or self.problem.objective != "latency":
             return False
-        return tables.value(selection) > HOPELESS * self.best.value(self.problem)
+        return tables.total_seconds(selection) > HOPELESS_RATIO * self.best.value(self.problem)
 
 
-def neighbours(tables: Tables, selection: Sequence[int], seed: int, scale: float = 0.5) -> Iterator[tuple[int, ...]]:
+def neighbours(
+    tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
+) -> Iterator[tuple[int, ...]]:
     """Endless: selections near `selection`, in turn one with another choice for one layer (among the four that the
     barrier model likes best there) and one with a run of layers decided anew, see `_decided`."""
     random = np.random.default_rng(seed)
-    free = [i for i, count in enumerate(tables.counts) if count > 1]
+    free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
     while free:
         i = free[int(random.integers(len(free)))]
-        around, _ = _within(tables, selection, [i], scale)
+        around, _ = _restrict_to_layers(tables, selection, [i], scale)
         others = [int(k) for k in np.argsort(around[0], kind="stable") if k != selection[i]][:4]
         chosen = others[int(random.integers(len(others)))]
         yield (*selection[:i], chosen, *selection[i + 1 :])
-        anew = _decided(tables, selection, random)
+        anew = _redecide_run(tables, selection, random)
         if anew is not None:
             yield anew
 
 
-def _decided(tables: Tables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
+def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
     """The selection with the optimum for a run of layers of random place and length: with sending at one of the
     fractions λ of its time, and all times disturbed. None where that is too entangled."""
     count = len(selection)
-    length = min(count, MOST_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
+    length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
     start = int(random.integers(count - length + 1))
-    node, edge = _within(tables, selection, range(start, start + length), float(random.choice(LAMBDAS)))
+    node, edge = _restrict_to_layers(tables, selection, range(start, start + length), float(random.choice(LAMBDAS)))
     node = [seconds * np.exp(random.normal(0, 0.1)) for seconds in node]
     edge = {key: table * np.exp(random.normal(0, 0.3)) for key, table in edge.items()}
-    kept = _promising(node, edge)
-    order = graph([len(few) for few in kept], list(edge))
-    if order.widest > LIMIT:
+    kept = _promising_choices(node, edge)
+    order = build_elimination_order([len(few) for few in kept], list(edge))
+    if order.largest_table > MAX_TABLE_ELEMENTS:
         return None
     node = [seconds[few] for seconds, few in zip(node, kept, strict=True)]
-    chosen = original(kept, minimise(order, node, restricted(edge, kept))[1])
+    chosen = to_original_numbers(kept, minimise_exactly(order, node, restrict_edges(edge, kept))[1])
     return (*selection[:start], *chosen, *selection[start + length :])
 
 
-def _promising(node: Sequence[Floats], edge: Mapping[Edge, Floats]) -> list[NDArray[np.intp]]:
+def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
     """For each layer the choices, at most FEW, that cost least if the others suit them."""
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)
         least[j] += table.min(axis=0)
-    return [np.sort(np.argsort(seconds, kind="stable")[:FEW]) for seconds in least]
+    return [np.sort(np.argsort(seconds, kind="stable")[:MAX_RUN_CHOICES]) for seconds in least]
 
 
-def _within(
-    tables: Tables, selection: Sequence[int], layers: Collection[int], scale: float
-) -> tuple[list[Floats], dict[Edge, Floats]]:
+def _restrict_to_layers(
+    tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
+) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
     """(node, edge) of some layers, numbered anew, all others as selected; edges at `scale` times their time."""
     places = {layer: k for k, layer in enumerate(layers)}
-    node = [tables.node[layer].copy() for layer in layers]
+    node = [tables.node_seconds[layer].copy() for layer in layers]
     edge = {}
-    for (i, j), table in tables.edge.items():
+    for (i, j), table in tables.edge_seconds.items():
         if i in places and j in places:
             edge[places[i], places[j]] = scale * table
         elif i in places:

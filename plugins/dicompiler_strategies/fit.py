@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dicompiler.plugin_api import (
+    DeviceFootprint,
     DicompilerError,
     Host,
-    Occupied,
     Plan,
     Platform,
     Problem,
     Strategy,
-    check_occupied,
+    check_measured_memory,
     format_bytes,
 )
-from dicompiler_strategies.fit_stages import Board, Stages
+from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
-TRIES = 6
+MAX_MEASURED_PLANS = 6
 """Plans that are measured for a number of boards and tiles: each time as many bytes are left over as were missing."""
-STEP = 256
+EXTRA_BYTES = 256
 """Bytes that are left over besides."""
 
 
@@ -41,7 +41,7 @@ class Fit(Strategy):
 
     name: ClassVar[str] = "fit"
 
-    serial: bool = field(
+    fewest_boards: bool = field(
         default=False,
         metadata={"help": "fewer boards before fewer tiles one after another; else tiles side by side come first"},
     )
@@ -53,33 +53,33 @@ class Fit(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """DicompilerError where nothing fits: by how much, and the layer that needs most."""
-        boards = _boards(problem.platform)
-        stages = Stages(problem.layers, getattr(problem.target, "margin", 0.0))
+        boards = _list_boards(problem.platform)
+        stages = StageEstimates(problem.layers, getattr(problem.target, "margin", 0.0))
         refused: list[DicompilerError] = []
         for count, each in self._orders(len(boards)):
             left = list(boards[:count])
-            for _ in range(TRIES):
-                row = stages.row(left, each)
+            for _ in range(MAX_MEASURED_PLANS):
+                row = stages.find_stages(left, each)
                 if row is None:
                     break
-                plan = problem.plan(stages.parts(row))
-                missing = _missing(problem, plan, refused)
+                plan = problem.build_plan(stages.stage_parts(row))
+                missing = _missing_bytes(problem, plan, refused)
                 if not missing:
                     return plan
                 left = [replace(b, ram=b.ram - missing.get(b.device, 0)) for b in left]
-        raise self._failure(problem, boards, stages, refused)
+        raise self._failure_error(problem, boards, stages, refused)
 
-    def _failure(
-        self, problem: Problem, boards: Sequence[Board], stages: Stages, refused: Sequence[DicompilerError]
+    def _failure_error(
+        self, problem: Problem, boards: Sequence[FitBoard], stages: StageEstimates, refused: Sequence[DicompilerError]
     ) -> DicompilerError:
         count = f"{len(boards)} board{'s' if len(boards) > 1 else ''} of {problem.platform.name}"
-        weights, flash = stages.whole.flash, sum(board.flash for board in boards)
-        ram, layer = stages.least(len(boards) * self.tiles)
+        weights, flash = stages.network_estimate.flash, sum(board.flash for board in boards)
+        ram, layer = stages.least_ram(len(boards) * self.tiles)
         limit = min(board.ram for board in boards)
         if flash and weights > flash:
             cause = (
                 f"the models take about {format_bytes(weights)} of flash, {format_bytes(weights - flash)} more than "
-                f"the {format_bytes(flash)} of all together, most of it for layer {stages.heaviest.name!r}"
+                f"the {format_bytes(flash)} of all together, most of it for layer {stages.heaviest_layer.name!r}"
             )
         elif ram > limit:
             cause = (
@@ -97,7 +97,7 @@ class Fit(Strategy):
 
     def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
         """(boards, tiles one after another on each at most), in the order in which they are tried."""
-        if self.serial or boards == 1:
+        if self.fewest_boards or boards == 1:
             yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
             return
         yield from ((count, 1) for count in range(1, boards + 1))
@@ -105,32 +105,32 @@ class Fit(Strategy):
             yield from ((count, each) for count in range(1, boards + 1))
 
 
-def _boards(platform: Platform) -> tuple[Board, ...]:
+def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
     """The computing devices, the first of each host: the devices of a host share its memory."""
     first: dict[str, str] = {}
-    for device in platform.computing:
+    for device in platform.computing_devices:
         first.setdefault(device.host, device.name)
     hosts: Sequence[Host] = [platform.host(name) for name in first]
-    return tuple(Board(first[host.name], host.ram, host.flash) for host in hosts)
+    return tuple(FitBoard(first[host.name], host.ram, host.flash) for host in hosts)
 
 
-def _missing(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
+def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
     """Device → the bytes of RAM that it is short of by the target's measure, and some more, or a little where it is
     short of flash; {}: it fits. Without such a measure the estimate holds."""
     target = problem.target
     if target is None or problem.model is None:
         return {}
-    program = problem.sketch(plan).program
+    program = problem.draft_program(plan).program
     assert program is not None
-    occupied = target.occupied(program)
+    occupied = target.device_footprints(program)
     try:
-        check_occupied(problem.platform, occupied)
+        check_measured_memory(problem.platform, occupied)
     except DicompilerError as error:
         refused.append(error)
-        return {one.device: max(STEP, _short(problem.platform, one) + STEP) for one in occupied}
+        return {one.device: max(EXTRA_BYTES, _excess_bytes(problem.platform, one) + EXTRA_BYTES) for one in occupied}
     return {}
 
 
-def _short(platform: Platform, one: Occupied) -> int:
+def _excess_bytes(platform: Platform, one: DeviceFootprint) -> int:
     host = platform.host(platform.host_of[one.device])
     return one.ram - host.ram if host.flash else one.ram + one.flash - host.memory

@@ -13,23 +13,23 @@ from dicompiler.plugin_api import (
     LayerGraph,
     Region,
     ShareTask,
-    Work,
-    peak,
+    TaskNode,
+    count_task_macs,
+    peak_nbytes,
     raw_nbytes,
-    shape_of,
-    task_macs,
+    region_shape,
     weight_regions,
 )
 
-FIXED, FOR_EACH_OPERATOR, FOR_EACH_CHANNEL = 1024, 350, 8
+ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
 """Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly
 within 400 bytes); channels are those of quantised convolutions, whose scales are prepared there."""
-MODEL_OPERATOR, MODEL_CHANNEL = 600, 10
+MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
 """Bytes of a model beside its constants."""
 
 
 @dataclass(frozen=True)
-class MemoryNeed:
+class ArenaEstimate:
     """arena: bytes with the margin that is written out. flash: bytes of the model. macs: multiplications.
     incoming, outgoing: bytes of what comes in and of what leaves."""
 
@@ -40,7 +40,7 @@ class MemoryNeed:
     outgoing: int
 
 
-def memory_need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> MemoryNeed:
+def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> ArenaEstimate:
     """What one model of these tasks takes. A tensor is there from the task that makes it to its last reader; what the
     last task makes, to the end. Pads that TFLite does not know are a copy of the tensor with pads around it."""
     first: dict[str, int] = {}
@@ -51,7 +51,7 @@ def memory_need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -
     constants: dict[tuple[str, Region], int] = {}
     for step, task in enumerate(tasks):
         time = 2 * step + 2
-        elements = max((_padded(layers, work) for work in task.works), default=0)
+        elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)
         around = elements * raw_nbytes(layers.tensors[next(iter(task.needs)).tensor].dtype, (1,)) if elements else 0
         operators += 1 + (around > 0)
         for i, (key, region) in enumerate(task.needs.items()):
@@ -65,16 +65,16 @@ def memory_need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -
             sizes[key.tensor] = _nbytes(layers, key.tensor, produced)
             last.setdefault(key.tensor, time)
         constants |= weight_regions(layers, task)
-        channels += sum(_channels(layers, work) for work in task.works)
+        channels += sum(_quantized_channels(layers, work) for work in task.nodes)
     inside = {key.tensor for task in tasks for key in task.outputs}
     out = [key.tensor for key in tasks[-1].outputs]
     last |= dict.fromkeys(out, 2 * len(tasks) + 2)
-    most = peak([*spans, *((first[name], last[name], sizes[name]) for name in first)])
-    arena = most + FIXED + FOR_EACH_OPERATOR * operators + FOR_EACH_CHANNEL * channels
-    return MemoryNeed(
+    most = peak_nbytes([*spans, *((first[name], last[name], sizes[name]) for name in first)])
+    arena = most + ARENA_FIXED_BYTES + ARENA_OPERATOR_BYTES * operators + ARENA_CHANNEL_BYTES * channels
+    return ArenaEstimate(
         int(arena * (1 + margin)),
-        sum(constants.values()) + MODEL_OPERATOR * operators + MODEL_CHANNEL * channels,
-        sum(task_macs(layers, task) for task in tasks),
+        sum(constants.values()) + MODEL_OPERATOR_BYTES * operators + MODEL_CHANNEL_BYTES * channels,
+        sum(count_task_macs(layers, task) for task in tasks),
         sum(size for name, size in sizes.items() if name not in inside),
         sum(sizes[name] for name in out),
     )
@@ -82,18 +82,18 @@ def memory_need(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -
 
 def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
     about = layers.tensors[tensor]
-    shape = shape_of(region) if region is not None else about.shape
+    shape = region_shape(region) if region is not None else about.shape
     return 0 if shape is None else raw_nbytes(about.dtype, shape)
 
 
-def _channels(layers: LayerGraph, work: Work) -> int:
+def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
     """Output channels of a convolution whose weights are dequantised first."""
-    if work.node.op != "Conv" or work.piece is None or layers.tensors[work.node.inputs[1]].constant:
+    if work.node.op != "Conv" or work.piece is None or layers.tensors[work.node.inputs[1]].is_constant:
         return 0
     return work.piece.out[1][1] - work.piece.out[1][0]
 
 
-def _padded(layers: LayerGraph, work: Work) -> int:
+def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
     """Elements of the padded copy that a window operator needs; 0 where TFLite's paddings, SAME and VALID, do."""
     if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
         return 0
@@ -107,7 +107,7 @@ def _padded(layers: LayerGraph, work: Work) -> int:
         kernel = (layers.tensors[work.node.inputs[1]].shape or ())[2:]
     source = work.piece.needs[0]
     assert source is not None
-    shape_in, shape_out = shape_of(source), shape_of(work.piece.out)
+    shape_in, shape_out = region_shape(source), region_shape(work.piece.out)
     valid, same, around = True, True, list(shape_in)
     for i, extent in enumerate(kernel):  # type: ignore[arg-type, var-annotated]
         span = (extent - 1) * dilations[i] + 1

@@ -12,18 +12,18 @@ from dicompiler.plugin_api import (
     DicompilerError,
     Layer,
     LayerGraph,
-    Lineage,
     Node,
+    NodeOrigins,
     Part,
     Plan,
     Platform,
     Problem,
     Strategy,
+    did_you_mean,
     load_plan,
-    nearest,
-    tile,
+    tile_layer,
 )
-from dicompiler_strategies.autodice import Key, device_of, load_mapping, platform_from_autodice
+from dicompiler_strategies.autodice import MappingKey, find_device, load_mapping, platform_from_mapping
 
 log = logging.getLogger("dicompiler")
 
@@ -55,41 +55,41 @@ class Manual(Strategy):
 
     def own_platform(self) -> Platform | None:
         """The platform of mapping and platform.txt together, where both are given."""
-        return platform_from_autodice(self.mapping, self.platform) if self.platform else None
+        return platform_from_mapping(self.mapping, self.platform) if self.platform else None
 
     def plan(self, problem: Problem) -> Plan:
         """The plan of the file; one of a mapping has the problem's source and sink. Errors name the file."""
         if self.file:
-            return _from_file(problem, self.file)
+            return _load_known_plan(problem, self.file)
         self.own_platform()  # only to check the keys against platform.txt
         mapping = load_mapping(self.mapping)
-        devices = {key: device_of(key, problem.platform, self.mapping) for key in mapping}
-        _say_other_cores(devices)
+        devices = {key: find_device(key, problem.platform, self.mapping) for key in mapping}
+        _warn_of_core_mismatch(devices)
         keys = _keys_by_node(problem.lineage, mapping, self.mapping)
-        homes = _Mapped(problem, keys, devices, self.mapping).homes()
+        homes = _MappingResolver(problem, keys, devices, self.mapping).layer_devices()
         layers = problem.layers
-        return problem.plan(
-            {layer.name: _parts(layers, layer, homes[layer.name], self.mapping) for layer in layers.layers}
+        return problem.build_plan(
+            {layer.name: _layer_parts(layers, layer, homes[layer.name], self.mapping) for layer in layers.layers}
         )
 
 
-def _from_file(problem: Problem, path: str) -> Plan:
+def _load_known_plan(problem: Problem, path: str) -> Plan:
     plan = load_plan(path)
     known = problem.platform.host_of
     for name in plan.devices:
         if name not in known:
             raise DicompilerError(
-                f"{path}: device {name!r} is not on platform {problem.platform.name!r}{nearest(name, known)}"
+                f"{path}: device {name!r} is not on platform {problem.platform.name!r}{did_you_mean(name, known)}"
             )
     return plan
 
 
-def _say_other_cores(devices: Mapping[Key, Device]) -> None:
+def _warn_of_core_mismatch(devices: Mapping[MappingKey, Device]) -> None:
     for key, device in devices.items():
         others = [other.text for other in devices if other != key and devices[other] == device]
         if others:
             log.warning("mapping: keys %s and %s are both device %s", key.text, ", ".join(others), device.name)
-        elif not key.gpu and len(key.cores) != device.cores:
+        elif not key.is_gpu and len(key.cores) != device.cores:
             log.warning("mapping: key %s is device %s, which has %d cores", key.text, device.name, device.cores)
 
 
@@ -99,7 +99,7 @@ def _aliases(name: str, output: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*names, *(alias.replace("/", "_") for alias in names)]))
 
 
-def _meanings(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     """Alias → the nodes that it can mean, of `nodes`: name → first output. A name with its / means one only."""
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
@@ -109,15 +109,17 @@ def _meanings(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
     return meanings | exact
 
 
-def _keys_by_node(lineage: Lineage, mapping: Mapping[Key, Sequence[str]], place: str) -> dict[str, tuple[Key, ...]]:
+def _keys_by_node(
+    lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
+) -> dict[str, tuple[MappingKey, ...]]:
     """Name of a node, of the file or one that passes added → the keys that it is under, in rank order. Raises for an
     unknown or ambiguous name."""
-    known = _meanings(lineage.added) | _meanings(lineage.names)
-    keys: dict[str, tuple[Key, ...]] = {}
+    known = _nodes_by_alias(lineage.added_nodes) | _nodes_by_alias(lineage.first_output_by_name)
+    keys: dict[str, tuple[MappingKey, ...]] = {}
     for key, names in mapping.items():
         for name in names:
             if name not in known:
-                raise DicompilerError(f"{place}: key {key.text!r}: unknown layer {name!r}{nearest(name, known)}")
+                raise DicompilerError(f"{place}: key {key.text!r}: unknown layer {name!r}{did_you_mean(name, known)}")
             if len(known[name]) > 1:
                 raise DicompilerError(
                     f"{place}: key {key.text!r}: {name!r} can be any of {', '.join(known[name])}: write it with its /"
@@ -128,22 +130,22 @@ def _keys_by_node(lineage: Lineage, mapping: Mapping[Key, Sequence[str]], place:
 
 
 @dataclass(frozen=True)
-class _Mapped:
+class _MappingResolver:
     """The nodes of a mapping and where they go. `keys`: see `_keys_by_node`; `place`: the file, for errors."""
 
     problem: Problem
-    keys: Mapping[str, tuple[Key, ...]]
-    devices: Mapping[Key, Device]
+    keys: Mapping[str, tuple[MappingKey, ...]]
+    devices: Mapping[MappingKey, Device]
     place: str
 
-    def homes(self) -> dict[str, tuple[str, ...]]:
+    def layer_devices(self) -> dict[str, tuple[str, ...]]:
         """Layer → its devices. A layer that is under no key because passes added it goes with what it reads, else with
         what reads it, else under the first key."""
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}
         for layer in graph.layers:
             before = (homes.get(graph.producer[name].name) for name in layer.inputs if name in graph.producer)
-            if home := self._home(layer) or next(filter(None, before), ())[:1]:
+            if home := self._devices_of_layer(layer) or next(filter(None, before), ())[:1]:
                 homes[layer.name] = home
         for layer in reversed(graph.layers):
             if layer.name not in homes:
@@ -151,14 +153,14 @@ class _Mapped:
                 homes[layer.name] = next(behind, (next(iter(self.devices.values())).name,))[:1]
         return homes
 
-    def _home(self, layer: Layer) -> tuple[str, ...]:
+    def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
         """The devices of a layer: those of its anchor; where passes added that, those of the last node in it that is
         under a key. () where there is none. Says where an absorbed node was to go elsewhere."""
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)
-        origin = self.problem.lineage.origin.get(anchor.name)
+        origin = self.problem.lineage.origin_of.get(anchor.name)
         if keys is None and origin is not None:
-            called = _aliases(origin, self.problem.lineage.names[origin])[0]
+            called = _aliases(origin, self.problem.lineage.first_output_by_name[origin])[0]
             raise DicompilerError(f"{self.place}: layer {called!r} (node {origin!r}) is missing: put it under a key")
         if keys is None:
             keys = next(filter(None, map(self._keys_of, reversed(layer.nodes))), ())
@@ -174,15 +176,15 @@ class _Mapped:
                 )
         return tuple(dict.fromkeys(self.devices[key].name for key in keys))
 
-    def _keys_of(self, node: Node) -> tuple[Key, ...] | None:
+    def _keys_of(self, node: Node) -> tuple[MappingKey, ...] | None:
         return next((self.keys[name] for name in self.problem.lineage.names_of(node) if name in self.keys), None)
 
 
-def _parts(layers: LayerGraph, layer: Layer, devices: Sequence[str], place: str) -> tuple[Part, ...]:
+def _layer_parts(layers: LayerGraph, layer: Layer, devices: Sequence[str], place: str) -> tuple[Part, ...]:
     if len(devices) == 1:
         return (Part(devices[0]),)
     try:
-        parts = tile(layers, layer, "channel", [1.0] * len(devices), devices)
+        parts = tile_layer(layers, layer, "channel", [1.0] * len(devices), devices)
     except DicompilerError as error:
         raise DicompilerError(
             f"{place}: layer {layer.name!r} is under {len(devices)} keys, but its channels cannot be cut: {error}"

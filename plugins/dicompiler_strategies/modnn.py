@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.plugin_api import Layer, Part, Plan, Problem, Strategy, tile
-from dicompiler_strategies.named_axis import named_axis
+from dicompiler.plugin_api import Layer, Part, Plan, Problem, Strategy, tile_layer
+from dicompiler_strategies.named_axis import find_cuttable_axis
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Modnn(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """The slices of every layer; compute-less devices get none."""
-        layers, devices = problem.layers, problem.platform.computing
+        layers, devices = problem.layers, problem.platform.computing_devices
         names, rates = [device.name for device in devices], [device.rate for device in devices]
 
         def parts(layer: Layer) -> tuple[Part, ...]:
-            if named_axis(layers, layer, "height") is None:
-                return (Part(problem.platform.fastest.name),)
-            return tile(layers, layer, "height", rates, names)
+            if find_cuttable_axis(layers, layer, "height") is None:
+                return (Part(problem.platform.fastest_device.name),)
+            return tile_layer(layers, layer, "height", rates, names)
 
-        return problem.plan({layer.name: parts(layer) for layer in layers.layers})
+        return problem.build_plan({layer.name: parts(layer) for layer in layers.layers})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import Layer, LayerGraph, cuttable, named_axes
+from dicompiler.plugin_api import Layer, LayerGraph, cuttable_axes, named_axes
 
 
-def named_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
+def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
     """The axis of the layer's output that `label` names; None where it has none that can be cut."""
     axis = named_axes(layers).get(layer.output, {}).get(label)
-    return axis if axis in cuttable(layers, layer) else None
+    return axis if axis in cuttable_axes(layers, layer) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import ClassVar
 
-from dicompiler.plugin_api import Device, DicompilerError, Part, Plan, Problem, Share, Strategy
+from dicompiler.plugin_api import Device, DicompilerError, LayerShare, Part, Plan, Problem, Strategy
 
 
 @dataclass(frozen=True)
@@ -28,30 +28,30 @@ class Pipeline(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Raises where a named device is unknown, compute-less or named twice."""
-        names = self.devices or tuple(device.name for device in problem.platform.computing)
+        names = self.devices or tuple(device.name for device in problem.platform.computing_devices)
         devices = [problem.platform.device(name) for name in names]
         for index, device in enumerate(devices):
-            if not device.computes:
+            if not device.can_compute:
                 raise DicompilerError(f"pipeline: device {device.name!r} has no compute: leave it out of 'devices'")
             if device.name in names[:index]:
                 raise DicompilerError(f"pipeline: device {device.name!r} stands twice in 'devices': name it once")
-        runs = runs_of_layers(balance([whole_layer_seconds(problem, device) for device in devices]))
-        return problem.plan(
+        runs = run_numbers(balance_runs([whole_layer_seconds(problem, device) for device in devices]))
+        return problem.build_plan(
             {layer.name: (Part(names[run]),) for layer, run in zip(problem.layers.layers, runs, strict=True)}
         )
 
 
 def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
     """Seconds of each layer whole on a device, in layer order."""
-    return [problem.cost.seconds(problem.layers, layer, Share(), device) for layer in problem.layers.layers]
+    return [problem.cost_model.seconds(problem.layers, layer, LayerShare(), device) for layer in problem.layers.layers]
 
 
-def runs_of_layers(ends: Sequence[int]) -> list[int]:
+def run_numbers(ends: Sequence[int]) -> list[int]:
     """The number of the run that each layer is in, from the ends of the runs: (2, 2, 3) → [0, 0, 2]."""
     return [run for run, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
 
 
-def balance(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
+def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """Cuts a row of layers into one run for each device so that the slowest run is as fast as possible.
 
     costs[d][l]: seconds of layer l on device d. Returns the end of each device's run; runs may be empty.
@@ -63,7 +63,7 @@ def balance(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     choices: list[list[int]] = []
     for row in costs:
         total = (0.0, *accumulate(row))
-        cuts = [_cut(best, total, i) for i in range(count + 1)]
+        cuts = [_best_cut(best, total, i) for i in range(count + 1)]
         best = [max(best[cut], total[i] - total[cut]) for i, cut in enumerate(cuts)]
         choices.append(cuts)
     ends = [count]
@@ -72,7 +72,7 @@ def balance(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     return tuple(reversed(ends))
 
 
-def _cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
+def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
     """The j ≤ i with the least max(best[j], total[i] - total[j]): where the growing one passes the falling one, or just
     before; of equals the first."""
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])

@@ -21,8 +21,8 @@ class Single(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Every layer whole on the device. Raises where it is unknown or compute-less."""
         if not self.device:
-            return problem.alone[0]
+            return problem.best_single_device[0]
         device = problem.platform.device(self.device)
-        if not device.computes:
+        if not device.can_compute:
             raise DicompilerError(f"single: device {device.name!r} has no compute: choose another")
-        return problem.whole(device.name)
+        return problem.single_device_plan(device.name)

@@ -20,25 +20,25 @@ from dicompiler.plugin_api import (
     Plan,
     Problem,
     Strategy,
-    cut_axis,
-    full,
+    full_region,
+    is_read_only_within,
     output_shape,
-    read_within,
-    reduction,
-    shares,
-    tile,
+    reduction_length,
+    split_axis,
+    split_proportionally,
+    tile_layer,
     volume,
 )
-from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.named_axis import find_cuttable_axis
 
-Scheme = Literal["o", "i", "f", "s"]
+PartitionScheme = Literal["o", "i", "f", "s"]
 """LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""
 
-LIMIT = 60.0  # deterministic seconds of the solver; tens of layers take well below one
+MAX_SOLVER_S = 60.0  # deterministic seconds of the solver; tens of layers take well below one
 
 
 @dataclass(frozen=True)
-class Size:
+class IlpLayer:
     """Layer l: M inputs, K outputs, Q weights, in elements.
 
     before: the place of layer l − 1 of eq. (7) and (12), whose outputs are its inputs; None: it has none. fusable:
@@ -49,9 +49,9 @@ class Size:
     M: int
     K: int
     Q: int = 0
-    before: int | None = None
-    fusable: bool = True
-    held: bool = False
+    previous: int | None = None
+    can_fuse: bool = True
+    is_held: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class IlpSolution:
     """A scheme for each layer; communication: C of eq. (10), in elements; proven: no other solution of the ILP sends
     less."""
 
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[PartitionScheme, ...]
     communication: float
-    proven: bool
+    is_proven: bool
 
 
-def scaled_cost(layer: Size, scheme: Scheme, reused: bool, N: int) -> int:
+def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
     """N · C_l. LOP, eq. (7): (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N; LIP, eq. (8): M (N − 1) / N + K (N − 1);
     eq. (9): FUSE1 M (N − 1), FUSE2 K (N − 1). `reused`: o_{l−1}, for LOP and, where reuse is counted there, FUSE1."""
     M, K = layer.M, layer.K
@@ -77,7 +77,9 @@ def scaled_cost(layer: Size, scheme: Scheme, reused: bool, N: int) -> int:
     }[scheme]
 
 
-def solve_ilp(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True) -> IlpSolution:
+def solve_ilp(
+    layers: Sequence[IlpLayer], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True
+) -> IlpSolution:
     """The ILP of eq. (10) to (13) by CP-SAT, in whole numbers: N · C. Repeats exactly (one worker, fixed seed).
 
     reuse: count reuse in FUSE1 too; lip, fuse: allow LIP for layers that are not fused, and pairs.
@@ -85,11 +87,11 @@ def solve_ilp(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = T
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
-    x: list[dict[Scheme, Any]] = [
+    x: list[dict[PartitionScheme, Any]] = [
         {scheme: model.new_bool_var(f"{scheme}{at}") for scheme in ("o", "i", "f", "s")} for at in range(len(layers))
     ]
     terms: list[Any] = []
-    seconds = {layer.before: at for at, layer in enumerate(layers) if layer.before is not None and layer.fusable}
+    seconds = {layer.previous: at for at, layer in enumerate(layers) if layer.previous is not None and layer.can_fuse}
     for at, layer in enumerate(layers):
         model.add_exactly_one(x[at].values())  # (11)
         if not lip:
@@ -103,27 +105,27 @@ def solve_ilp(layers: Sequence[Size], N: int, reuse: bool = False, lip: bool = T
         terms += [scaled_cost(layer, scheme, False, N) * variable for scheme, variable in x[at].items()]
         for scheme in ("o", "f") if reuse else ("o",):
             saved = scaled_cost(layer, scheme, False, N) - scaled_cost(layer, scheme, True, N)
-            if layer.before is not None:
-                both = model.new_bool_var(f"o{layer.before}{scheme}{at}")
-                model.add_implication(both, x[layer.before]["o"])
+            if layer.previous is not None:
+                both = model.new_bool_var(f"o{layer.previous}{scheme}{at}")
+                model.add_implication(both, x[layer.previous]["o"])
                 model.add_implication(both, x[at][scheme])
                 terms.append(-saved * both)
-            elif layer.held:
+            elif layer.is_held:
                 terms.append(-saved * x[at][scheme])
     model.minimize(sum(terms))
-    return _solved(model, x, N)
+    return _run_ilp(model, x, N)
 
 
-def _solved(model: Any, x: Sequence[Mapping[Scheme, Any]], N: int) -> IlpSolution:
+def _run_ilp(model: Any, x: Sequence[Mapping[PartitionScheme, Any]], N: int) -> IlpSolution:
     from ortools.sat.python import cp_model
 
-    from dicompiler_strategies.joint.solving import run
+    from dicompiler_strategies.joint.solving import run_solver
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = LIMIT
-    status, interrupted = run(solver, model)
+    solver.parameters.max_deterministic_time = MAX_SOLVER_S
+    status, interrupted = run_solver(solver, model)
     if interrupted:
         raise KeyboardInterrupt
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -155,7 +157,7 @@ class Stahl(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Raises DicompilerError for more devices than there are."""
-        computing = problem.platform.computing
+        computing = problem.platform.computing_devices
         if self.devices > len(computing):
             raise DicompilerError(
                 f"stahl: devices={self.devices}, and the platform {problem.platform.name!r} has {len(computing)} that "
@@ -163,58 +165,66 @@ class Stahl(Strategy):
             )
         fastest = sorted(computing, key=lambda device: -device.rate)[: self.devices or len(computing)]
         names = tuple(device.name for device in computing if device in fastest)
-        sizes = network_sizes(problem.layers)
-        schemes: tuple[Scheme, ...] = tuple("o" for _ in sizes)
+        sizes = build_ilp_layers(problem.layers)
+        schemes: tuple[PartitionScheme, ...] = tuple("o" for _ in sizes)
         if len(names) > 1 and sizes:
             schemes = solve_ilp(sizes, len(names), self.reuse, self.lip, self.fuse).schemes
         chosen = {size.name: scheme for size, scheme in zip(sizes, schemes, strict=True)}
-        return problem.plan(network_parts(problem.layers, chosen, names, fastest[0].name))
+        return problem.build_plan(network_parts(problem.layers, chosen, names, fastest[0].name))
 
 
-def network_sizes(layers: LayerGraph) -> tuple[Size, ...]:
+def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
     """The layers that the ILP speaks of: those with weights whose output and input channels can both be cut.
 
     Layer l − 1 is the one whose outputs the layer reads, perhaps through pools and the like, of several the first. The
     two can be fused where nobody else reads on the way, and all that lies between them is computed by channels.
     """
     places: dict[str, int] = {}
-    sizes: list[Size] = []
+    sizes: list[IlpLayer] = []
     for layer in layers.layers:
-        length = reduction(layers, layer)
-        if length is not None and named_axis(layers, layer, "channel") is not None:
-            before, fusable = _before(layers, layer, length, places)
+        length = reduction_length(layers, layer)
+        if length is not None and find_cuttable_axis(layers, layer, "channel") is not None:
+            before, fusable = _previous_layer(layers, layer, length, places)
             held = layers.tensors[layer.inputs[0]].shape or ()
             kernels = [layers.tensors[name] for name in layer.nodes[layer.anchor].inputs if name]
-            weights = max((volume(full(tensor.shape or ())) for tensor in kernels if tensor.constant), default=0)
-            outputs = volume(full(output_shape(layers, layer)))
+            weights = max(
+                (volume(full_region(tensor.shape or ())) for tensor in kernels if tensor.is_constant), default=0
+            )
+            outputs = volume(full_region(output_shape(layers, layer)))
             places[layer.name] = len(sizes)
-            sizes.append(Size(layer.name, volume(full(held)), outputs, weights, before, fusable))
+            sizes.append(IlpLayer(layer.name, volume(full_region(held)), outputs, weights, before, fusable))
     return tuple(sizes)
 
 
-def _before(layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]) -> tuple[int | None, bool]:
+def _previous_layer(
+    layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
+) -> tuple[int | None, bool]:
     """(the place of layer l − 1, whether the two can be fused)."""
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _ranges_fit(layers, at, length)
     name = layer.name
     while at is not None:
-        fusable = fusable and read_within(layers, at, (name,)) and named_axis(layers, at, "channel") is not None
+        fusable = (
+            fusable
+            and is_read_only_within(layers, at, (name,))
+            and find_cuttable_axis(layers, at, "channel") is not None
+        )
         if at.name in places:
             return places[at.name], fusable
         fusable = fusable and len(at.inputs) == 1
         name = at.name
-        at = layers.producer.get(at.inputs[0]) if at.inputs and not at.reason else None
+        at = layers.producer.get(at.inputs[0]) if at.inputs and not at.whole_reason else None
     return None, False
 
 
 def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
     """Whether shares of the channels of what is read are ranges of the axis that is summed over."""
-    axis = named_axis(layers, before, "channel")
+    axis = find_cuttable_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
 
 
 def network_parts(
-    layers: LayerGraph, schemes: Mapping[str, Scheme], names: Sequence[str], leader: str
+    layers: LayerGraph, schemes: Mapping[str, PartitionScheme], names: Sequence[str], leader: str
 ) -> dict[str, tuple[Part, ...]]:
     """Layer name → parts; partial sums are added up on the leader."""
     result: dict[str, tuple[Part, ...]] = {}
@@ -223,31 +233,33 @@ def network_parts(
     for layer in layers.layers:
         scheme = schemes.get(layer.name)
         if scheme in ("i", "s"):
-            merged = zip(names, _ranges(layers, layer, scheme == "s", equal), strict=True)
+            merged = zip(names, _input_ranges(layers, layer, scheme == "s", equal), strict=True)
             partial = [Part(name, None, reduce) for name, reduce in merged if reduce[0] < reduce[1]]
             result[layer.name] = (*partial, Part(leader))
-        elif scheme is not None or _follows(layers, layer, cut):
-            result[layer.name] = tile(layers, layer, "channel", equal, names)
+        elif scheme is not None or _is_cut_by_channels(layers, layer, cut):
+            result[layer.name] = tile_layer(layers, layer, "channel", equal, names)
             cut.add(layer.name)
         else:
             result[layer.name] = (Part(leader),)
     return result
 
 
-def _follows(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
+def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
     """Whether a layer outside of the ILP is cut by channels: a grouped convolution, and what reads such pieces."""
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
-    return named_axis(layers, layer, "channel") is not None and (heavy or any(name in cut for name in producers))
+    return find_cuttable_axis(layers, layer, "channel") is not None and (
+        heavy or any(name in cut for name in producers)
+    )
 
 
-def _ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
+def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
     """Each device's range of the input channels: those that it made itself in a fused pair."""
-    length = reduction(layers, layer)
+    length = reduction_length(layers, layer)
     assert length is not None
     if not fused:
-        return shares(length, equal)
+        return split_proportionally(length, equal)
     before = layers.producer[layer.inputs[0]]
-    axis = named_axis(layers, before, "channel")
+    axis = find_cuttable_axis(layers, before, "channel")
     assert axis is not None
-    return cut_axis(layers, before, axis, equal)
+    return split_axis(layers, before, axis, equal)

@@ -8,38 +8,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dicompiler.plugin_api import Box, Part, Plan, Problem, Region, Routing, TaskId, align, bounding, leaves, route_on
+from dicompiler.plugin_api import (
+    Box,
+    Part,
+    Plan,
+    Problem,
+    Region,
+    Routing,
+    TaskId,
+    align_region,
+    assembly_leaves,
+    bounding_region,
+    route_on_platform,
+)
 
-ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round
+MAX_TRIM_ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round
 
 
-def trimmed(problem: Problem, plan: Plan) -> Plan:
+def trim_parts(problem: Problem, plan: Plan) -> Plan:
     """The plan with each part cut down to the box of what is read of it: equal rows of halo on both sides of a tile are
     more than strides and borders need. Partial sums, and what is computed whole, stay as they are. The same plan where
     there is nothing to cut. Raises DicompilerError where the plan does not fit the layers."""
-    for _ in range(ROUNDS):
-        after = _once(plan, route_on(problem.platform, problem.layers, plan))
+    for _ in range(MAX_TRIM_ROUNDS):
+        after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))
         if after == plan:
             break
         plan = after
     return plan
 
 
-def _once(plan: Plan, routing: Routing) -> Plan:
+def _trim_once(plan: Plan, routing: Routing) -> Plan:
     read: dict[TaskId, list[Region]] = {}
-    for box, region in _pieces(routing):
+    for box, region in _read_pieces(routing):
         if box.task is not None:
             read.setdefault(box.task, []).append(region)
 
     def cut(name: str, index: int, part: Part) -> Part:
-        layers, layer = routing.layers, routing.layers.by_name[name]
-        if layer.reason or part.region is None:  # what has several outputs is whole
+        layers, layer = routing.layers, routing.layers.layer_by_name[name]
+        if layer.whole_reason or part.region is None:  # what has several outputs is whole
             return part
-        wanted = bounding(read.get((name, index), ()))
+        wanted = bounding_region(read.get((name, index), ()))
         if wanted is None:
             return part
-        wanted = align(layers, layer, wanted)
-        return part if wanted == align(layers, layer, part.region) else replace(part, region=wanted)
+        wanted = align_region(layers, layer, wanted)
+        return part if wanted == align_region(layers, layer, part.region) else replace(part, region=wanted)
 
     parts = {
         name: layer_parts
@@ -50,14 +62,14 @@ def _once(plan: Plan, routing: Routing) -> Plan:
     return replace(plan, layers=parts)
 
 
-def _pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
+def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
     """Every piece of a computed box that is read where it is, or sent."""
-    for box in routing.received:
+    for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:
             yield box.origin, box.region
     trees = [tree for reads in routing.reads.values() for tree in reads.values()]
-    trees += [delivery.tree for delivery in routing.deliveries if delivery.tree is not None]
+    trees += [delivery.assembly for delivery in routing.deliveries if delivery.assembly is not None]
     for tree in trees:
-        for leaf in leaves(tree):
+        for leaf in assembly_leaves(tree):
             if leaf.box.origin is None:
                 yield leaf.box, leaf.region

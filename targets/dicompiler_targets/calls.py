@@ -12,37 +12,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Call, Copying, DeviceProgram
-from dicompiler_targets.boxes import Copy
-from dicompiler_targets.moves import Peeled, copies
-from dicompiler_targets.seams import seams
+from dicompiler.plugin_api import CopyFunction, DeviceProgram, SegmentCall
+from dicompiler_targets.boxes import StridedCopy
+from dicompiler_targets.moves import HoistedSegment, make_copies
+from dicompiler_targets.seams import hoist_device_copies
 
-Views = tuple[NDArray[Any], NDArray[Any]]
+CopyViews = tuple[NDArray[Any], NDArray[Any]]
 """Of memory, into the first of which the second is copied."""
 
 
-def calls(device: DeviceProgram) -> tuple[Call, ...]:
+def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
     """What a runtime does for each segment of the device."""
-    return tuple(Call(seam.segment, partial(_copies, seam)) for seam in seams(device))
+    return tuple(SegmentCall(seam.segment, partial(_make_copy_functions, seam)) for seam in hoist_device_copies(device))
 
 
-def _copies(seam: Peeled, memory: Mapping[str, NDArray[Any]]) -> tuple[Copying, Copying]:
+def _make_copy_functions(seam: HoistedSegment, memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:
     """Those around a segment, all with numpy: those of C++ take as long but for a microsecond each."""
     before, after = (
-        [_views(name, one, memory) for name, whole in ends.items() for one in copies(name, whole, seam.values)]
-        for ends in (seam.joins, seam.cuts)
+        [
+            _make_copy_views(name, one, memory)
+            for name, whole in ends.items()
+            for one in make_copies(name, whole, seam.values)
+        ]
+        for ends in (seam.assembled_inputs, seam.assembled_outputs)
     )
-    return partial(_copied, before), partial(_copied, after)
+    return partial(_copy_views, before), partial(_copy_views, after)
 
 
-def _views(target: str, copy: Copy, memory: Mapping[str, NDArray[Any]]) -> Views:
+def _make_copy_views(target: str, copy: StridedCopy, memory: Mapping[str, NDArray[Any]]) -> CopyViews:
     """Blocks of bytes that lie in one piece in both tensors, in rows at equal distances."""
-    block = np.dtype(f"u{copy.run}" if copy.run in (1, 2, 4, 8) else f"V{copy.run}")
+    block = np.dtype(f"u{copy.run_bytes}" if copy.run_bytes in (1, 2, 4, 8) else f"V{copy.run_bytes}")
     counts, steps, further = zip(*copy.loops, strict=True) if copy.loops else ((), (), ())
     source, to = (memory[name].reshape(-1).view(np.uint8) for name in (str(copy.source), target))
-    return np.ndarray(counts, block, to, copy.to, further), np.ndarray(counts, block, source, copy.start, steps)
+    return np.ndarray(counts, block, to, copy.target_offset, further), np.ndarray(
+        counts, block, source, copy.source_offset, steps
+    )
 
 
-def _copied(views: Sequence[Views]) -> None:
+def _copy_views(views: Sequence[CopyViews]) -> None:
     for to, source in views:
         np.copyto(to, source)

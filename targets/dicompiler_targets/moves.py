@@ -17,21 +17,21 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Region, Segment, Shape, Value, is_hollow, raw_nbytes
-from dicompiler_targets.boxes import Copy, boxed
-from dicompiler_targets.slicing import sliced
+from dicompiler.plugin_api import Region, Segment, Shape, TensorSpec, is_placeholder, raw_nbytes
+from dicompiler_targets.boxes import StridedCopy, make_box_copy
+from dicompiler_targets.slicing import find_slice_region
 
-ANY = 64
+MAX_AXES = 64
 """More axes than tensors have."""
 
 
 @dataclass(frozen=True)
-class Piece:
+class AssemblyPiece:
     """A box of one tensor at its place in another; starts and extents in ONNX's order of axes."""
 
     source: str
-    start: Shape
-    to: Shape
+    source_start: Shape
+    target_start: Shape
     extent: Shape
 
 
@@ -41,16 +41,16 @@ class Assembly:
 
     shape: Shape
     dtype: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AssemblyPiece, ...]
 
-    def is_whole(self, name: str) -> bool:
+    def is_identity(self, name: str) -> bool:
         """Whether it is just the tensor of that name."""
         zero = (0,) * len(self.shape)
-        return self.pieces == (Piece(name, zero, zero, self.shape),)
+        return self.pieces == (AssemblyPiece(name, zero, zero, self.shape),)
 
 
 @dataclass(frozen=True)
-class Peeled:
+class HoistedSegment:
     """segment: what a model computes, under the name of the whole; None where all is moved. gathers: of each input of
     the model, in order, what it is put together of, all of it held by the device. places: of each output of the whole
     segment the same, of what the device holds and of the model's outputs. values: the ends of the whole segment, and
@@ -58,9 +58,9 @@ class Peeled:
     """
 
     segment: Segment | None
-    gathers: Mapping[str, Assembly]
-    places: Mapping[str, Assembly]
-    values: Mapping[str, Value]
+    input_assemblies: Mapping[str, Assembly]
+    output_assemblies: Mapping[str, Assembly]
+    values: Mapping[str, TensorSpec]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -73,29 +73,31 @@ class Peeled:
         return () if self.segment is None else self.segment.outputs
 
     @property
-    def joins(self) -> Mapping[str, Assembly]:
+    def assembled_inputs(self) -> Mapping[str, Assembly]:
         """The gathers that are not just an input."""
-        return {name: one for name, one in self.gathers.items() if not one.is_whole(name)}
+        return {name: one for name, one in self.input_assemblies.items() if not one.is_identity(name)}
 
     @property
-    def cuts(self) -> Mapping[str, Assembly]:
+    def assembled_outputs(self) -> Mapping[str, Assembly]:
         """The places that are not just an output of the model."""
-        return {name: one for name, one in self.places.items() if not one.is_whole(name)}
+        return {name: one for name, one in self.output_assemblies.items() if not one.is_identity(name)}
 
 
-def peel(segment: Segment, dtypes: Container[int], axes: int = ANY, stay: Collection[str] = ()) -> Peeled:
+def hoist_copies(
+    segment: Segment, dtypes: Container[int], max_axes: int = MAX_AXES, kept_outputs: Collection[str] = ()
+) -> HoistedSegment:
     """The segment without the nodes that only move what it is given, or what it gives away; as it is where the shape of
     an end is not static or its type is none of `dtypes`, and with control flow, whose inner graphs may read anything.
     axes: at most so many has what is moved. stay: outputs that the model is to make."""
     nodes = segment.model.graph.node
     if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
-        return Peeled(segment, {}, {}, {})
+        return HoistedSegment(segment, {}, {}, {})
     graph = onnx.shape_inference.infer_shapes(segment.model).graph
     infos = {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)}
-    wholes = {name: whole for name, value in infos.items() if (whole := _whole(value, dtypes)) is not None}
+    wholes = {name: whole for name, value in infos.items() if (whole := _make_identity(value, dtypes)) is not None}
     if not all(name in wholes for name in (*segment.inputs, *segment.outputs)):
-        return Peeled(segment, {}, {}, {})
-    given, made = _ends(segment, wholes, axes, stay)
+        return HoistedSegment(segment, {}, {}, {})
+    given, made = _find_assemblies(segment, wholes, max_axes, kept_outputs)
     inner = [node for node in nodes if node.output[0] not in given and node.output[0] not in made]
     places = {name: {**wholes, **given, **made}[name] for name in segment.outputs}
     gathers = {n: given[n] for n in dict.fromkeys(n for node in inner for n in node.input) if n in given}
@@ -103,44 +105,44 @@ def peel(segment: Segment, dtypes: Container[int], axes: int = ANY, stay: Collec
     outputs = tuple(dict.fromkeys(name for name in sources if name not in segment.inputs))
     left: Segment | None = segment
     if len(inner) < len(nodes):
-        left = _inner(segment, inner, gathers, outputs, infos) if inner else None
+        left = _make_inner_segment(segment, inner, gathers, outputs, infos) if inner else None
     else:
         gathers = {name: given[name] for name in segment.inputs}
     ends = dict.fromkeys((*segment.inputs, *segment.outputs, *gathers, *outputs))
-    return Peeled(left, gathers, places, {n: Value(n, wholes[n].dtype, wholes[n].shape) for n in ends})
+    return HoistedSegment(left, gathers, places, {n: TensorSpec(n, wholes[n].dtype, wholes[n].shape) for n in ends})
 
 
-def _ends(
+def _find_assemblies(
     segment: Segment, wholes: Mapping[str, Assembly], axes: int, stay: Collection[str]
 ) -> tuple[dict[str, Assembly], dict[str, Assembly]]:
     """What is given, with all that is only moved of it; and what is only moved of what the rest makes."""
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
         for tensor in segment.model.graph.initializer
-        if len(tensor.dims) < 2 and not is_hollow(tensor)
+        if len(tensor.dims) < 2 and not is_placeholder(tensor)
     }
     given, rest = {name: wholes[name] for name in segment.inputs}, list[onnx.NodeProto]()
     for node in segment.model.graph.node:
-        moved = None if node.output[0] in stay else _moved(node, given, constants, axes)
+        moved = None if node.output[0] in stay else _assemble_node(node, given, constants, axes)
         if moved is None:
             rest.append(node)
         else:
             given[node.output[0]] = moved
     held = {**wholes, **given}
-    movable = {n.output[0] for n in rest if _moved(n, held, constants, axes) is not None}.difference(stay)
-    last = _last(segment, rest, movable)
+    movable = {n.output[0] for n in rest if _assemble_node(n, held, constants, axes) is not None}.difference(stay)
+    last = _find_hoistable_outputs(segment, rest, movable)
     held, made = {**given}, dict[str, Assembly]()
     for node in rest:
-        moved = _moved(node, held, constants, axes) if node.output[0] in last else None
+        moved = _assemble_node(node, held, constants, axes) if node.output[0] in last else None
         if moved is not None:
             made[node.output[0]] = moved
         held |= {name: made.get(name) or wholes[name] for name in node.output if name in wholes}
     return given, made
 
 
-def copies(
-    target: str | int, assembly: Assembly, values: Mapping[str, Value], order: Sequence[int] | None = None
-) -> tuple[Copy, ...]:
+def make_copies(
+    target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec], order: Sequence[int] | None = None
+) -> tuple[StridedCopy, ...]:
     """What is to be copied for an assembly. values: its sources; order: of the axes in memory, where that is not
     ONNX's."""
     itemsize = raw_nbytes(assembly.dtype, (1,))
@@ -148,15 +150,15 @@ def copies(
     def permuted(entries: Shape) -> Shape:
         return entries if order is None else tuple(entries[axis] for axis in order)
 
-    def box(piece: Piece) -> Copy:
-        source = permuted(values[piece.source].shape or ()), permuted(piece.start)
-        ends = source, (permuted(assembly.shape), permuted(piece.to))
-        return boxed(piece.source, target, ends, permuted(piece.extent), itemsize)
+    def box(piece: AssemblyPiece) -> StridedCopy:
+        source = permuted(values[piece.source].shape or ()), permuted(piece.source_start)
+        ends = source, (permuted(assembly.shape), permuted(piece.target_start))
+        return make_box_copy(piece.source, target, ends, permuted(piece.extent), itemsize)
 
     return tuple(map(box, assembly.pieces))
 
 
-def _whole(value: onnx.ValueInfoProto, dtypes: Container[int]) -> Assembly | None:
+def _make_identity(value: onnx.ValueInfoProto, dtypes: Container[int]) -> Assembly | None:
     """A tensor as itself; None where its shape is not static, it is empty, or its type is none of these."""
     kind = value.type.tensor_type
     shape = tuple(dim.dim_value for dim in kind.shape.dim)
@@ -165,10 +167,10 @@ def _whole(value: onnx.ValueInfoProto, dtypes: Container[int]) -> Assembly | Non
     if kind.elem_type not in dtypes or 0 in shape:
         return None
     zero = (0,) * len(shape)
-    return Assembly(shape, kind.elem_type, (Piece(value.name, zero, zero, shape),))
+    return Assembly(shape, kind.elem_type, (AssemblyPiece(value.name, zero, zero, shape),))
 
 
-def _moved(
+def _assemble_node(
     node: onnx.NodeProto, known: Mapping[str, Assembly], constants: Mapping[str, NDArray[Any]], axes: int
 ) -> Assembly | None:
     """What a node makes, if it only moves what is known; else None."""
@@ -178,41 +180,41 @@ def _moved(
     if node.op_type == "Identity":
         return first
     if node.op_type == "Slice":
-        region = sliced(node, first.shape, constants)
-        return None if region is None else _cut(first, region)
+        region = find_slice_region(node, first.shape, constants)
+        return None if region is None else _slice_assembly(first, region)
     if node.op_type == "Concat" and all(name in known for name in node.input):
         axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
-        return _joined([known[name] for name in node.input], axis)
+        return _concat_assemblies([known[name] for name in node.input], axis)
     return None
 
 
-def _cut(whole: Assembly, ranges: Region) -> Assembly:
+def _slice_assembly(whole: Assembly, ranges: Region) -> Assembly:
     """A box of an assembly, from the pieces that it touches."""
     pieces = []
     for piece in whole.pieces:
-        low = [max(to, start) for to, (start, _) in zip(piece.to, ranges, strict=True)]
-        high = [min(to + n, stop) for to, n, (_, stop) in zip(piece.to, piece.extent, ranges, strict=True)]
+        low = [max(to, start) for to, (start, _) in zip(piece.target_start, ranges, strict=True)]
+        high = [min(to + n, stop) for to, n, (_, stop) in zip(piece.target_start, piece.extent, ranges, strict=True)]
         if all(a < b for a, b in zip(low, high, strict=True)):
-            start = tuple(s + a - to for s, a, to in zip(piece.start, low, piece.to, strict=True))
+            start = tuple(s + a - to for s, a, to in zip(piece.source_start, low, piece.target_start, strict=True))
             to = tuple(a - begin for a, (begin, _) in zip(low, ranges, strict=True))
-            pieces.append(Piece(piece.source, start, to, tuple(b - a for a, b in zip(low, high, strict=True))))
+            pieces.append(AssemblyPiece(piece.source, start, to, tuple(b - a for a, b in zip(low, high, strict=True))))
     return Assembly(tuple(stop - start for start, stop in ranges), whole.dtype, tuple(pieces))
 
 
-def _joined(parts: Sequence[Assembly], axis: int) -> Assembly:
+def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
     """Assemblies side by side."""
     shape = list(parts[0].shape)
     axis %= len(shape)
     shape[axis], pieces = 0, []
     for part in parts:
         for piece in part.pieces:
-            to = tuple(n + shape[axis] if a == axis else n for a, n in enumerate(piece.to))
-            pieces.append(replace(piece, to=to))
+            to = tuple(n + shape[axis] if a == axis else n for a, n in enumerate(piece.target_start))
+            pieces.append(replace(piece, target_start=to))
         shape[axis] += part.shape[axis]
     return Assembly(tuple(shape), parts[0].dtype, tuple(pieces))
 
 
-def _last(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
+def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
     """What is only moved before it leaves the segment, out of tensors that nothing else needs there, or that leave it
     too: a tensor that would be held for longer stays as it is. movable: outputs of nodes that only move."""
     readers: dict[str, list[str]] = {}
@@ -232,7 +234,7 @@ def _last(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection
     return set(moves)
 
 
-def _inner(
+def _make_inner_segment(
     segment: Segment,
     nodes: Sequence[onnx.NodeProto],
     gathers: Mapping[str, Assembly],

@@ -11,10 +11,10 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Region, Shape, full, is_empty, with_interval
+from dicompiler.plugin_api import Region, Shape, full_region, is_empty, with_interval
 
 
-def sliced(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
+def find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
     """The region that a Slice takes of a tensor of that shape; None where it has steps, is computed, or holds
     nothing."""
     keys = ("starts", "ends", "axes", "steps")
@@ -26,7 +26,7 @@ def sliced(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[A
             given[key] = [int(n) for n in constants[name].reshape(-1)]
     if any(step != 1 for step in given.get("steps", [])):
         return None
-    region = full(shape)
+    region = full_region(shape)
     along = given.get("axes") or range(len(given["starts"]))
     for axis, start, end in zip(along, given["starts"], given["ends"], strict=True):
         begin, stop, _ = slice(start, end).indices(shape[axis])

@@ -13,7 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.base.atomic import LISTED, check_place, listed, moved_in_whole, whole
+from dicompiler.base.atomic import (
+    TRACKED_LIST_NAME,
+    atomic_directory,
+    atomic_file,
+    check_output_directory,
+    tracked_files,
+)
 from dicompiler.base.errors import DicompilerError
 
 NOBODY = 65534
@@ -22,7 +28,7 @@ FIRST = {"main.json": "1", "pi01/a.bin": "a", "pi01/b.bin": "b", "pi02/c.bin": "
 
 def write(output: Path, files: Mapping[str, str]) -> None:
     """Writes an output of ours with these files."""
-    with moved_in_whole(output, "main.json", "output") as stage:
+    with atomic_directory(output, "main.json", "output") as stage:
         for name, text in {"main.json": "", **files}.items():
             (stage / name).parent.mkdir(exist_ok=True, parents=True)
             (stage / name).write_text(text)
@@ -30,7 +36,7 @@ def write(output: Path, files: Mapping[str, str]) -> None:
 
 def held(output: Path) -> dict[str, str]:
     """The files and their texts, without the list."""
-    paths = [path for path in output.rglob("*") if path.is_file() and path.name != LISTED]
+    paths = [path for path in output.rglob("*") if path.is_file() and path.name != TRACKED_LIST_NAME]
     return {str(path.relative_to(output)): path.read_text() for path in sorted(paths)}
 
 
@@ -48,7 +54,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_the_list_names_what_is_ours_the_main_file_first(output: Path) -> None:
-    assert listed(output) == ("main.json", "pi01/a.bin", "pi01/b.bin", "pi02/c.bin")
+    assert tracked_files(output) == ("main.json", "pi01/a.bin", "pi01/b.bin", "pi02/c.bin")
     assert held(output) == FIRST
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
@@ -184,7 +190,7 @@ def test_a_failure_leaves_what_was_there(output: Path) -> None:
     before = stamps(output)
 
     def half() -> None:
-        with moved_in_whole(output, "main.json", "output") as stage:
+        with atomic_directory(output, "main.json", "output") as stage:
             (stage / "main.json").write_text("half")
             raise ValueError("stop")
 
@@ -214,16 +220,16 @@ def test_places_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     (place / "inner").mkdir(parents=True)
     write(place, {})  # a directory without a file is nothing
     assert (place / "inner").is_dir()
-    (place / LISTED).unlink()
+    (place / TRACKED_LIST_NAME).unlink()
     (place / "main.json").write_text("1")
     with pytest.raises(DicompilerError, match=r"no output of ours \(its list, '\.outputs', is missing\): choose"):
-        check_place(place, "main.json", "output")
+        check_output_directory(place, "main.json", "output")
     (place / "main.json").rename(place / "other.json")
     with pytest.raises(DicompilerError, match="no output of ours: choose another place or remove it"):
-        check_place(place, "main.json", "output")
-    (place / LISTED).write_text("other.json\n")
+        check_output_directory(place, "main.json", "output")
+    (place / TRACKED_LIST_NAME).write_text("other.json\n")
     with pytest.raises(DicompilerError, match="no output of ours: choose"):
-        check_place(place, "main.json", "output")
+        check_output_directory(place, "main.json", "output")
 
 
 def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> None:
@@ -231,7 +237,7 @@ def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> Non
     for text, new in (("one", True), ("one", False), ("two", True)):
         if path.exists():
             os.utime(path, (1e9, 1e9))
-        with whole(path) as stage:
+        with atomic_file(path) as stage:
             stage.write_text(text)
         assert path.read_text() == text
         assert (path.stat().st_mtime != 1e9) == new
@@ -243,7 +249,7 @@ def test_an_earlier_output_is_replaced_in_one_step(tmp_path: Path, monkeypatch: 
         return rename(self, target)
 
     for text in ("one", "two"):
-        with moved_in_whole(tmp_path / "out", "main", "thing") as stage:
+        with atomic_directory(tmp_path / "out", "main", "thing") as stage:
             (stage / "main").write_text(text)
         monkeypatch.setattr(Path, "rename", renamed)
     assert (tmp_path / "out" / "main").read_text() == "two"
@@ -323,6 +329,6 @@ def test_files_of_killed_writers_go_with_the_next(tmp_path: Path) -> None:
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json"), *paths], check=False)
     assert done.returncode == -9 and list(tmp_path.iterdir())
-    with whole(tmp_path / "plan.json") as stage:
+    with atomic_file(tmp_path / "plan.json") as stage:
         stage.write_text("whole")
     assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

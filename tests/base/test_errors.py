@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, nearest, one_line
+from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError, did_you_mean, one_line
 
 NAMES = st.text(st.characters(categories=["L"]), min_size=1, max_size=12)
 
@@ -26,18 +26,22 @@ def test_a_wrong_call_ends_with_2_and_every_other_mistake_with_1() -> None:
     ],
 )
 def test_a_near_name_is_proposed_and_otherwise_all_are_listed(known: list[str], expected: str) -> None:
-    assert nearest("tile-heigth", known) == expected
+    assert did_you_mean("tile-heigth", known) == expected
 
 
 def test_at_most_twelve_names_are_listed() -> None:
     names = [f"{letter * 3}" for letter in "abcdefghijklmn"]
-    assert nearest("?", names[:12]) == f" (known: {', '.join(names[:12])})"
-    assert nearest("?", names) == f" (known: {', '.join(names[:12])}, …)"
+    assert did_you_mean("?", names[:12]) == f" (known: {', '.join(names[:12])})"
+    assert did_you_mean("?", names) == f" (known: {', '.join(names[:12])}, …)"
 
 
 @given(NAMES, st.lists(NAMES, max_size=20))
 def test_a_known_name_is_nearest_to_itself_in_any_order(name: str, others: list[str]) -> None:
-    assert nearest(name, [*others, name]) == f" (did you mean {name!r}?)" == nearest(name, [name, *reversed(others)])
+    assert (
+        did_you_mean(name, [*others, name])
+        == f" (did you mean {name!r}?)"
+        == did_you_mean(name, [name, *reversed(others)])
+    )
 
 
 @given(st.text("ab\u00e9 \t\r\n\v\f\x1c\x85\u2028\u2029\u3000"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dicompiler.base.gaps import Interval, covered
+from dicompiler.base.gaps import Interval, cover_interval
 
 Pieces = list[tuple[Interval, int, int]]
 
@@ -30,4 +30,4 @@ def test_pieces_are_taken_as_recursion_takes_them() -> None:
         for _ in range(draw.randint(0, 9)):
             start = draw.randint(-3, extent)
             pieces.append(((start, start + draw.randint(1, 12)), draw.randint(0, 3), draw.randint(0, 3)))
-        assert covered((0, extent), pieces) == recursive((0, extent), pieces)
+        assert cover_interval((0, extent), pieces) == recursive((0, extent), pieces)

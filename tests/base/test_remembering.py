@@ -12,31 +12,37 @@ from typing import assert_type
 import pytest
 from support.layer_graphs import vgg16
 
-from dicompiler.base.remembering import Remembers, remembered
-from dicompiler.cost.counting import count, macs, weight_regions
-from dicompiler.cost.profile import network_digest, signature
+from dicompiler.base.remembering import Memoizing, memoized
+from dicompiler.cost.counting import count_macs, count_operations, weight_regions
+from dicompiler.cost.profile import layer_signature, network_digest
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Part, Share
+from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import full, with_interval
-from dicompiler.partition.bounds_inference import cuttable, make_tasks, output_shape, reduction, share_task
-from dicompiler.partition.tiling import cut_axis, named_axes
+from dicompiler.ir.regions import full_region, with_interval
+from dicompiler.partition.bounds_inference import (
+    cuttable_axes,
+    make_share_task,
+    make_tasks,
+    output_shape,
+    reduction_length,
+)
+from dicompiler.partition.tiling import named_axes, split_axis
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.dp.rows import row_maps
+from dicompiler_strategies.dp.rows import build_row_maps
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 
 @dataclass(frozen=True)
-class Number(Remembers):
+class Number(Memoizing):
     value: int
 
-    @remembered
+    @memoized
     def times(self, other: int = 2) -> list[int]:
         return [self.value * other]
 
 
-@remembered
+@memoized
 def divided(number: Number, divisor: int) -> float | None:
     return number.value / divisor
 
@@ -44,17 +50,17 @@ def divided(number: Number, divisor: int) -> float | None:
 def ask_everything(layers: LayerGraph) -> None:
     """Asks for all that is remembered of layers."""
     named_axes(layers)
-    row_maps(layers)
+    build_row_maps(layers)
     network_digest(layers)
     for layer in layers.layers:
-        signature(layers, layer)
-        reduction(layers, layer)
-        weight_regions(layers, share_task(layers, layer, Share()))
-        assert count(layers, layer).flops >= macs(layers, layer)
-        for axis in cuttable(layers, layer):
-            cut = cut_axis(layers, layer, axis, (1.0, 2.0))[0]
-            make_tasks(layers, layer, [Part("a", with_interval(full(output_shape(layers, layer)), axis, cut))])
-    tables(Problem(layers, Platform.load("rpi4x2")), ChoiceSet(extra=1))
+        layer_signature(layers, layer)
+        reduction_length(layers, layer)
+        weight_regions(layers, make_share_task(layers, layer, LayerShare()))
+        assert count_operations(layers, layer).flops >= count_macs(layers, layer)
+        for axis in cuttable_axes(layers, layer):
+            cut = split_axis(layers, layer, axis, (1.0, 2.0))[0]
+            make_tasks(layers, layer, [Part("a", with_interval(full_region(output_shape(layers, layer)), axis, cut))])
+    build_cost_tables(Problem(layers, Platform.load("rpi4x2")), ChoiceSet(extra_rows=1))
 
 
 def test_the_same_is_worked_out_once_for_an_object_and_anew_for_its_equal() -> None:

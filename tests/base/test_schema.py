@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.schema import key_path, load_json, schema, validate
+from dicompiler.base.schema import format_key_path, load_json, load_schema, validate
 
 PLAN = {
     "format": "dicompiler.plan/1",
@@ -124,9 +124,9 @@ def test_long_values_are_cut_short() -> None:
 
 
 def test_key_paths_quote_what_is_no_plain_key() -> None:
-    assert key_path(["layers", "conv-1_a", 0, "region"]) == "layers.conv-1_a[0].region"
-    assert key_path(["layers", "block/conv.1", 2]) == "layers['block/conv.1'][2]"
-    assert key_path([]) == ""
+    assert format_key_path(["layers", "conv-1_a", 0, "region"]) == "layers.conv-1_a[0].region"
+    assert format_key_path(["layers", "block/conv.1", 2]) == "layers['block/conv.1'][2]"
+    assert format_key_path([]) == ""
 
 
 def _properties(node: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -149,7 +149,7 @@ def names() -> list[str]:
 def test_every_schema_is_valid_and_says_what_each_key_means(name: str) -> None:
     from jsonschema import Draft202012Validator
 
-    document = schema(name)
+    document = load_schema(name)
     Draft202012Validator.check_schema(document)
     described = document.get("$defs", {})
     silent = [

@@ -6,16 +6,16 @@ import os
 import subprocess
 import sys
 
-from dicompiler.base.seeded import generator
+from dicompiler.base.seeded import named_generator
 
 
 def drawn(seed: int, name: str) -> list[int]:
-    return [int(number) for number in generator(seed, name).integers(0, 2**32, 8)]
+    return [int(number) for number in named_generator(seed, name).integers(0, 2**32, 8)]
 
 
 def test_the_numbers_of_a_name_do_not_depend_on_what_else_is_drawn() -> None:
     alone = drawn(3, "conv1")
-    generator(3, "conv2").standard_normal(1000)
+    named_generator(3, "conv2").standard_normal(1000)
     assert drawn(3, "conv1") == alone
 
 

@@ -17,15 +17,17 @@ from dicompiler.base.specs import (
     Spec,
     instantiate,
     options_of,
-    parse,
     parse_pipeline,
+    parse_spec,
     spec_of,
 )
 
 PLAIN = r"[A-Za-z0-9_/.:+*@-]+"
 names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", fullmatch=True)
 keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
-specs = st.builds(Spec.of, names, st.dictionaries(keys, st.lists(st.text(), max_size=4).map(tuple), max_size=4))
+specs = st.builds(
+    Spec.from_mapping, names, st.dictionaries(keys, st.lists(st.text(), max_size=4).map(tuple), max_size=4)
+)
 
 
 @st.composite
@@ -41,14 +43,14 @@ def canonical_texts(draw: st.DrawFn) -> str:
 @given(specs)
 @example(Spec("a", (("x", ()), ("y", ("",)), ("z", ('"', "\\", "é\u2028\ud800")))))
 def test_spec_to_text_and_back_is_the_same_spec(spec: Spec) -> None:
-    assert parse(str(spec)) == spec
+    assert parse_spec(str(spec)) == spec
 
 
 @given(canonical_texts())
 @example("tile-height{layers=conv1..conv4,conv6/a:0 parts=4}")
 @example('place{layers="a b","" device=}')
 def test_text_to_spec_and_back_is_the_same_text(text: str) -> None:
-    assert str(parse(text)) == text
+    assert str(parse_spec(text)) == text
 
 
 @given(st.lists(specs, min_size=1, max_size=3).map(tuple))
@@ -77,7 +79,7 @@ def test_any_text_is_read_the_same_again_or_refused_with_a_column_on_one_line(te
 
 def test_blanks_between_things_do_not_matter() -> None:
     assert ",".join(map(str, parse_pipeline("  a{ x=1 } ,\n b{}\t"))) == "a{x=1},b"
-    assert str(parse(' a{  x="1"   y=2,3\n} ')) == "a{x=1 y=2,3}"
+    assert str(parse_spec(' a{  x="1"   y=2,3\n} ')) == "a{x=1 y=2,3}"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_a_mistake_is_named_with_its_column(text: str, column: int, expected: st
 
 def test_parse_takes_one_spec_only() -> None:
     with pytest.raises(UsageError, match=r"strategy 'a,b': expected '\{' or the end at column 2, found ','"):
-        parse("a,b", "strategy")
+        parse_spec("a,b", "strategy")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ class Everything:
     )
 )
 def test_instance_to_text_and_back_is_the_same_instance(instance: Everything) -> None:
-    assert instantiate(Everything, parse(str(spec_of(instance)))) == instance
+    assert instantiate(Everything, parse_spec(str(spec_of(instance)))) == instance
 
 
 def test_only_options_that_differ_from_their_default_are_written_in_field_order() -> None:
@@ -198,7 +200,7 @@ class Needy:
 )
 def test_a_wrong_option_is_named_with_what_was_expected(cls: type, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        instantiate(cls, parse(text))
+        instantiate(cls, parse_spec(text))
     assert str(caught.value) == message
 
 
@@ -224,6 +226,6 @@ def test_the_one_value_without_text_is_refused() -> None:
         name: ClassVar[str] = "choosy"
         layers: tuple[str, ...] | None = ("all",)
 
-    assert instantiate(Choosy, parse("choosy{layers=}")) == Choosy(())
+    assert instantiate(Choosy, parse_spec("choosy{layers=}")) == Choosy(())
     with pytest.raises(DicompilerError, match="option 'layers' of 'choosy': None cannot be written"):
         spec_of(Choosy(None))

@@ -9,29 +9,29 @@ from hypothesis import strategies as st
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import (
     BANDWIDTH,
-    LEAST,
+    COMPUTE_RATE,
+    MAX_QUANTITY,
     MEMORY,
-    MOST,
+    MIN_QUANTITY,
     POWER,
-    RATE,
     TIME,
     Quantity,
     format_bytes,
     format_flops,
+    format_quantity,
     format_seconds,
-    parse,
     parse_bytes,
-    write,
+    parse_quantity,
 )
 
 
 @pytest.mark.parametrize(
     ("text", "quantity", "value"),
     [
-        ("13.6 GFLOP/s", RATE, 13.6e9),
-        ("0 FLOP/s", RATE, 0.0),
-        ("1e3 MFLOP/s", RATE, 1e9),
-        ("2TFLOPS", RATE, 2e12),
+        ("13.6 GFLOP/s", COMPUTE_RATE, 13.6e9),
+        ("0 FLOP/s", COMPUTE_RATE, 0.0),
+        ("1e3 MFLOP/s", COMPUTE_RATE, 1e9),
+        ("2TFLOPS", COMPUTE_RATE, 2e12),
         ("1 GiB", MEMORY, 2.0**30),
         ("512 MB", MEMORY, 512e6),
         ("64 KB", MEMORY, 64e3),
@@ -46,33 +46,33 @@ from dicompiler.base.units import (
     ],
 )
 def test_numbers_with_units_are_read_in_base_units(text: str, quantity: Quantity, value: float) -> None:
-    assert parse(text, quantity, "p") == value
+    assert parse_quantity(text, quantity, "p") == value
 
 
 @pytest.mark.parametrize(
     ("text", "quantity", "expected"),
     [
-        ("13.6", RATE, "'13.6' has no unit"),
-        (13.6, RATE, '13.6 has no unit: write a text such as "13.6'),
-        (True, RATE, "True has no unit"),
+        ("13.6", COMPUTE_RATE, "'13.6' has no unit"),
+        (13.6, COMPUTE_RATE, '13.6 has no unit: write a text such as "13.6'),
+        (True, COMPUTE_RATE, "True has no unit"),
         ("-1 W", POWER, "'-1 W': a power must be zero or more"),
         ("0 B", MEMORY, "'0 B': a memory size must be more than zero"),
         ("0 bit/s", BANDWIDTH, "'0 bit/s': a bandwidth must be more than zero"),
         ("nan ms", TIME, "'nan ms' is not a number with a unit"),
         ("inf ms", TIME, "'inf ms' is not a number with a unit"),
-        ("GFLOP/s", RATE, "'GFLOP/s' is not a number with a unit"),
-        ("", RATE, "'' is not a number with a unit"),
-        ("5 GFLOP/h", RATE, "unknown unit 'GFLOP/h' of a compute rate (did you mean 'GFLOP/s'?)"),
+        ("GFLOP/s", COMPUTE_RATE, "'GFLOP/s' is not a number with a unit"),
+        ("", COMPUTE_RATE, "'' is not a number with a unit"),
+        ("5 GFLOP/h", COMPUTE_RATE, "unknown unit 'GFLOP/h' of a compute rate (did you mean 'GFLOP/s'?)"),
         ("5 GB", BANDWIDTH, "unknown unit 'GB' of a bandwidth"),
         ("5 parsec", TIME, "unknown unit 'parsec' of a time (allowed units: ns, us, ms, s)"),
         ("1e400 W", POWER, "'1e400 W' is too large for a power: in W it must be from 1e-12 to 4.61169e+18, or 0"),
-        ("1e-320 FLOP/s", RATE, "'1e-320 FLOP/s' is too small for a compute rate"),
+        ("1e-320 FLOP/s", COMPUTE_RATE, "'1e-320 FLOP/s' is too small for a compute rate"),
         ("1e-99 Mbit/s", BANDWIDTH, "'1e-99 Mbit/s' is too small for a bandwidth"),
     ],
 )
 def test_a_wrong_quantity_names_key_cause_and_units(text: object, quantity: Quantity, expected: str) -> None:
     with pytest.raises(DicompilerError) as caught:
-        parse(text, quantity, "p.toml: device[0].rate")
+        parse_quantity(text, quantity, "p.toml: device[0].rate")
     message = str(caught.value)
     assert message.startswith("p.toml: device[0].rate: ")
     assert expected in message
@@ -88,8 +88,8 @@ def test_bytes_are_whole_and_at_least_one() -> None:
 @pytest.mark.parametrize(
     ("value", "quantity", "text"),
     [
-        (13.6e9, RATE, "13.6 GFLOP/s"),
-        (0.0, RATE, "0 FLOP/s"),
+        (13.6e9, COMPUTE_RATE, "13.6 GFLOP/s"),
+        (0.0, COMPUTE_RATE, "0 FLOP/s"),
         (4 * 2**30, MEMORY, "4 GiB"),
         (8e9, MEMORY, "8 GB"),
         (1e8, BANDWIDTH, "100 Mbit/s"),
@@ -98,20 +98,20 @@ def test_bytes_are_whole_and_at_least_one() -> None:
     ],
 )
 def test_numbers_are_written_in_the_unit_that_makes_them_short(value: float, quantity: Quantity, text: str) -> None:
-    assert write(value, quantity) == text
+    assert format_quantity(value, quantity) == text
 
 
 @given(
-    st.floats(LEAST, MOST) | st.integers(1, 2**62).map(float),
-    st.sampled_from([RATE, BANDWIDTH, TIME, POWER]),
+    st.floats(MIN_QUANTITY, MAX_QUANTITY) | st.integers(1, 2**62).map(float),
+    st.sampled_from([COMPUTE_RATE, BANDWIDTH, TIME, POWER]),
 )
 def test_what_is_written_is_read_back_as_the_same_number(value: float, quantity: Quantity) -> None:
-    assert parse(write(value, quantity), quantity, "p") == value
+    assert parse_quantity(format_quantity(value, quantity), quantity, "p") == value
 
 
 @given(st.integers(1, 2**52))
 def test_byte_counts_are_read_back_as_the_same_number(value: int) -> None:
-    assert parse_bytes(write(value, MEMORY), "p") == value
+    assert parse_bytes(format_quantity(value, MEMORY), "p") == value
 
 
 def test_tables_show_three_digits_and_a_unit() -> None:

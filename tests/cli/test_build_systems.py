@@ -11,7 +11,7 @@ import pytest
 from support.building import SPLIT, dicompiler, later, run
 
 from dicompiler import networks
-from dicompiler.base.atomic import LISTED, listed
+from dicompiler.base.atomic import TRACKED_LIST_NAME, tracked_files
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ class TestOutputs:
         paths = dicompiler(place, *line, "--print-outputs").splitlines()
         assert paths[0] == "net/artifact.json"
         written = {str(path.relative_to(place)) for path in (place / "net").rglob("*") if path.is_file()}
-        assert {*paths, f"net/{LISTED}"} == written and len(paths) == len(written) - 1
-        assert paths == [f"net/{name}" for name in listed(place / "net")]
+        assert {*paths, f"net/{TRACKED_LIST_NAME}"} == written and len(paths) == len(written) - 1
+        assert paths == [f"net/{name}" for name in tracked_files(place / "net")]
         for more in ((), ("--print-outputs",)):
             assert json.loads(dicompiler(place, *line, "--json", *more))["outputs"] == paths
 
@@ -83,7 +83,7 @@ class TestOutputs:
         new = {str(path.relative_to(place / "net")) for path in before if path.stat().st_mtime_ns != before[path]}
         assert {"artifact.json", "reference/model.onnx.data", "pi01/manifest.json"} <= new
         kept = {
-            LISTED,
+            TRACKED_LIST_NAME,
             "reference/model.onnx",
             "plan.json",
             "pi01/main.cc",

@@ -231,8 +231,8 @@ def test_the_example_builds_for_a_board_with_its_libraries_alone_and_emulated_ra
     # What is of this machine is refused, and what is nowhere missed.
     package = ("cmake", "-S", made / "lenet" / "here", f"-DCMAKE_TOOLCHAIN_FILE={source}/aarch64.cmake")
     for name, value, words in (
-        ("ONNXRUNTIME_LIBRARY", tools.library(), "is not for aarch64: give that of the target machine"),
-        ("MPI_mpi_LIBRARY", tools.library(), "is not for aarch64: give that of the target machine"),
+        ("ONNXRUNTIME_LIBRARY", tools.find_library(), "is not for aarch64: give that of the target machine"),
+        ("MPI_mpi_LIBRARY", tools.find_library(), "is not for aarch64: give that of the target machine"),
         ("DICOMPILER_FETCHED", tmp_path, "or fetch it: 'python3 -m dicompiler_targets.mpi.cross aarch64'"),
     ):
         said = call(*package, "-B", tmp_path / name, f"-D{name}={value}", code=1)

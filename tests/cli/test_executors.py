@@ -105,7 +105,7 @@ def test_dask_finds_the_same_front_though_a_worker_is_lost_and_a_lost_scheduler_
 ) -> None:
     armed = tmp_path / "armed"
     costs = farming.Deadly(home=os.getpid(), path=str(armed))
-    problem = replace(load_problem(networks.build("lenet"), "rpi4x3"), cost=costs)
+    problem = replace(load_problem(networks.build("lenet"), "rpi4x3"), cost_model=costs)
     strategy = registry().make("strategies", "genetic{remeasured=4 generations=4 population=20}")
     alone = strategy.front(problem)
     address = f"dask={farming.ADDRESS}"

@@ -9,7 +9,7 @@ import pytest
 from support.commands import command, failed
 
 from dicompiler import networks
-from dicompiler.base.atomic import whole
+from dicompiler.base.atomic import atomic_file
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli.files import read_npz, write_npz
 from dicompiler.ir.onnx.model import Model
@@ -83,7 +83,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     path.write_text("before")
 
     def half() -> None:
-        with whole(path) as stage:
+        with atomic_file(path) as stage:
             stage.write_text("half")
             raise ValueError("stop")
 

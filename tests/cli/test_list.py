@@ -28,7 +28,7 @@ class TestList:
 
     def test_networks_are_listed_with_their_parameters(self) -> None:
         records = {record["name"]: record for record in json.loads(command("list", "networks", "--json").stdout)}
-        assert records["yolo11n"]["parameters"] == networks.parameters("yolo11n")
+        assert records["yolo11n"]["parameters"] == networks.count_parameters("yolo11n")
         assert {"name": "size", "default": 640} in records["yolo11n"]["options"]
         assert [*records] == [*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES)]
 

@@ -13,10 +13,10 @@ from support.commands import command
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.cli.list import NAMES
-from dicompiler.cli.tables import show
-from dicompiler.driver.artifact import reopen
-from dicompiler.driver.summary import Summary, load
+from dicompiler.cli.list import PLUGIN_KIND_NAMES
+from dicompiler.cli.tables import print_table
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.summary import CompileSummary, load_summary
 
 UNPOWERED = """
 [[host]]
@@ -60,10 +60,10 @@ def test_compile_and_run_tell_who_decided_the_prediction_and_what_to_try(
     told = said(capsys, *words, "--strategy", "auto{strategies=single,modnn tries=0}")
     assert "\nplan: by auto, which chose " in told and "\nheld back: " in told and "\nto try: " in told
     assert "energy" not in told and max(map(len, told.splitlines())) <= 80
-    summary = load(Path("net"))
-    assert summary is not None and f"plan: by auto, which chose {summary.chosen}\n" in told
-    decision = reopen("net")[0].decision
-    assert decision is not None and decision.chosen == summary.chosen
+    summary = load_summary(Path("net"))
+    assert summary is not None and f"plan: by auto, which chose {summary.chosen_strategy}\n" in told
+    decision = reopen_artifact("net")[0].decision
+    assert decision is not None and decision.chosen_strategy == summary.chosen_strategy
 
     one = said(capsys, "run", "net")
     assert "\na frame: " in one and " measured on\n" in one.replace("measured on this", "measured on\nthis")
@@ -84,7 +84,7 @@ def test_json_says_what_the_terminal_says(
     for command_, written in (("compile", "told"), ("plan", "told.json")):
         document = json.loads(said(capsys, command_, *words, written, "--json"))
         terminal = " ".join(said(capsys, command_, *words, written).split())
-        for line in Summary(**document["summary"]).lines:
+        for line in CompileSummary(**document["summary"]).lines:
             assert line in terminal
 
 
@@ -111,7 +111,7 @@ def test_energy_stands_only_where_powers_are_given(
 
 def test_a_table_that_is_too_wide_goes_on_below_itself(capsys: pytest.CaptureFixture[str]) -> None:
     heads = ("strategy", *(f"a number of {i}" for i in range(9)))
-    show(heads, [("a" * 20, *map(str, range(9))), ("b", *map(str, range(9)))], right=range(1, 10))
+    print_table(heads, [("a" * 20, *map(str, range(9))), ("b", *map(str, range(9)))], right=range(1, 10))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80 and lines.count("") == 2
     assert [line.split()[1:] for line in lines if line.startswith("b ")] == [list("0123"), list("4567"), ["8"]]
@@ -120,7 +120,7 @@ def test_a_table_that_is_too_wide_goes_on_below_itself(capsys: pytest.CaptureFix
 def test_lists_fit_a_screen_and_show_options_with_help_and_platforms_with_their_rates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for kind in (*NAMES, "networks"):
+    for kind in (*PLUGIN_KIND_NAMES, "networks"):
         assert max(map(len, said(capsys, "list", kind).splitlines())) <= 80, kind
     assert re.search(
         r"^rpi4xN +13\.6 GFLOP/s, 6\.4 W, 4\.29 GB; gateway", command("list", "platforms").stdout, re.MULTILINE
@@ -149,4 +149,4 @@ def test_what_is_given_to_the_wrong_command_is_named(place: Path, capsys: pytest
         error = capsys.readouterr().err.splitlines()[-1]
         assert line in error, error
     with pytest.raises(DicompilerError, match="no artifact"):
-        reopen(place)
+        reopen_artifact(place)

@@ -42,7 +42,7 @@ def test_compile_and_plan_say_what_surviving_costs(
     text = said(capsys, "compile", *common, tmp_path / "out")
     assert "lost  " in text and "to survive that the fullest host holds" in text
     plan = load_plan(tmp_path / "out" / "plan.json")
-    assert [loss.lost for loss in plan.losses] == [("pi01",), ("pi02",), ("pi03",)]
+    assert [loss.failed for loss in plan.failures] == [("pi01",), ("pi02",), ("pi03",)]
     found = document(capsys, "compile", *common, tmp_path / "out")
     assert [loss["lost"] for loss in found["losses"]] == [[], ["pi01"], ["pi02"], ["pi03"]]
     assert found["losses"][1]["stored"] > 0 < found["losses"][1]["metrics"]["latency_s"]

@@ -17,7 +17,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.artifact import verify
 from dicompiler.driver.compiler import compile
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.deadline import Deadline, until
+from dicompiler.verify.deadline import Deadline, deadline_scope
 from dicompiler.verify.executor import run_model
 
 
@@ -38,9 +38,9 @@ def test_what_does_not_end_is_stopped_and_the_line_names_the_level_and_the_cause
 def test_the_reference_run_is_stopped_as_well() -> None:
     inputs = {"x": np.ones((1, 4, 8, 8), np.float32)}
     late = pytest.raises(DicompilerError, match=r"^verify: real: the whole model: not done after 1 s in all")
-    with late, until(Deadline(1.0), "verify: real"):
+    with late, deadline_scope(Deadline(1.0), "verify: real"):
         run_model(Model.load(loop(HUGE)), inputs)
-    with until(Deadline(60.0), "verify: real"):
+    with deadline_scope(Deadline(60.0), "verify: real"):
         assert (run_model(Model.load(loop(3)), inputs)["y"] == 1).all()
 
 

@@ -10,11 +10,11 @@ from support.layer_graphs import stack
 from support.profiles import FAST, SLOW, document, network, written
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.counting import count, flops
-from dicompiler.cost.linear import Coefficients, Linear, fit
-from dicompiler.cost.profile import kind_of
-from dicompiler.cost.roofline import Roofline
-from dicompiler.ir.plan import Share
+from dicompiler.cost.counting import count_flops, count_operations
+from dicompiler.cost.linear import Coefficients, LinearModel, fit_coefficients
+from dicompiler.cost.profile import layer_kind
+from dicompiler.cost.roofline import RooflineModel
+from dicompiler.ir.plan import LayerShare
 from dicompiler.plugin.registry import registry
 
 
@@ -26,49 +26,51 @@ def profile(tmp_path: Path) -> str:
 class TestRoofline:
     def test_the_slower_of_computing_and_moving_counts(self) -> None:
         layers = network()
-        conv, pool = layers.layers[0], layers.by_name["pool4"]
-        for layer in (conv, pool, layers.by_name["flatten5"]):
-            counted = count(layers, layer)
+        conv, pool = layers.layers[0], layers.layer_by_name["pool4"]
+        for layer in (conv, pool, layers.layer_by_name["flatten5"]):
+            counted = count_operations(layers, layer)
             for device in (FAST, SLOW):
-                expected = max(counted.flops / device.rate, counted.moved / device.memory_bandwidth)
-                assert Roofline().seconds(layers, layer, Share(), device) == pytest.approx(expected)
-        assert Roofline().seconds(layers, conv, Share(), SLOW) == flops(layers, conv) / SLOW.rate
-        assert Roofline().seconds(layers, layers.by_name["flatten5"], Share(), SLOW) > 0
+                expected = max(counted.flops / device.rate, counted.moved_bytes / device.memory_bandwidth)
+                assert RooflineModel().seconds(layers, layer, LayerShare(), device) == pytest.approx(expected)
+        assert RooflineModel().seconds(layers, conv, LayerShare(), SLOW) == count_flops(layers, conv) / SLOW.rate
+        assert RooflineModel().seconds(layers, layers.layer_by_name["flatten5"], LayerShare(), SLOW) > 0
 
     def test_a_bandwidth_that_nobody_says_is_an_error_with_both_remedies(self) -> None:
         layers, bare = network(), replace(FAST, memory_bandwidth=0.0)
         with pytest.raises(DicompilerError, match=r"'fast' is not known: .*memory_bandwidth.*roofline\{bandwidth="):
-            Roofline().seconds(layers, layers.layers[0], Share(), bare)
-        both = [Roofline(bandwidth="8 GB/s").seconds(layers, x, Share(), bare) for x in layers.layers]
-        assert both == [Roofline().seconds(layers, x, Share(), FAST) for x in layers.layers]
+            RooflineModel().seconds(layers, layers.layers[0], LayerShare(), bare)
+        both = [RooflineModel(bandwidth="8 GB/s").seconds(layers, x, LayerShare(), bare) for x in layers.layers]
+        assert both == [RooflineModel().seconds(layers, x, LayerShare(), FAST) for x in layers.layers]
 
     def test_a_wrong_bandwidth_is_an_error(self) -> None:
         with pytest.raises(DicompilerError, match="unknown unit"):
-            Roofline(bandwidth="4 GB")
+            RooflineModel(bandwidth="4 GB")
 
 
 class TestLinear:
     def test_given_coefficients_hold_for_their_kind_and_the_star_for_others(self) -> None:
         layers = network()
-        model = Linear(coefficients=("Conv:1e-9:2e-9:3e-6", "*:0:1e-9:0"))
-        conv, pool = layers.layers[0], layers.by_name["pool4"]
-        counted = count(layers, conv)
-        assert model.seconds(layers, conv, Share(), FAST) == pytest.approx(
-            1e-9 * counted.flops + 2e-9 * counted.moved + 3e-6
+        model = LinearModel(coefficients=("Conv:1e-9:2e-9:3e-6", "*:0:1e-9:0"))
+        conv, pool = layers.layers[0], layers.layer_by_name["pool4"]
+        counted = count_operations(layers, conv)
+        assert model.seconds(layers, conv, LayerShare(), FAST) == pytest.approx(
+            1e-9 * counted.flops + 2e-9 * counted.moved_bytes + 3e-6
         )
-        assert model.seconds(layers, pool, Share(), FAST) == pytest.approx(1e-9 * count(layers, pool).moved)
+        assert model.seconds(layers, pool, LayerShare(), FAST) == pytest.approx(
+            1e-9 * count_operations(layers, pool).moved_bytes
+        )
 
     def test_with_a_rate_others_are_as_much_slower_as_their_rates_are_lower(self) -> None:
         layers = network()
-        model = Linear(coefficients=("*:1e-9:0:0",), rate="4 GFLOP/s")
-        fast, slow = (model.seconds(layers, layers.layers[0], Share(), device) for device in (FAST, SLOW))
+        model = LinearModel(coefficients=("*:1e-9:0:0",), rate="4 GFLOP/s")
+        fast, slow = (model.seconds(layers, layers.layers[0], LayerShare(), device) for device in (FAST, SLOW))
         assert slow == pytest.approx(4 * fast)
-        assert fast == pytest.approx(1e-9 * flops(layers, layers.layers[0]))
+        assert fast == pytest.approx(1e-9 * count_flops(layers, layers.layers[0]))
 
     def test_a_kind_without_coefficients_is_an_error(self) -> None:
         layers = network()
         with pytest.raises(DicompilerError, match=r"no coefficients for 'MaxPool' \(layer 'pool4'\)"):
-            Linear(coefficients=("Conv:1:1:1",)).seconds(layers, layers.by_name["pool4"], Share(), FAST)
+            LinearModel(coefficients=("Conv:1:1:1",)).seconds(layers, layers.layer_by_name["pool4"], LayerShare(), FAST)
 
     @pytest.mark.parametrize(
         ("spec", "cause"),
@@ -89,24 +91,24 @@ class TestLinear:
 
     def test_convolutions_in_groups_are_a_kind_of_their_own(self) -> None:
         layers = stack((1, 4, 8, 8), [("conv", 4, 3, 1, 1, 1), ("conv", 4, 3, 1, 1, 4)])
-        assert [kind_of(layer) for layer in layers.layers] == ["Conv", "GroupConv"]
-        model = Linear(coefficients=("Conv:0:0:1", "GroupConv:0:0:2"))
-        assert [model.seconds(layers, layer, Share(), FAST) for layer in layers.layers] == [1, 2]
+        assert [layer_kind(layer) for layer in layers.layers] == ["Conv", "GroupConv"]
+        model = LinearModel(coefficients=("Conv:0:0:1", "GroupConv:0:0:2"))
+        assert [model.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers] == [1, 2]
 
     def test_a_fit_finds_the_coefficients_that_made_the_samples(self) -> None:
         work = [(1e6, 3e4), (2e7, 1e4), (5e3, 8e6), (1e2, 1e2), (3e6, 3e6)]
-        found = fit([(f, b, 2e-9 * f + 5e-10 * b + 1e-5) for f, b in work])
-        assert (found.flop, found.byte, found.call) == pytest.approx((2e-9, 5e-10, 1e-5))
+        found = fit_coefficients([(f, b, 2e-9 * f + 5e-10 * b + 1e-5) for f, b in work])
+        assert (found.flop_s, found.byte_s, found.call_s) == pytest.approx((2e-9, 5e-10, 1e-5))
 
     def test_no_coefficient_of_a_fit_is_negative(self) -> None:
-        found = fit([(1e6, 1e6, 1e-3), (2e6, 1e6, 1e-3), (3e6, 1e6, 0.9e-3)])
-        assert min(found.flop, found.byte, found.call) >= 0
-        assert found.seconds(2e6, 1e6) == pytest.approx(1e-3, rel=0.1)
-        assert fit([]) == Coefficients(0.0, 0.0, 0.0)
+        found = fit_coefficients([(1e6, 1e6, 1e-3), (2e6, 1e6, 1e-3), (3e6, 1e6, 0.9e-3)])
+        assert min(found.flop_s, found.byte_s, found.call_s) >= 0
+        assert found.predict(2e6, 1e6) == pytest.approx(1e-3, rel=0.1)
+        assert fit_coefficients([]) == Coefficients(0.0, 0.0, 0.0)
 
     def test_a_profile_gives_coefficients(self, profile: str) -> None:
-        layers, model = network(), Linear(file=(profile,))
+        layers, model = network(), LinearModel(file=(profile,))
         for layer in layers.layers:
-            expected = 1e-3 + 1e-6 * flops(layers, layer)
-            assert model.seconds(layers, layer, Share(), FAST) == pytest.approx(expected, rel=1e-3)
-        assert model.measured and not Linear(coefficients=("*:1:1:1",)).measured
+            expected = 1e-3 + 1e-6 * count_flops(layers, layer)
+            assert model.seconds(layers, layer, LayerShare(), FAST) == pytest.approx(expected, rel=1e-3)
+        assert model.is_measured and not LinearModel(coefficients=("*:1:1:1",)).is_measured

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.cost.lines import Lines, Way
+from dicompiler.cost.lines import Flow, LinkScheduler
 
 
 def played(
@@ -17,25 +17,25 @@ def played(
 ) -> list[tuple[float, float]]:
     """(when it went, when it had left) of messages (when ready, from, to, seconds alone), in their order. ranks: by
     number, where it is not 0."""
-    lines: Lines[int] = Lines(switch)
+    lines: LinkScheduler[int] = LinkScheduler(switch)
     found = [(0.0, 0.0)] * len(sent)
-    due: list[tuple[float, Way[int], int]] = []
+    due: list[tuple[float, Flow[int], int]] = []
     ready = sorted(range(len(sent)), key=lambda i: sent[i][0])
     while ready or due:
         at = min(due, key=lambda one: one[0], default=None)
         if ready and (at is None or sent[ready[0]][0] <= at[0]):
             number = ready.pop(0)
             now, sender, receiver, seconds = sent[number]
-            way = lines.way((sender, receiver), (str(sender), str(receiver)), (1.0, 1.0))
-            lines.queue(now, way, number, seconds, (ranks or {}).get(number, 0))
+            way = lines.flow((sender, receiver), (str(sender), str(receiver)), (1.0, 1.0))
+            lines.enqueue(now, way, number, seconds, (ranks or {}).get(number, 0))
         else:
             assert at is not None
             due.remove(at)
             if at[1].version == at[2]:
-                number, begun = lines.gone(at[0], at[1])
+                number, begun = lines.finish_message(at[0], at[1])
                 found[number] = begun, at[0]
-        due += lines.due
-        lines.due.clear()
+        due += lines.departures
+        lines.departures.clear()
     return found
 
 

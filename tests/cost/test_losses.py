@@ -10,69 +10,69 @@ from hypothesis import strategies as st
 from support.workloads import cluster, job, work
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.losses import DETECTION_S, Away, Case, away_of, play
+from dicompiler.cost.losses import FAILURE_DETECTION_S, FailureCase, Outage, parse_outage, simulate_outages
 
 NAMES = ("d0", "d1", "d2")
 
 
-def case(away: tuple[str, ...]) -> Case:
+def case(away: tuple[str, ...]) -> FailureCase:
     """A second a frame with nobody away, two with d1, three without both; d0 has it all and is never lost."""
     lost = tuple(name for name in NAMES[1:] if name in away)
-    return Case(lost, work([], ((), [job(1.0 + len(lost), outputs=1)]), ((), []), ((), [])), cluster(3))
+    return FailureCase(lost, work([], ((), [job(1.0 + len(lost), outputs=1)]), ((), []), ((), [])), cluster(3))
 
 
 def test_a_loss_is_found_after_a_while_and_the_frame_on_its_way_is_computed_again() -> None:
-    first, second = play(case, [Away("d1", 2.5)], 5, 1)
+    first, second = simulate_outages(case, [Outage("d1", 2.5)], 5, 1)
     assert first.frames == ((0, 0.0, 1.0), (1, 1.0, 2.0)) and first.replayed == (2,)
-    begin = 2.5 + DETECTION_S
+    begin = 2.5 + FAILURE_DETECTION_S
     assert second.frames == tuple((2 + i, begin + 2 * i, begin + 2 * i + 2) for i in range(3))
-    assert (second.away, second.since) == (("d1",), 2.5)
-    assert second.interruption_s == pytest.approx(DETECTION_S + 2)
+    assert (second.down, second.changed_at) == (("d1",), 2.5)
+    assert second.interruption_s == pytest.approx(FAILURE_DETECTION_S + 2)
     assert (first.period_s, second.period_s) == (pytest.approx(1), pytest.approx(2))
 
 
 def test_who_comes_back_is_taken_in_between_frames() -> None:
-    _, second, third = play(case, [Away("d1", 0.5, 5.0)], 6, 1)
+    _, second, third = simulate_outages(case, [Outage("d1", 0.5, 5.0)], 6, 1)
     assert [frame[0] for frame in second.frames] == [0, 1, 2] and second.replayed == ()
-    assert third.start == second.frames[-1][2] and [frame[0] for frame in third.frames] == [3, 4, 5]
-    assert third.away == () and third.period_s == pytest.approx(1)
+    assert third.resumed_at == second.frames[-1][2] and [frame[0] for frame in third.frames] == [3, 4, 5]
+    assert third.down == () and third.period_s == pytest.approx(1)
 
 
 def test_of_what_changes_no_plan_nothing_is_felt() -> None:
-    assert play(lambda _: case(()), [Away("d2", 1.5)], 4, 2) == play(case, [], 4, 2)
+    assert simulate_outages(lambda _: case(()), [Outage("d2", 1.5)], 4, 2) == simulate_outages(case, [], 4, 2)
 
 
 TIMES = st.floats(0, 20).map(lambda t: round(t, 2))
-AWAYS = st.tuples(st.sampled_from(NAMES[1:]), TIMES, TIMES).map(lambda one: Away(one[0], one[1], sum(one[1:], 0.01)))
+AWAYS = st.tuples(st.sampled_from(NAMES[1:]), TIMES, TIMES).map(lambda one: Outage(one[0], one[1], sum(one[1:], 0.01)))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(AWAYS, max_size=4), st.integers(30, 60), st.integers(1, 5))
-def test_every_frame_ends_once_and_in_order(aways: list[Away], frames: int, in_flight: int) -> None:
-    stretches = play(case, aways, frames, in_flight, spans=True)
+def test_every_frame_ends_once_and_in_order(aways: list[Outage], frames: int, in_flight: int) -> None:
+    stretches = simulate_outages(case, aways, frames, in_flight, spans=True)
     assert [number for one in stretches for number, _, _ in one.frames] == list(range(frames))
     ends = [end for one in stretches for _, _, end in one.frames]
     assert ends == sorted(ends)
     for one, other in itertools.pairwise(stretches):
-        assert all(end <= other.start for _, _, end in one.frames)
-        assert all(span.end <= max(other.since, other.start) for span in one.spans)
+        assert all(end <= other.resumed_at for _, _, end in one.frames)
+        assert all(span.end <= max(other.changed_at, other.resumed_at) for span in one.spans)
         again = {number for number, _, _ in other.frames}
         assert not one.replayed or not again or min(one.replayed) == min(again)
         assert len(one.replayed) <= in_flight
-    assert all(lost == tuple(n for n in NAMES if n in away) for lost, away in ((s.lost, s.away) for s in stretches))
+    assert all(lost == tuple(n for n in NAMES if n in away) for lost, away in ((s.failed, s.down) for s in stretches))
 
 
 def test_a_stream_that_ends_before_is_said() -> None:
     with pytest.raises(DicompilerError, match=r"simulate: the stream of 2 frames ends after 2.00 s, before d1 is lost"):
-        play(case, [Away("d1", 2.5)], 2, 1)
+        simulate_outages(case, [Outage("d1", 2.5)], 2, 1)
 
 
 @pytest.mark.parametrize("text", ["d1", "d1@", "@2s", "d1@2", "d1@2s-1s", "d1@2s-2s", "d1@-2s", "d1@2s-x", "d1@2s-"])
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^lose "):
-        away_of(text)
+        parse_outage(text)
 
 
 def test_texts_are_read() -> None:
-    assert away_of("pi03@2.5s") == Away("pi03", 2.5)
-    assert away_of("a@b@500ms-6s") == Away("a@b", 0.5, 6.0)
+    assert parse_outage("pi03@2.5s") == Outage("pi03", 2.5)
+    assert parse_outage("a@b@500ms-6s") == Outage("a@b", 0.5, 6.0)

@@ -15,16 +15,16 @@ from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost import profile as profile_module
-from dicompiler.cost.counting import count, flops
-from dicompiler.cost.linear import Linear
-from dicompiler.cost.measured import Measured
-from dicompiler.cost.model import Analytic
-from dicompiler.cost.profile import between, network_digest
-from dicompiler.cost.runtime import FREE, RuntimeCosts
+from dicompiler.cost.counting import count_flops, count_operations
+from dicompiler.cost.linear import LinearModel
+from dicompiler.cost.measured import ProfileModel
+from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.profile import layer_input_nbytes, network_digest
+from dicompiler.cost.runtime import FREE_RUNTIME, RuntimeCosts
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import full, with_interval
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import full_region, with_interval
 from dicompiler.partition.bounds_inference import output_shape
 
 
@@ -35,21 +35,21 @@ def profile(tmp_path: Path) -> str:
 
 class TestMeasured:
     def test_what_was_measured_comes_back(self, profile: str) -> None:
-        layers, model = network(), Measured((profile,))
+        layers, model = network(), ProfileModel((profile,))
         for layer in layers.layers:
-            expected = 1e-3 + 1e-6 * flops(layers, layer)
-            assert model.seconds(layers, layer, Share(), FAST) == pytest.approx(expected)
+            expected = 1e-3 + 1e-6 * count_flops(layers, layer)
+            assert model.seconds(layers, layer, LayerShare(), FAST) == pytest.approx(expected)
         conv = layers.layers[1]
-        quarter = with_interval(full((1, 8, 16, 16)), 2, (4, 8))
-        assert model.seconds(layers, conv, Share(quarter), FAST) == pytest.approx(
-            1e-3 + 1e-6 * flops(layers, conv, quarter)
+        quarter = with_interval(full_region((1, 8, 16, 16)), 2, (4, 8))
+        assert model.seconds(layers, conv, LayerShare(quarter), FAST) == pytest.approx(
+            1e-3 + 1e-6 * count_flops(layers, conv, quarter)
         )
 
     def test_sizes_in_between_lie_between_and_time_never_falls(self, profile: str) -> None:
-        layers, model = network(), Measured((profile,))
+        layers, model = network(), ProfileModel((profile,))
         conv = layers.layers[1]
         times = [
-            model.seconds(layers, conv, Share(with_interval(full((1, 8, 16, 16)), 2, (0, n))), FAST)
+            model.seconds(layers, conv, LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))), FAST)
             for n in range(1, 17)
         ]
         assert times == sorted(times)
@@ -57,18 +57,18 @@ class TestMeasured:
         assert times[5] == pytest.approx((times[3] + times[7]) / 2)
 
     def test_an_axis_that_was_not_measured_goes_in_proportion(self, profile: str) -> None:
-        layers, model = network(), Measured((profile,))
+        layers, model = network(), ProfileModel((profile,))
         conv = layers.layers[1]
-        whole = model.seconds(layers, conv, Share(), FAST)
-        half = with_interval(full((1, 8, 16, 16)), 1, (0, 4))
-        assert model.seconds(layers, conv, Share(half), FAST) == pytest.approx(whole / 2)
-        rows = with_interval(full((1, 8, 16, 16)), 2, (0, 8))
+        whole = model.seconds(layers, conv, LayerShare(), FAST)
+        half = with_interval(full_region((1, 8, 16, 16)), 1, (0, 4))
+        assert model.seconds(layers, conv, LayerShare(half), FAST) == pytest.approx(whole / 2)
+        rows = with_interval(full_region((1, 8, 16, 16)), 2, (0, 8))
         both = with_interval(rows, 1, (0, 4))
-        assert model.seconds(layers, conv, Share(both), FAST) == pytest.approx(
-            model.seconds(layers, conv, Share(rows), FAST) / 2
+        assert model.seconds(layers, conv, LayerShare(both), FAST) == pytest.approx(
+            model.seconds(layers, conv, LayerShare(rows), FAST) / 2
         )
-        assert model.seconds(layers, conv, Share(None, (0, 2)), FAST) == pytest.approx(whole / 4)
-        assert 0 < model.seconds(layers, conv, Share(merge=2), FAST) < whole
+        assert model.seconds(layers, conv, LayerShare(None, (0, 2)), FAST) == pytest.approx(whole / 4)
+        assert 0 < model.seconds(layers, conv, LayerShare(merge_count=2), FAST) < whole
 
     def test_what_no_cut_takes_away_stays_once(self, tmp_path: Path) -> None:
         layers = network()
@@ -76,10 +76,12 @@ class TestMeasured:
         for one in made["layers"]:
             whole = one["measurements"][0]["seconds"]  # of which a fifth stays whatever is cut off
             one["measurements"][1:] = [entry(cut, 8, whole * 0.6) for cut in ("axis 2", "axis 3")]
-        model, conv = Measured((written(tmp_path, made),)), layers.layers[1]
-        whole = model.seconds(layers, conv, Share(), FAST)
-        region = with_interval(with_interval(full((1, 8, 16, 16)), 3, (0, 8)), 2, (0, 8))
-        assert model.seconds(layers, conv, Share(region), FAST) == pytest.approx(whole * (0.2 + 0.8 * 0.25), rel=0.01)
+        model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
+        whole = model.seconds(layers, conv, LayerShare(), FAST)
+        region = with_interval(with_interval(full_region((1, 8, 16, 16)), 3, (0, 8)), 2, (0, 8))
+        assert model.seconds(layers, conv, LayerShare(region), FAST) == pytest.approx(
+            whole * (0.2 + 0.8 * 0.25), rel=0.01
+        )
 
     def test_measured_partial_sums_and_mergers_count(self, tmp_path: Path) -> None:
         layers = network()
@@ -92,20 +94,20 @@ class TestMeasured:
                     entry("merge", 2, 1e-3),
                     entry("merge", 4, 3e-3),
                 ]
-        model, conv = Measured((written(tmp_path, made),)), layers.layers[1]
-        whole = model.seconds(layers, conv, Share(), FAST)
-        assert model.seconds(layers, conv, Share(None, (0, 4)), FAST) == pytest.approx(0.75 * whole)
-        assert [model.seconds(layers, conv, Share(merge=n), FAST) for n in (2, 3, 8)] == pytest.approx(
+        model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
+        whole = model.seconds(layers, conv, LayerShare(), FAST)
+        assert model.seconds(layers, conv, LayerShare(None, (0, 4)), FAST) == pytest.approx(0.75 * whole)
+        assert [model.seconds(layers, conv, LayerShare(merge_count=n), FAST) for n in (2, 3, 8)] == pytest.approx(
             [1e-3, 2e-3, 7e-3]
         )
-        half = with_interval(full((1, 8, 16, 16)), 1, (0, 4))
-        assert model.seconds(layers, conv, Share(half, None, 2), FAST) == pytest.approx(0.5e-3)
+        half = with_interval(full_region((1, 8, 16, 16)), 1, (0, 4))
+        assert model.seconds(layers, conv, LayerShare(half, None, 2), FAST) == pytest.approx(0.5e-3)
 
     def test_the_empty_call_is_taken_off(self, tmp_path: Path) -> None:
         layers = network()
-        model = Measured((written(tmp_path, document(layers, call_s=1e-3)),))
-        assert model.seconds(layers, layers.layers[0], Share(), FAST) == pytest.approx(
-            1e-6 * flops(layers, layers.layers[0])
+        model = ProfileModel((written(tmp_path, document(layers, call_s=1e-3)),))
+        assert model.seconds(layers, layers.layers[0], LayerShare(), FAST) == pytest.approx(
+            1e-6 * count_flops(layers, layers.layers[0])
         )
 
     def test_each_device_has_its_own_profile_and_arrays_agree(self, tmp_path: Path) -> None:
@@ -115,9 +117,13 @@ class TestMeasured:
             for measurement in one["measurements"]:
                 measurement |= {key: 3 * measurement[key] for key in ("seconds", "low")}
         files = (written(tmp_path, slow, "slow.json"), written(tmp_path, document(layers, "fast"), "fast.json"))
-        model, conv = Measured(files), layers.layers[0]
-        shares = [Share(), Share(with_interval(full((1, 8, 16, 16)), 2, (0, 5))), Share(None, (0, 2))]
-        array = model.fill(layers, conv, shares, [FAST, SLOW, NONE])
+        model, conv = ProfileModel(files), layers.layers[0]
+        shares = [
+            LayerShare(),
+            LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, 5))),
+            LayerShare(None, (0, 2)),
+        ]
+        array = model.seconds_table(layers, conv, shares, [FAST, SLOW, NONE])
         assert array[:, 1] == pytest.approx(3 * array[:, 0])
         assert np.all(np.isinf(array[:, 2]))
         for i, device in enumerate((FAST, SLOW)):
@@ -128,19 +134,19 @@ class TestMeasured:
         made = document(layers)
         made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
         made["unmeasured"] = [{"name": "fc6", "reason": "it would not run"}]
-        fc, model = layers.by_name["fc6"], Measured((written(tmp_path, made),))
-        assert model.seconds(layers, fc, Share(), SLOW) == Analytic().seconds(layers, fc, Share(), SLOW)
+        fc, model = layers.layer_by_name["fc6"], ProfileModel((written(tmp_path, made),))
+        assert model.seconds(layers, fc, LayerShare(), SLOW) == AnalyticModel().seconds(layers, fc, LayerShare(), SLOW)
 
     def test_such_a_layer_has_its_own_share_of_the_whole(self, tmp_path: Path) -> None:
         layers = network()
-        fc, changes = layers.by_name["fc6"], {"weight_s": 1e-6, "read_s": 2e-9}
-        counted = Analytic().seconds(layers, fc, Share(), SLOW)
+        fc, changes = layers.layer_by_name["fc6"], {"weight_s": 1e-6, "read_s": 2e-9}
+        counted = AnalyticModel().seconds(layers, fc, LayerShare(), SLOW)
         for whole_s in (0.3, 0.6, 1.2):
             made = document(layers, whole_s=whole_s, **changes)
             made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
-            model = Measured((written(tmp_path, made, f"{whole_s}.json"),))
-            assert model.seconds(layers, fc, Share(), SLOW) == counted > 0  # its weights are in it
-            each = [model.seconds(layers, layer, Share(), SLOW) for layer in layers.layers]
+            model = ProfileModel((written(tmp_path, made, f"{whole_s}.json"),))
+            assert model.seconds(layers, fc, LayerShare(), SLOW) == counted > 0  # its weights are in it
+            each = [model.seconds(layers, layer, LayerShare(), SLOW) for layer in layers.layers]
             assert sum(each) == pytest.approx(whole_s)
 
     def test_the_others_are_as_they_are_alone_where_it_is_said_to_take_all(self, tmp_path: Path) -> None:
@@ -148,24 +154,28 @@ class TestMeasured:
         made = document(layers)
         made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
         alone, within = (
-            Measured((written(tmp_path, made | more, f"{len(more)}.json"),)) for more in ({}, {"whole_s": 1e-6})
+            ProfileModel((written(tmp_path, made | more, f"{len(more)}.json"),)) for more in ({}, {"whole_s": 1e-6})
         )
         for layer in layers.layers:
-            assert within.seconds(layers, layer, Share(), SLOW) == alone.seconds(layers, layer, Share(), SLOW) > 0
+            assert (
+                within.seconds(layers, layer, LayerShare(), SLOW)
+                == alone.seconds(layers, layer, LayerShare(), SLOW)
+                > 0
+            )
 
     def test_a_profile_of_another_network_is_an_error_that_names_both(self, profile: str) -> None:
         other = stack((1, 4, 16, 16), [("conv", 8, 5, 1, 2, 1)])
         message = f"measured was {network_digest(network())[:12]}, this one is {network_digest(other)[:12]}"
         with pytest.raises(DicompilerError, match=message):
-            Measured((profile,)).seconds(other, other.layers[0], Share(), FAST)
+            ProfileModel((profile,)).seconds(other, other.layers[0], LayerShare(), FAST)
 
     def test_a_profile_of_another_device_is_an_error_that_names_both(self, tmp_path: Path) -> None:
         layers = network()
         file = written(tmp_path, document(layers, "pi*"))
-        for model in (Measured((file,)), Linear(file=(file,))):
+        for model in (ProfileModel((file,)), LinearModel(file=(file,))):
             with pytest.raises(DicompilerError, match=r"none is of device 'fast' \(there is .*p.json of 'pi\*'\)"):
-                model.seconds(layers, layers.layers[0], Share(), FAST)
-        assert math.isfinite(Measured((file,), others=True).seconds(layers, layers.layers[0], Share(), FAST))
+                model.seconds(layers, layers.layers[0], LayerShare(), FAST)
+        assert math.isfinite(ProfileModel((file,), others=True).seconds(layers, layers.layers[0], LayerShare(), FAST))
 
 
 COSTS: dict[str, Any] = {
@@ -180,7 +190,7 @@ COSTS: dict[str, Any] = {
 STATED = RuntimeCosts(send=1e-6, receive=2e-6)
 
 
-@pytest.mark.parametrize("model", [Measured, Linear])
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
 class TestRuntime:
     def test_what_was_measured_counts_unless_it_is_asked_otherwise(self, model: Any, tmp_path: Path) -> None:
         file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
@@ -188,10 +198,10 @@ class TestRuntime:
         orderly = replace(STATED, in_order=True)  # which is not measured
         assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
         assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
-        assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE
+        assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE_RUNTIME
         # Other devices, and one without compute that nothing was measured on, have what is stated.
         for device in (FAST, NONE):
-            assert model((file,)).runtime_costs(device, STATED, "sockets") == Analytic().runtime_costs(
+            assert model((file,)).runtime_costs(device, STATED, "sockets") == AnalyticModel().runtime_costs(
                 device, STATED, "sockets"
             )
 
@@ -202,12 +212,12 @@ class TestRuntime:
         monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
         file = written(tmp_path, document(network(), runtime={"mpi": COSTS}))
         for device in (FAST, SLOW, FAST):
-            stated = Analytic().runtime_costs(device, STATED, "sockets")
+            stated = AnalyticModel().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
         (line,) = said
         assert line.startswith(f"{file}: it has no costs of the runtime of sockets: what the target states is taken, ")
         assert line.endswith("make it anew with 'dicompiler profile --target sockets'")
-        assert model((file,)).runtime_costs(FAST, FREE, "tflm") == FREE  # a target that states none
+        assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME  # a target that states none
         assert len(said) == 1
 
     def test_a_profile_from_before_slices_takes_what_is_stated_of_them_and_says_so_once(
@@ -217,11 +227,11 @@ class TestRuntime:
         monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
         newer = written(tmp_path, document(network(), runtime={"acme": COSTS | {"slice": 7e-6}}), "new.json")
         older = written(tmp_path, document(network(), runtime={"acme": COSTS}))
-        stated = replace(STATED, slice=1e-6)
-        assert model((newer,)).runtime_costs(FAST, stated, "acme") == RuntimeCosts(**COSTS, slice=7e-6)
+        stated = replace(STATED, per_copy=1e-6)
+        assert model((newer,)).runtime_costs(FAST, stated, "acme") == RuntimeCosts(**COSTS, per_copy=7e-6)
         for _ in range(2):
-            scaled = Analytic().runtime_costs(SLOW, stated, "acme").slice
-            assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, slice=scaled)
+            scaled = AnalyticModel().runtime_costs(SLOW, stated, "acme").per_copy
+            assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, per_copy=scaled)
         (line,) = said
         assert line.startswith(f"{older}: it has no cost of slices in the runtime of acme: what the target states is ")
 
@@ -229,34 +239,46 @@ class TestRuntime:
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])
 def test_whole_layers_take_together_what_the_network_does(share: float, tmp_path: Path) -> None:
     layers = network()
-    alone = Measured((written(tmp_path, document(layers)),))
-    total = sum(alone.seconds(layers, layer, Share(), FAST) for layer in layers.layers)
+    alone = ProfileModel((written(tmp_path, document(layers)),))
+    total = sum(alone.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers)
     changes = {"whole_s": 1e-4 + share * total, "call_s": 0.0, "weight_s": 1e-9, "read_s": 2e-9}
-    within = Measured((written(tmp_path, document(layers, **changes), "q.json"),))
-    each = [within.seconds(layers, layer, Share(), FAST) for layer in layers.layers]
+    within = ProfileModel((written(tmp_path, document(layers, **changes), "q.json"),))
+    each = [within.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers]
     assert sum(each) == pytest.approx(1e-4 + share * total) and min(each) >= 0
     for layer in layers.layers:
-        everything = Share(full(output_shape(layers, layer)))
-        assert within.seconds(layers, layer, everything, FAST) == within.seconds(layers, layer, Share(), FAST)
+        everything = LayerShare(full_region(output_shape(layers, layer)))
+        assert within.seconds(layers, layer, everything, FAST) == within.seconds(layers, layer, LayerShare(), FAST)
 
 
-@pytest.mark.parametrize("model", [Measured, Linear])
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
 def test_parts_read_what_others_made_and_their_weights_from_memory(model: Any, tmp_path: Path) -> None:
     layers = network()
     warm = model((written(tmp_path, document(layers)),))
     cold = model((written(tmp_path, document(layers, weight_s=1e-9, read_s=3e-9), "q.json"),))
-    conv, everything = layers.layers[1], full((1, 8, 16, 16))
-    rows, channels = (Share(with_interval(everything, axis, (0, 4))) for axis in (2, 1))
-    read = count(layers, conv).weights
-    assert count(layers, conv, *rows).weights == read > count(layers, conv, *channels).weights > 0
-    assert count(layers, conv, *rows).read == 4 * 8 * 5 * 16 < count(layers, conv, *channels).read == 4 * 8 * 16 * 16
-    for share in (rows, channels, Share(None, (0, 4)), Share(merge=2)):
-        own = count(layers, conv, *share)
+    conv, everything = layers.layers[1], full_region((1, 8, 16, 16))
+    rows, channels = (LayerShare(with_interval(everything, axis, (0, 4))) for axis in (2, 1))
+    read = count_operations(layers, conv).weight_bytes
+    assert (
+        count_operations(layers, conv, *rows).weight_bytes
+        == read
+        > count_operations(layers, conv, *channels).weight_bytes
+        > 0
+    )
+    assert (
+        count_operations(layers, conv, *rows).input_bytes
+        == 4 * 8 * 5 * 16
+        < count_operations(layers, conv, *channels).input_bytes
+        == 4 * 8 * 16 * 16
+    )
+    for share in (rows, channels, LayerShare(None, (0, 4)), LayerShare(merge_count=2)):
+        own = count_operations(layers, conv, *share)
         alone = warm.seconds(layers, conv, share, FAST)
-        assert cold.seconds(layers, conv, share, FAST) - alone == pytest.approx(1e-9 * own.weights + 3e-9 * own.read)
-        for inside in (own.read // 2, own.read):
+        assert cold.seconds(layers, conv, share, FAST) - alone == pytest.approx(
+            1e-9 * own.weight_bytes + 3e-9 * own.input_bytes
+        )
+        for inside in (own.input_bytes // 2, own.input_bytes):
             more = cold.fused(layers, conv, share, FAST, inside) - alone
-            assert more == pytest.approx(1e-9 * own.weights + 3e-9 * (own.read - inside), abs=1e-12)
+            assert more == pytest.approx(1e-9 * own.weight_bytes + 3e-9 * (own.input_bytes - inside), abs=1e-12)
 
 
 def test_what_has_no_size_is_not_read() -> None:
@@ -266,10 +288,10 @@ def test_what_has_no_size_is_not_read() -> None:
     proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
     layers = prepare(Model.load(proto)).layers
     assert layers is not None
-    assert [between(layers, layer) for layer in layers.layers] == [0, 0]
+    assert [layer_input_nbytes(layers, layer) for layer in layers.layers] == [0, 0]
 
 
-@pytest.mark.parametrize("model", [Measured, Linear])
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
 def test_calls_are_cold_where_the_device_has_computed_others(model: Any, tmp_path: Path) -> None:
     layers = network()
     for runtime, call in (({"acme": COSTS}, COSTS["call"]), ({}, STATED.call)):
@@ -280,15 +302,15 @@ def test_calls_are_cold_where_the_device_has_computed_others(model: Any, tmp_pat
         assert costs.calls(3) == pytest.approx(3 * costs.calling) == pytest.approx(3 * (call + 2e-5))
 
 
-@pytest.mark.parametrize("model", [Measured, Linear])
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
 def test_parts_that_go_on_in_a_session_take_what_they_take_there(model: Any, tmp_path: Path) -> None:
     layers = network()
     alone = model((written(tmp_path, document(layers)),))
-    total = sum(alone.seconds(layers, layer, Share(), FAST) for layer in layers.layers)
+    total = sum(alone.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers)
     within = model((written(tmp_path, document(layers, whole_s=0.9 * total), "q.json"),))
     conv = layers.layers[1]
-    half, quarter = (Share(with_interval(full((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
-    read = [count(layers, conv, *share).read for share in (half, quarter)]
+    half, quarter = (LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
+    read = [count_operations(layers, conv, *share).input_bytes for share in (half, quarter)]
     saved = [
         within.seconds(layers, conv, one, FAST) - within.fused(layers, conv, one, FAST, inside)
         for one, inside in zip((half, quarter), read, strict=True)

@@ -13,17 +13,17 @@ from support.layer_graphs import formed
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.memory import MemoryUse, peak, program_memory, segment_peak, segment_values
+from dicompiler.cost.memory import MemoryUse, peak_nbytes, program_memory, segment_peak_nbytes, segment_value_sizes
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import nameless
+from dicompiler.ir.platform import uniform_platform
 from dicompiler.ir.program import DeviceProgram, Program, Transfer
-from dicompiler.partition.lowering import split
+from dicompiler.partition.lowering import lower
 from dicompiler.target.interface import Target
 from dicompiler.verify.comparison import random_inputs
-from dicompiler.verify.executor import Executor
+from dicompiler.verify.executor import ProgramExecutor
 from dicompiler_targets.sockets import SocketsTarget
 
 MIB = 1 << 20
@@ -83,17 +83,17 @@ def test_a_tensor_lives_from_its_node_to_its_last_reader() -> None:
     text = "(float[10] x) => (float[10] y) { a = Neg (x)  b = Neg (a)  c = Neg (b)  y = Add (c, a) }"
     own = segment("s", "d", text, {})
     # a, b and c at once: a is read by the last node; then a, c and y.
-    assert segment_peak(own, segment_values(own)) == 3 * 40
+    assert segment_peak_nbytes(own, segment_value_sizes(own)) == 3 * 40
 
 
 def test_the_most_at_once() -> None:
-    assert peak([]) == 0
-    assert peak([(0, 1, 5), (1, 2, 7), (3, 3, 11)]) == 12
+    assert peak_nbytes([]) == 0
+    assert peak_nbytes([(0, 1, 5), (1, 2, 7), (3, 3, 11)]) == 12
 
 
 def test_a_tensor_without_a_static_shape_counts_nothing() -> None:
     own = segment("s", "d", "(float[10] x) => (int64[1, N] y) { y = NonZero (x) }", {})
-    assert segment_values(own) == {"x": 40, "y": 0}
+    assert segment_value_sizes(own) == {"x": 40, "y": 0}
 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline", "modnn"])
@@ -101,7 +101,7 @@ def test_it_is_never_less_than_what_an_executor_holds_in_the_end(strategy: str) 
     result = compile(networks.build("tiny"), platform="rpi4x4", strategy=strategy)
     program, found = result.program, program_memory(result.program)
     assert program is not None and result.metrics is not None
-    values = Executor(program).run(random_inputs(program.inputs), keep_values=True).values
+    values = ProgramExecutor(program).run(random_inputs(program.inputs), keep_values=True).values
     for device in program.devices:
         held = values[device.device]
         received = sum(t.value.nbytes for t in program.transfers if t.receiver == device.device)
@@ -142,7 +142,7 @@ def test_cutting_a_layer_divides_weights_or_activations() -> None:
 
 
 def test_a_target_adds_nothing_unless_it_says_so() -> None:
-    assert Target.memory(object(), chained()) == {"a": 0, "b": 0}  # type: ignore[arg-type]
+    assert Target.memory_overhead(object(), chained()) == {"a": 0, "b": 0}  # type: ignore[arg-type]
 
 
 def test_weights_of_all_roles_are_held_and_the_buffers_of_the_frames_in_flight() -> None:
@@ -169,21 +169,21 @@ def test_different_halves_in_turn_hold_the_whole() -> None:
     names = [layer.name for layer in prepared.layers.layers]
     parts = {name: (Part("a" if i < len(names) - 2 else "b"),) for i, name in enumerate(names)}
     plan = Plan(parts, ("a",), ("a",))
-    straight = split(replace(prepared, plan=plan)).program
-    crossed = split(replace(prepared, plan=replace(plan, replicas=({}, {"a": "b", "b": "a"})))).program
+    straight = lower(replace(prepared, plan=plan)).program
+    crossed = lower(replace(prepared, plan=replace(plan, replicas=({}, {"a": "b", "b": "a"})))).program
     assert straight is not None and crossed is not None
     plain, swapped = program_memory(straight), program_memory(crossed)
     total = plain["a"].weights + plain["b"].weights
     assert swapped["a"].weights == swapped["b"].weights == total
-    added = SocketsTarget().memory(crossed)
-    assert all(added[name] >= SocketsTarget().memory(straight)[name] for name in "ab")
+    added = SocketsTarget().memory_overhead(crossed)
+    assert all(added[name] >= SocketsTarget().memory_overhead(straight)[name] for name in "ab")
 
 
 def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
     proto = networks.build("lenet", 0)
     problem = load_problem(proto, cluster("a", "b", memory=64 * 2**20))
     plan = replace(
-        problem.plan({layer.name: (Part("a"),) for layer in problem.layers.layers}), replicas=({}, {"a": "b"})
+        problem.build_plan({layer.name: (Part("a"),) for layer in problem.layers.layers}), replicas=({}, {"a": "b"})
     )
     with pytest.raises(DicompilerError, match=r"host a needs .* to run, .* added by target 'sockets'"):
         compile(proto, problem.platform, plan=plan, output=tmp_path / "out")
@@ -193,8 +193,8 @@ def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
 def test_states_count_before_and_after_a_frame() -> None:
     """A cache of 64 x 8 floats for two heads, keys and values: what is read and what is kept, on whoever keeps it."""
     proto = networks.build("llama_small", past=64, layers=1, hidden=32, heads=4, kv_heads=2, vocabulary=20, size=1)
-    problem = load_problem(proto, nameless(2))
-    sketch = problem.sketch(problem.whole("d0"))
+    problem = load_problem(proto, uniform_platform(2))
+    sketch = problem.draft_program(problem.single_device_plan("d0"))
     assert sketch.program is not None
     use = program_memory(sketch.program)["d0"]
     cache = 2 * 2 * 64 * 8 * 4

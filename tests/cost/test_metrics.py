@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.alone import alone, posed
-from support.planning import cluster as rated
+from support.planning import make_cluster as rated
 from support.random_problems import any_plan, random_problem
 
 from dicompiler.driver.prepare import load_problem
@@ -35,7 +35,7 @@ def test_whole_networks_in_turn_by_hand(how: str, bandwidth: float) -> None:
     assert [entry.sent for entry in metrics.devices] == [-(-2 * IMAGE // 3), -(-CLASSES // 3), -(-CLASSES // 3)]
     assert metrics.total_bytes == -(-2 * (IMAGE + CLASSES) // 3)
     lines = 2 * 2 * (there + back) / 3 if how == "evaluate" else 0.0
-    assert sum(entry.line_s for entry in metrics.devices) == pytest.approx(lines)
+    assert sum(entry.link_s for entry in metrics.devices) == pytest.approx(lines)
     assert metrics.energy_j == pytest.approx(3 * seconds + (3 * metrics.latency_s - seconds))
 
 
@@ -63,7 +63,7 @@ def test_estimate_and_simulation_agree_on_all_but_times(network: int, seed: int)
     assert (guess.method, played.method) == ("estimate", "simulation")
     assert (guess.total_bytes, guess.memory) == (played.total_bytes, played.memory)
     for one, other in zip(guess.devices, played.devices, strict=True):
-        assert replace(other, line_s=0.0, waits={}) == one
+        assert replace(other, link_s=0.0, waits={}) == one
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -79,7 +79,7 @@ def test_what_is_sent_is_received_and_the_fullest_host_has_the_memory(network: i
     assert metrics.memory == max(entry.memory for entry in metrics.devices)  # each device is on a host of its own
     busy = sum(5.0 * entry.compute_s for entry in metrics.devices)
     assert metrics.energy_j >= busy * (1 - 1e-9)
-    assert metrics.period_s >= metrics.busiest.compute_s * (1 - 1e-9)
+    assert metrics.period_s >= metrics.busiest_device.compute_s * (1 - 1e-9)
 
 
 def test_frames_of_a_network_with_a_state_follow_each_other_no_faster_than_it_is_made_anew() -> None:
@@ -94,7 +94,9 @@ def test_frames_of_a_network_with_a_state_follow_each_other_no_faster_than_it_is
         }""")
     problem = load_problem(cell, rated("switch", 1, 1), state=["h=hn"])
     names = [layer.name for layer in problem.layers.layers]
-    plan = problem.plan({name: (Part(f"d{int('b' in problem.layers.by_name[name].outputs)}", None),) for name in names})
+    plan = problem.build_plan(
+        {name: (Part(f"d{int('b' in problem.layers.layer_by_name[name].outputs)}", None),) for name in names}
+    )
     metrics = problem.evaluate(plan)
     one = metrics.devices[1].compute_s
     assert metrics.devices[0].compute_s > 2 * one

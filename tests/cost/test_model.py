@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 from support.profiles import FAST, NONE, SLOW, network
 
-from dicompiler.cost.counting import count, flops, macs
-from dicompiler.cost.linear import Linear
-from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.cost.roofline import Roofline
+from dicompiler.cost.counting import count_flops, count_macs, count_operations
+from dicompiler.cost.linear import LinearModel
+from dicompiler.cost.model import AnalyticModel, CostModel
+from dicompiler.cost.roofline import RooflineModel
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import full, shares, with_interval
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import full_region, split_proportionally, with_interval
 from dicompiler.networks import build
 from dicompiler.plugin.registry import registry
 
@@ -40,7 +40,7 @@ def small() -> LayerGraph:
 
 
 def total(layers: LayerGraph) -> int:
-    return sum(macs(layers, layer) for layer in layers.layers)
+    return sum(count_macs(layers, layer) for layer in layers.layers)
 
 
 def test_vgg16_has_15_47_giga_macs() -> None:
@@ -59,15 +59,15 @@ def test_resnet50_has_4_09_giga_macs() -> None:
 def test_each_kind_of_node_counts_as_documented() -> None:
     layers = small()
     conv, pool, lrn, glob, flatten, gemm = layers.layers
-    assert macs(layers, conv) == 8 * 64 * 2 * 9
-    assert flops(layers, conv) == 2 * 8 * 64 * 2 * 9 + 8 * 64  # with its Relu
-    assert flops(layers, conv, elementwise=False) == 2 * 8 * 64 * 2 * 9
-    assert (macs(layers, pool), flops(layers, pool)) == (0, 8 * 16 * 4)
-    assert flops(layers, pool, pools=False) == 0
-    assert flops(layers, lrn) == 8 * 16 * 5
-    assert flops(layers, glob) == 8 * 16
-    assert flops(layers, flatten) == 0
-    assert (macs(layers, gemm), flops(layers, gemm)) == (48, 96)
+    assert count_macs(layers, conv) == 8 * 64 * 2 * 9
+    assert count_flops(layers, conv) == 2 * 8 * 64 * 2 * 9 + 8 * 64  # with its Relu
+    assert count_flops(layers, conv, elementwise=False) == 2 * 8 * 64 * 2 * 9
+    assert (count_macs(layers, pool), count_flops(layers, pool)) == (0, 8 * 16 * 4)
+    assert count_flops(layers, pool, pools=False) == 0
+    assert count_flops(layers, lrn) == 8 * 16 * 5
+    assert count_flops(layers, glob) == 8 * 16
+    assert count_flops(layers, flatten) == 0
+    assert (count_macs(layers, gemm), count_flops(layers, gemm)) == (48, 96)
 
 
 def test_a_transposed_convolution_sends_each_input_to_all_filters() -> None:
@@ -94,25 +94,27 @@ def test_what_has_no_static_shape_counts_nothing() -> None:
         { i = NonZero (x)  c = Cast <to = 1> (i)  y = Transpose (c) }"""
     )
     assert total(layers) == 0
-    assert sum(flops(layers, layer) for layer in layers.layers) == 0
+    assert sum(count_flops(layers, layer) for layer in layers.layers) == 0
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=5), st.sampled_from([1, 2, 3]))
 def test_rows_columns_or_channels_together_cost_what_the_whole_costs(weights: list[float], axis: int) -> None:
     layers = stack((1, 6, 13, 13), [("conv", 24, 3, 1, 1, 1)])
     (layer,) = layers.layers
-    whole = full(layers.tensors[layer.output].shape or ())
-    regions = [with_interval(whole, axis, cut) for cut in shares(whole[axis][1], weights) if cut[0] < cut[1]]
-    assert sum(macs(layers, layer, region) for region in regions) == macs(layers, layer)
+    whole = full_region(layers.tensors[layer.output].shape or ())
+    regions = [
+        with_interval(whole, axis, cut) for cut in split_proportionally(whole[axis][1], weights) if cut[0] < cut[1]
+    ]
+    assert sum(count_macs(layers, layer, region) for region in regions) == count_macs(layers, layer)
 
 
 def test_partial_sums_cost_the_whole_and_the_merger_adds_them_up() -> None:
     layers = stack((1, 6, 13, 13), [("conv", 24, 3, 1, 1, 1)])
     (layer,) = layers.layers
-    parts = [flops(layers, layer, None, (0, 2)), flops(layers, layer, None, (2, 6))]
-    assert sum(parts) == flops(layers, layer)
+    parts = [count_flops(layers, layer, None, (0, 2)), count_flops(layers, layer, None, (2, 6))]
+    assert sum(parts) == count_flops(layers, layer)
     assert parts[0] * 2 == parts[1]
-    assert flops(layers, layer, merge=2) == 24 * 13 * 13
+    assert count_flops(layers, layer, merge=2) == 24 * 13 * 13
 
 
 def test_absorbed_nodes_belong_to_the_merger() -> None:
@@ -123,24 +125,29 @@ def test_absorbed_nodes_belong_to_the_merger() -> None:
     )
     (layer,) = layers.layers
     size = 8 * 36
-    assert flops(layers, layer, None, (0, 4)) == 2 * size * 36
-    assert flops(layers, layer, merge=3) == 2 * size + size
+    assert count_flops(layers, layer, None, (0, 4)) == 2 * size * 36
+    assert count_flops(layers, layer, merge=3) == 2 * size + size
 
 
 def test_a_group_that_is_cut_through_is_computed_whole_and_counted_so() -> None:
     layers = small()
     conv = layers.layers[0]
-    shape = full(layers.tensors[conv.output].shape or ())
-    assert macs(layers, conv, with_interval(shape, 1, (0, 1))) in (macs(layers, conv) // 2, macs(layers, conv) // 8)
+    shape = full_region(layers.tensors[conv.output].shape or ())
+    assert count_macs(layers, conv, with_interval(shape, 1, (0, 1))) in (
+        count_macs(layers, conv) // 2,
+        count_macs(layers, conv) // 8,
+    )
 
 
 def test_time_is_operations_by_rate_and_endless_without_compute() -> None:
     layers = small()
     conv = layers.layers[0]
     fast, none = Device("a", "a", 2e9), Device("b", "b", 0.0)
-    assert Analytic().seconds(layers, conv, Share(), fast) == pytest.approx(flops(layers, conv) / 2e9)
-    assert Analytic(elementwise=False).seconds(layers, conv, Share(), fast) == 2 * macs(layers, conv) / 2e9
-    assert Analytic().seconds(layers, conv, Share(), none) == math.inf
+    assert AnalyticModel().seconds(layers, conv, LayerShare(), fast) == pytest.approx(count_flops(layers, conv) / 2e9)
+    assert (
+        AnalyticModel(elementwise=False).seconds(layers, conv, LayerShare(), fast) == 2 * count_macs(layers, conv) / 2e9
+    )
+    assert AnalyticModel().seconds(layers, conv, LayerShare(), none) == math.inf
 
 
 def test_a_part_takes_at_least_its_weights_from_memory_and_an_embedding_only_what_it_picks() -> None:
@@ -152,56 +159,59 @@ def test_a_part_takes_at_least_its_weights_from_memory_and_an_embedding_only_wha
     )
     embedding, product = layers.layers
     wide, narrow, unknown = (Device("a", "a", 1e9, memory_bandwidth=width) for width in (1e12, 1e6, 0.0))
-    by_rate = 2 * macs(layers, product) / 1e9
-    assert [Analytic().seconds(layers, product, Share(), one) for one in (wide, unknown)] == [by_rate] * 2
-    assert Analytic().seconds(layers, product, Share(), narrow) == 4 * 16 * 8 / 1e6
-    half = Share(((0, 1), (0, 2), (0, 4)))  # columns halve the weights, rows do not
-    assert Analytic().seconds(layers, product, half, narrow) == 4 * 16 * 4 / 1e6
-    row = Share(((0, 1), (0, 1), (0, 8)))
-    assert Analytic().seconds(layers, product, row, narrow) == 4 * 16 * 8 / 1e6
-    assert Analytic(weights=False).seconds(layers, product, Share(), narrow) == by_rate
-    assert count(layers, embedding).weights == 4 * 2 * 16
+    by_rate = 2 * count_macs(layers, product) / 1e9
+    assert [AnalyticModel().seconds(layers, product, LayerShare(), one) for one in (wide, unknown)] == [by_rate] * 2
+    assert AnalyticModel().seconds(layers, product, LayerShare(), narrow) == 4 * 16 * 8 / 1e6
+    half = LayerShare(((0, 1), (0, 2), (0, 4)))  # columns halve the weights, rows do not
+    assert AnalyticModel().seconds(layers, product, half, narrow) == 4 * 16 * 4 / 1e6
+    row = LayerShare(((0, 1), (0, 1), (0, 8)))
+    assert AnalyticModel().seconds(layers, product, row, narrow) == 4 * 16 * 8 / 1e6
+    assert AnalyticModel(weights=False).seconds(layers, product, LayerShare(), narrow) == by_rate
+    assert count_operations(layers, embedding).weight_bytes == 4 * 2 * 16
 
 
 def test_all_models_come_in_by_the_hook() -> None:
     assert list(registry().cost_models) == ["analytic", "linear", "profile", "roofline"]
-    assert registry().make("cost_models", 'roofline{bandwidth="4 GB/s"}') == Roofline(bandwidth="4 GB/s")
+    assert registry().make("cost_models", 'roofline{bandwidth="4 GB/s"}') == RooflineModel(bandwidth="4 GB/s")
 
 
 class TestCounting:
     def test_bytes_are_those_of_inputs_weights_and_outputs(self) -> None:
         layers = network()
-        counted = count(layers, layers.layers[0])
-        assert counted.moved == 4 * (4 * 16 * 16 + 8 * 4 * 9 + 8 * 16 * 16)
-        assert counted.flops == flops(layers, layers.layers[0])
+        counted = count_operations(layers, layers.layers[0])
+        assert counted.moved_bytes == 4 * (4 * 16 * 16 + 8 * 4 * 9 + 8 * 16 * 16)
+        assert counted.flops == count_flops(layers, layers.layers[0])
 
     def test_a_tile_reads_its_halo_and_all_weights(self) -> None:
         layers = network()
-        region = with_interval(full((1, 8, 16, 16)), 2, (4, 8))
-        assert count(layers, layers.layers[0], region).moved == 4 * (4 * 6 * 16 + 8 * 4 * 9 + 8 * 4 * 16)
+        region = with_interval(full_region((1, 8, 16, 16)), 2, (4, 8))
+        assert count_operations(layers, layers.layers[0], region).moved_bytes == 4 * (
+            4 * 6 * 16 + 8 * 4 * 9 + 8 * 4 * 16
+        )
 
     def test_a_merger_reads_every_partial_sum_and_writes_their_sum(self) -> None:
         layers = network()
-        counted = count(layers, layers.layers[1], merge=3)
-        assert counted.moved == 4 * 4 * 8 * 16 * 16
-        assert counted.add == 2 * 8 * 16 * 16
+        counted = count_operations(layers, layers.layers[1], merge=3)
+        assert counted.moved_bytes == 4 * 4 * 8 * 16 * 16
+        assert counted.merge_flops == 2 * 8 * 16 * 16
 
 
 @pytest.mark.parametrize(
-    "model", [Analytic(), Analytic(pools=False), Roofline(), Linear(coefficients=("*:1e-9:0:1e-6",))]
+    "model",
+    [AnalyticModel(), AnalyticModel(pools=False), RooflineModel(), LinearModel(coefficients=("*:1e-9:0:1e-6",))],
 )
 def test_an_array_holds_the_seconds_of_each_share_on_each_device(model: CostModel) -> None:
     layers = network()
     devices = [FAST, SLOW, NONE]
     for layer in layers.layers:
         shape = layers.tensors[layer.output].shape or ()
-        half = with_interval(full(shape), 1, (0, max(1, shape[1] // 2)))
-        shares = [Share(), Share(half)]
+        half = with_interval(full_region(shape), 1, (0, max(1, shape[1] // 2)))
+        shares = [LayerShare(), LayerShare(half)]
         if layer.name.startswith("conv"):
-            shares += [Share(None, (0, 2)), Share(merge=2)]
-        array = model.fill(layers, layer, shares, devices)
+            shares += [LayerShare(None, (0, 2)), LayerShare(merge_count=2)]
+        array = model.seconds_table(layers, layer, shares, devices)
         assert array.shape == (len(shares), 3)
         expected = [[model.seconds(layers, layer, share, device) for device in devices] for share in shares]
         assert np.array_equal(array, expected)
         assert np.all(np.isinf(array[:, 2]))
-    assert model.fill(layers, layers.layers[0], [], devices).shape == (0, 3)
+    assert model.seconds_table(layers, layers.layers[0], [], devices).shape == (0, 3)

@@ -14,25 +14,25 @@ from support.profiles import FAST, document, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.curve import Curve
-from dicompiler.cost.linear import Linear
-from dicompiler.cost.measured import Measured
-from dicompiler.cost.profile import from_json, network_digest, signature
+from dicompiler.cost.curve import TimeCurve
+from dicompiler.cost.linear import LinearModel
+from dicompiler.cost.measured import ProfileModel
+from dicompiler.cost.profile import layer_signature, network_digest, parse_profile
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Share
+from dicompiler.ir.plan import LayerShare
 
 
 @given(st.dictionaries(st.integers(1, 300), st.floats(-1e-3, 10), min_size=1, max_size=8))
 def test_a_curve_is_never_negative_and_never_falls(points: dict[int, float]) -> None:
-    curve = Curve.through(points)
-    values = [curve.at(size) for size in range(0, 400)]
+    curve = TimeCurve.fit(points)
+    values = [curve.seconds_at(size) for size in range(0, 400)]
     assert values[0] >= 0
     assert all(a <= b + 1e-12 for a, b in pairwise(values))
 
 
 def test_a_curve_goes_through_points_that_grow() -> None:
-    curve = Curve.through({2: 1.0, 4: 1.5, 8: 4.0})
-    assert [curve.at(size) for size in (0, 2, 3, 4, 8, 10)] == pytest.approx([0.5, 1.0, 1.25, 1.5, 4.0, 5.25])
+    curve = TimeCurve.fit({2: 1.0, 4: 1.5, 8: 4.0})
+    assert [curve.seconds_at(size) for size in (0, 2, 3, 4, 8, 10)] == pytest.approx([0.5, 1.0, 1.25, 1.5, 4.0, 5.25])
 
 
 class TestSignature:
@@ -44,12 +44,12 @@ class TestSignature:
 
     def test_layers_that_do_the_same_have_one_signature_whatever_their_names(self) -> None:
         layers = self.layers()
-        assert len({signature(layers, layer) for layer in layers.layers}) == 1
+        assert len({layer_signature(layers, layer) for layer in layers.layers}) == 1
 
     def test_an_attribute_makes_another_signature_and_another_network(self) -> None:
         one, two = self.layers(), self.layers("2, 0, 1, 1")
-        assert signature(one, one.layers[0]) == signature(two, two.layers[0])
-        assert signature(one, one.layers[2]) != signature(two, two.layers[2])
+        assert layer_signature(one, one.layers[0]) == layer_signature(two, two.layers[0])
+        assert layer_signature(one, one.layers[2]) != layer_signature(two, two.layers[2])
         assert network_digest(one) != network_digest(two)
 
     def test_a_network_read_again_has_the_same_digest(self) -> None:
@@ -69,7 +69,7 @@ def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path, change: Any, messa
     layers = network()
     file = written(tmp_path, document(layers, **change))
     with pytest.raises(DicompilerError, match=message) as caught:
-        Measured((file,)).seconds(layers, layers.layers[0], Share(), FAST)
+        ProfileModel((file,)).seconds(layers, layers.layers[0], LayerShare(), FAST)
     assert "\n" not in str(caught.value)
 
 
@@ -77,26 +77,26 @@ def test_a_layer_without_its_whole_is_an_error() -> None:
     made = document(network())
     del made["layers"][0]["measurements"][0]
     with pytest.raises(DicompilerError, match=r"p.json: layers\[0\].measurements: the whole layer is missing"):
-        from_json(made, "p.json")
+        parse_profile(made, "p.json")
 
 
 def test_links_are_read() -> None:
-    (link,) = from_json(document(network()), "p.json").links
+    (link,) = parse_profile(document(network()), "p.json").links
     assert (link.hosts, link.bandwidth, link.latency) == (("a", "b"), 1e9, 1e-4)
 
 
-@pytest.mark.parametrize("model", [Measured, Linear])
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
 def test_a_profile_of_a_busy_host_is_refused_unless_forced(model: Any, tmp_path: Path) -> None:
     layers = network()
     given = document(layers)
     whole = given["layers"][1]["measurements"][0]
-    expected = model((written(tmp_path, given),)).seconds(layers, layers.layers[1], Share(), FAST)
+    expected = model((written(tmp_path, given),)).seconds(layers, layers.layers[1], LayerShare(), FAST)
     assert expected > 0
     whole["low"] = whole["seconds"]
     whole["seconds"] *= 11
     noisy = written(tmp_path, given)
     with pytest.raises(DicompilerError) as caught:
-        model((noisy,)).seconds(layers, layers.layers[1], Share(), FAST)
+        model((noisy,)).seconds(layers, layers.layers[1], LayerShare(), FAST)
     name, times = given["layers"][1]["names"][0], [format_seconds(whole[key]) for key in ("seconds", "low")]
     said = str(caught.value)
     assert said.startswith(f"{noisy}: its host was busy: medians are ")
@@ -105,4 +105,4 @@ def test_a_profile_of_a_busy_host_is_refused_unless_forced(model: Any, tmp_path:
         in said
     )
     assert said.endswith("it again on an idle host, or take it as it is (force=true)")
-    assert model((noisy,), force=True).seconds(layers, layers.layers[1], Share(), FAST) > expected
+    assert model((noisy,), force=True).seconds(layers, layers.layers[1], LayerShare(), FAST) > expected

@@ -16,15 +16,15 @@ from support.workloads import MEGABIT, cluster, fan, job, work
 
 from dicompiler import networks
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulation import SimulationResult
 from dicompiler.cost.simulator import simulate
-from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, workload
-from dicompiler.driver.prepare import pose, prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, build_workload
+from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import Platform, nameless
-from dicompiler.partition.lowering import split, split_unchecked
+from dicompiler.ir.platform import Platform, uniform_platform
+from dicompiler.partition.lowering import lower, lower_unchecked
 from dicompiler.plugin.registry import registry
 from dicompiler.search.lower_bounds import latency_bound
 from dicompiler.search.problem import Problem
@@ -61,7 +61,7 @@ def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Worklo
         # Each message comes half a second later: 1–5, 5.5–8.5, back until 12.5, 13–14.
         (RuntimeCosts(latency=0.5), 1, 14.0),
         # A tenth more travels: 1–5.4, 5.4–8.4, back until 12.8; d0 12.8–13.8.
-        (RuntimeCosts(headers=0.1), 1, 13.8),
+        (RuntimeCosts(header_share=0.1), 1, 13.8),
     ],
 )
 def test_a_runtime_takes_its_time_for_messages(runtime: RuntimeCosts, cores: int, expected: float) -> None:
@@ -71,11 +71,11 @@ def test_a_runtime_takes_its_time_for_messages(runtime: RuntimeCosts, cores: int
 def test_with_another_core_messages_are_taken_while_a_segment_computes() -> None:
     """d1 sends to d0, which computes 5 s meanwhile, and then waits for it."""
     made = work([(1, 0, 1)], ((), [job(5), job(1, needs=(0,), outputs=1)]), ((0,), []))
-    runtime = RuntimeCosts(receive=2.0, byte=0.0)
+    runtime = RuntimeCosts(receive=2.0, per_byte=0.0)
     assert simulate(costing(made, runtime, 1), cluster(2)).latency_s == pytest.approx(8)
     assert simulate(costing(made, runtime, 2), cluster(2)).latency_s == pytest.approx(6)
     found = simulate(costing(made, runtime, 2), cluster(2))
-    assert found.seconds("handle", "d0") == pytest.approx(2)
+    assert found.total_seconds("handle", "d0") == pytest.approx(2)
 
 
 def test_a_switch_carries_at_once_what_a_shared_medium_carries_in_turn() -> None:
@@ -126,7 +126,7 @@ def test_latency_message_cost_and_a_hosts_own_line_count() -> None:
 
 def test_devices_of_one_host_pass_tensors_for_nothing() -> None:
     one = work([(0, 1, 2)], ((0,), []), ((), [job(1, needs=(0,), outputs=1)]))
-    devices = tuple(DeviceWork(d.device, "board", d.first, d.jobs) for d in one.devices)
+    devices = tuple(DeviceWork(d.device, "board", d.initial_sends, d.jobs) for d in one.devices)
     board = Platform(
         "b", (Host("board", 1),), (Device("d0", "board", 1), Device("d1", "board", 1)), Network("shared", 1)
     )
@@ -137,8 +137,8 @@ def test_waits_name_the_device_that_was_waited_for() -> None:
     found = simulate(fan(), cluster(3))
     assert found.waits["d0"] == {"d1": pytest.approx(11)}  # both come at once
     assert found.waits["d1"] == {"d0": pytest.approx(5)}
-    assert found.seconds("compute", "d1") == 3
-    assert found.seconds("message", "d0") == 4 and found.seconds("message", "d0", peer=True) == 4
+    assert found.total_seconds("compute", "d1") == 3
+    assert found.total_seconds("message", "d0") == 4 and found.total_seconds("message", "d0", peer=True) == 4
 
 
 def line(stages: int) -> Workload:
@@ -164,8 +164,8 @@ def test_a_stream_comes_to_the_load_of_the_busiest_device() -> None:
 
 def test_waiting_to_be_started_is_told_from_the_frames_own_time() -> None:
     """Of the four frames that are given at first each one waits for the first device to have done those before it."""
-    assert simulate(line(3), cluster(3), frames=3, in_flight=1).waited == (0, 0, 0)
-    assert simulate(line(3), cluster(3), frames=6, in_flight=4).waited[:4] == pytest.approx((0, 2, 4, 6))
+    assert simulate(line(3), cluster(3), frames=3, in_flight=1).queued_s == (0, 0, 0)
+    assert simulate(line(3), cluster(3), frames=6, in_flight=4).queued_s[:4] == pytest.approx((0, 2, 4, 6))
 
 
 def test_a_device_goes_on_with_the_oldest_frame_that_can() -> None:
@@ -199,7 +199,7 @@ def test_of_what_waits_the_oldest_frames_goes_first_where_the_runtime_does_so(in
     assert order == (waited if in_order else ranked)
 
 
-def check_consistent(simulation: Simulation, played: Workload) -> None:
+def check_consistent(simulation: SimulationResult, played: Workload) -> None:
     """No device computes two things at once; each job runs, and each message travels, once a frame."""
     for device in played.devices:
         own = sorted((s.start, s.end) for s in simulation.spans if s.kind == "compute" and s.device == device.device)
@@ -209,12 +209,12 @@ def check_consistent(simulation: Simulation, played: Workload) -> None:
     assert len(sent) == len(played.messages) * len(simulation.frames)
 
 
-def check_sums(simulation: Simulation) -> None:
+def check_sums(simulation: SimulationResult) -> None:
     """The sums are those of the spans."""
     for device in DEVICES:
         for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
             spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
-            seconds, sum_ = sum(span.seconds for span in spans), simulation.seconds(kind, device, peer)
+            seconds, sum_ = sum(span.seconds for span in spans), simulation.total_seconds(kind, device, peer)
             # A message that shares its lines is longer on its way than it occupies them.
             assert sum_ == pytest.approx(seconds) or (kind == "message" and sum_ < seconds)
         waits = [span for span in simulation.spans if span.kind == "wait" and span.device == device]
@@ -231,15 +231,15 @@ def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: Net
     platform = Platform("random", hosts, devices, Network(kind, 1e6, 1e-3, (), 1e-4))
     problem = Problem(layers, platform, model=model)
     plan = random_plan(rng, layers, DEVICES)
-    sketched = problem.sketch(plan)
+    sketched = problem.draft_program(plan)
     assert sketched.program is not None and sketched.routing is not None
-    played = workload(sketched.program, sketched.routing, platform, problem.cost)
+    played = build_workload(sketched.program, sketched.routing, platform, problem.cost_model)
     costly = costing(played, RuntimeCosts(2e-3, 3e-3, 1e-6, 1e-3), 1 + seed % 2)
     for one, frames, in_flight in ((played, 1, 1), (played, 4, 2), (costly, 4, 2)):
         simulation = simulate(one, platform, frames, in_flight)
         check_consistent(simulation, one)
         check_sums(simulation)
-        assert simulate(one, platform, frames, in_flight, spans=False) == replace(simulation, spans=())
+        assert simulate(one, platform, frames, in_flight, keep_spans=False) == replace(simulation, spans=())
     metrics = problem.evaluate(plan)
     assert sum(job.seconds for device in played.devices for job in device.jobs) == pytest.approx(
         sum(device.compute_s for device in metrics.devices)
@@ -250,19 +250,19 @@ def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: Net
 
 def test_one_device_takes_what_its_layers_take() -> None:
     model = Model.load(networks.build("lenet", 0))
-    problem = pose(replace(prepare(model), platform=nameless(2)))
+    problem = make_problem(replace(prepare(model), platform=uniform_platform(2)))
     single = registry().make("strategies", "single").plan(problem)
     metrics = problem.evaluate(single)
     assert metrics.method == "simulation"
-    assert metrics.latency_s == pytest.approx(problem.alone[1].latency_s)
-    assert metrics.latency_s == pytest.approx(latency_bound(replace(problem, platform=nameless(1))).seconds)
+    assert metrics.latency_s == pytest.approx(problem.best_single_device[1].latency_s)
+    assert metrics.latency_s == pytest.approx(latency_bound(replace(problem, platform=uniform_platform(1))).seconds)
 
 
 def test_what_is_only_weighed_has_the_steps_of_what_is_emitted() -> None:
-    compilation = replace(prepare(Model.load(networks.build("lenet", 0))), platform=nameless(3))
-    plan = registry().make("strategies", "modnn").plan(pose(compilation))
-    given = Compilation(compilation.model, compilation.layers, compilation.platform, plan)
-    one, other = split_unchecked(given).program, split(given).program
+    compilation = replace(prepare(Model.load(networks.build("lenet", 0))), platform=uniform_platform(3))
+    plan = registry().make("strategies", "modnn").plan(make_problem(compilation))
+    given = PipelineState(compilation.model, compilation.layers, compilation.platform, plan)
+    one, other = lower_unchecked(given).program, lower(given).program
     assert one is not None and other is not None
     assert [device.steps for device in one.devices] == [device.steps for device in other.devices]
     assert one.transfers == other.transfers
@@ -280,7 +280,7 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
         )
         for to in receivers
     ]
-    return replace(roles[0], others=tuple(roles[1:]))
+    return replace(roles[0], other_roles=tuple(roles[1:]))
 
 
 def test_frames_go_to_the_roles_in_turn() -> None:
@@ -308,7 +308,7 @@ def test_frames_dealt_unevenly_wait_for_the_slower_role() -> None:
 def test_thousands_of_frames_that_want_no_output_end_when_they_are_given() -> None:
     found = simulate(work([], ((), [job(1)])), cluster(1), frames=3000, in_flight=2)
     assert found.frames == ((0.0, 0.0),) * 3000
-    assert found.seconds("compute", "d0") == 3000
+    assert found.total_seconds("compute", "d0") == 3000
 
 
 def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
@@ -320,18 +320,18 @@ def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
         ((), [job(0, (1,))]),
     )
     other = work([(1, 2, 1)], ((), []), ((), [job(2, (), (0,), 1)]), ((), [job(0, (0,))]))
-    found = simulate(replace(one, others=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
+    found = simulate(replace(one, other_roles=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
     sent = [(span.device, span.start) for span in found.spans if span.kind == "message" and span.peer == "d2"]
     assert sent == [("d0", 2.25), ("d0", 4.25), ("d1", 4.25)]
 
 
 def test_a_job_waits_for_the_state_that_the_frame_before_makes() -> None:
     """Device a makes the state of b's answer: of two frames on their way at once the second waits for it."""
-    jobs = (Job("reads", 1.0, (), (0,), 0, after=(1,)), Job("makes", 1.0, (1,), (), 1))
+    jobs = (Job("reads", 1.0, (), (0,), 0, state_makers=(1,)), Job("makes", 1.0, (1,), (), 1))
     away = DeviceWork("d1", "d1", (), (Job("away", 1.0, (0,), (1,), 0),))
     messages = (Message(0, 1, 0, "there"), Message(1, 0, 0, "back"))
-    platform = nameless(2)
+    platform = uniform_platform(2)
     for after, least, most in (((1,), 2.99, 3.01), ((), 2.0, 2.5)):
-        own = DeviceWork("d0", "d0", (), (replace(jobs[0], after=after), jobs[1]))
+        own = DeviceWork("d0", "d0", (), (replace(jobs[0], state_makers=after), jobs[1]))
         played = simulate(Workload((own, away), messages), platform, frames=8, in_flight=3)
         assert least <= played.period_s <= most

@@ -11,22 +11,22 @@ from support.dealing import cluster, lenet
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import compile, networks
-from dicompiler.cost.counting import macs
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.counting import count_macs
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.workload import copies, task_seconds, workload
+from dicompiler.cost.workload import build_workload, count_copies, task_seconds
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
-from dicompiler.ir.plan import Part, Share
+from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import full, with_interval
+from dicompiler.ir.regions import full_region, with_interval
 from dicompiler.ir.routing import Box
 from dicompiler.ir.tasks import task_id
-from dicompiler.ir.wire import on_wire
+from dicompiler.ir.wire import with_wire_dtypes
 from dicompiler.partition.bounds_inference import output_shape
-from dicompiler.partition.tiling import Label, tile
+from dicompiler.partition.tiling import AxisLabel, tile_layer
 
 
 def test_a_role_has_the_seconds_of_its_devices() -> None:
@@ -35,7 +35,7 @@ def test_a_role_has_the_seconds_of_its_devices() -> None:
     result = lenet(({}, {"b": "c"}), slow)
     assert result.program is not None and result.routing is not None
     problem = load_problem(networks.build("lenet", 0), slow)
-    first, second = workload(result.program, result.routing, slow, problem.cost).roles
+    first, second = build_workload(result.program, result.routing, slow, problem.cost_model).roles
     seconds = [sum(job.seconds for device in own.devices for job in device.jobs) for own in (first, second)]
     assert seconds[1] == pytest.approx(4 * seconds[0])
 
@@ -45,21 +45,21 @@ def test_a_role_has_the_seconds_of_its_devices() -> None:
 def test_jobs_and_messages_are_the_segments_and_transfers_of_the_program(network: int, seed: int) -> None:
     problem = random_problem(network)
     plan = any_plan(seed, problem)
-    sketched = problem.sketch(plan)
+    sketched = problem.draft_program(plan)
     program, routing = sketched.program, sketched.routing
     assert program is not None and routing is not None
-    work = workload(program, routing, problem.platform, problem.cost)
+    work = build_workload(program, routing, problem.platform, problem.cost_model)
     assert [message.nbytes for message in work.messages] == [transfer.value.nbytes for transfer in program.transfers]
     assert sum(message.nbytes for message in work.messages) == routing.total_bytes
     for own, device in zip(work.devices, program.devices, strict=True):
         assert (own.device, own.host) == (device.device, device.host)
         assert [job.name for job in own.jobs] == [segment.name for segment in device.segments]
         assert sum(job.outputs for job in own.jobs) <= len(device.sinks)
-        sends = [*own.first, *(index for job in own.jobs for index in job.sends)]
+        sends = [*own.initial_sends, *(index for job in own.jobs for index in job.sends)]
         assert sends == [step.index for step in device.steps if step.kind == "send"]
-    assert set(work.seconds) == {task_id(task) for task in routing.tasks}
+    assert set(work.task_seconds) == {task_id(task) for task in routing.tasks}
     computed = sum(job.seconds for device in work.devices for job in device.jobs)
-    assert computed == pytest.approx(sum(work.seconds.values()))
+    assert computed == pytest.approx(sum(work.task_seconds.values()))
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)
@@ -68,65 +68,71 @@ def test_the_seconds_of_a_task_are_its_cost_on_its_device(network: int, seed: in
     problem = random_problem(network)
     routing, work = problem.workload(any_plan(seed, problem))
     for task in routing.tasks:
-        alone = task_seconds(routing, problem.platform, problem.cost, task)
-        assert work.seconds[task_id(task)] == alone >= 0
+        alone = task_seconds(routing, problem.platform, problem.cost_model, task)
+        assert work.task_seconds[task_id(task)] == alone >= 0
         twice = replace(problem.platform, devices=tuple(replace(d, rate=2 * d.rate) for d in problem.platform.devices))
-        assert task_seconds(routing, twice, problem.cost, task) == pytest.approx(alone / 2)
+        assert task_seconds(routing, twice, problem.cost_model, task) == pytest.approx(alone / 2)
 
 
 def test_what_leaves_together_for_one_device_costs_the_runtimes_one_message_and_a_share_of_others() -> None:
     """Rows of queries, keys and values go to the other device in one piece."""
-    costs = RuntimeCosts(send=2e-3, receive=3e-3, joined=0.1)
-    assert (costs.sending(0, True), costs.receiving(0, True)) == pytest.approx((2e-4, 3e-4))
-    assert costs.times(2.0).joined == costs.joined
+    costs = RuntimeCosts(send=2e-3, receive=3e-3, coalesced_share=0.1)
+    assert (costs.send_seconds(0, True), costs.receive_seconds(0, True)) == pytest.approx((2e-4, 3e-4))
+    assert costs.scaled_by(2.0).coalesced_share == costs.coalesced_share
     problem = load_problem(networks.build("vit_tiny", width=0.05, size=32), Platform.load("rpi4x2"))
     rows = [
-        tuple(Part(d, with_interval(full(shape), 1, cut)) for d, cut in (("pi01", (0, 3)), ("pi02", (3, 5))))
-        if (shape := output_shape(problem.layers, layer))[1:2] == (5,) and macs(problem.layers, layer)
+        tuple(Part(d, with_interval(full_region(shape), 1, cut)) for d, cut in (("pi01", (0, 3)), ("pi02", (3, 5))))
+        if (shape := output_shape(problem.layers, layer))[1:2] == (5,) and count_macs(problem.layers, layer)
         else (Part("pi01"), Part("pi02"))
         for layer in problem.layers.layers
     ]
-    plan = problem.plan(dict(zip((layer.name for layer in problem.layers.layers), rows, strict=True)))
+    plan = problem.build_plan(dict(zip((layer.name for layer in problem.layers.layers), rows, strict=True)))
     work = problem.workload(plan)[1]
-    together = [(work.messages[i].name, work.messages[i].joined) for job in work.devices[1].jobs for i in job.sends]
+    together = [
+        (work.messages[i].name, work.messages[i].is_coalesced) for job in work.devices[1].jobs for i in job.sends
+    ]
     assert [joined for name, joined in together if "blocks.0.attn.split" in name] == [False, True, True]  # Q, K, V
 
 
 def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
     """Inputs of 4 KiB go to a source on another host, outputs of 40 bytes come from the first device itself."""
-    costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, end=1e-6, headers=0.5)
+    costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, per_io_byte=1e-6, header_share=0.5)
     platform = Platform.load("rpi4x2")
     problem = replace(load_problem(networks.build("lenet"), platform), source=("pi02",), sink=("pi01",))
-    costly = replace(problem, runtime={device.name: costs for device in platform.devices})
-    work = costly.workload(costly.whole("pi02"))[1]
+    costly = replace(problem, runtime_costs={device.name: costs for device in platform.devices})
+    work = costly.workload(costly.single_device_plan("pi02"))[1]
     (came,), (went,) = (
         [raw_nbytes(tensor.dtype, tensor.shape or ()) for name in names for tensor in [problem.layers.tensors[name]]]
         for names in (problem.layers.inputs, problem.layers.outputs)
     )
     line_s = 1.5 * 8 * came / platform.network.bandwidth
     assert work.ends_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
-    assert costly.evaluate(costly.whole("pi02")).ends_s == pytest.approx(work.ends_s)
-    assert problem.workload(problem.whole("pi02"))[1].ends_s == 0.0
+    assert costly.evaluate(costly.single_device_plan("pi02")).input_output_s == pytest.approx(work.ends_s)
+    assert problem.workload(problem.single_device_plan("pi02"))[1].ends_s == 0.0
 
 
 @pytest.mark.parametrize("label", ["height", "channel"])
-def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: Label) -> None:
+def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: AxisLabel) -> None:
     """LeNet's convolutions and pools on two devices, the rest on one: of each a node in a segment."""
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
     layers = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
     for layer in problem.layers.layers[:4]:
-        layers[layer.name] = tile(problem.layers, layer, label, [1.0, 1.0], ["pi01", "pi02"])
-    made = compile(networks.build("lenet"), problem.platform, plan=problem.plan(layers))
+        layers[layer.name] = tile_layer(problem.layers, layer, label, [1.0, 1.0], ["pi01", "pi02"])
+    made = compile(networks.build("lenet"), problem.platform, plan=problem.build_plan(layers))
     assert made.program is not None and made.routing is not None
     segments = (segment for device in made.program.devices for segment in device.segments)
     nodes = sum(node.op_type in ("Slice", "Concat") for segment in segments for node in segment.model.graph.node)
-    times = sum(one.times for one in copies(made.routing).values())
-    given = [(box, box.origin) for box in made.routing.received if box.origin is not None and box.origin.task is None]
+    times = sum(one.copies for one in count_copies(made.routing).values())
+    given = [
+        (box, box.origin) for box in made.routing.received_boxes if box.origin is not None and box.origin.task is None
+    ]
     uncounted = sum(box.region != origin.region for box, origin in given)  # of the network's input, nobody computes it
     assert times == nodes - uncounted > 2
     free, costly = (
-        workload(made.program, made.routing, problem.platform, problem.cost, dict.fromkeys(("pi01", "pi02"), costs))
-        for costs in (RuntimeCosts(call=1.0), RuntimeCosts(call=1.0, slice=1.0))
+        build_workload(
+            made.program, made.routing, problem.platform, problem.cost_model, dict.fromkeys(("pi01", "pi02"), costs)
+        )
+        for costs in (RuntimeCosts(call=1.0), RuntimeCosts(call=1.0, per_copy=1.0))
     )
     before, after = (sum(job.seconds for one in work.devices for job in one.jobs) for work in (free, costly))
     assert after - before == pytest.approx(times)
@@ -135,16 +141,16 @@ def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: Label) -> 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 def test_what_travels_narrower_is_copied_once_more_at_each_end(kind: str) -> None:
     """The first layer is computed by both devices, the next ones by one, the last by the other, which delivers."""
-    costs = RuntimeCosts(slice=1e-2, copy=1e-6)
+    costs = RuntimeCosts(per_copy=1e-2, per_copied_byte=1e-6)
     wide = replace(load_problem(networks.build("lenet"), Platform.load("rpi4x2")), source=("pi01",), sink=("pi02",))
-    wide = replace(wide, runtime={device.name: costs for device in wide.platform.devices})
-    narrow = replace(wide, layers=on_wire(wide.layers, (("*", kind),)))
+    wide = replace(wide, runtime_costs={device.name: costs for device in wide.platform.devices})
+    narrow = replace(wide, layers=with_wire_dtypes(wide.layers, (("*", kind),)))
     names = [layer.name for layer in wide.layers.layers]
     layers = {name: (Part("pi01" if i < 5 else "pi02"),) for i, name in enumerate(names)}
-    layers[names[0]] = tile(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
-    (seen, before), (routing, after) = (problem.workload(problem.plan(layers)) for problem in (wide, narrow))
+    layers[names[0]] = tile_layer(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
+    (seen, before), (routing, after) = (problem.workload(problem.build_plan(layers)) for problem in (wide, narrow))
     ends, times = {"pi01": 0, "pi02": 0}, {"pi01": 0, "pi02": 0}
-    for box in routing.received:  # the network's input is narrowed by no task
+    for box in routing.received_boxes:  # the network's input is narrowed by no task
         nbytes = seen.nbytes(held(box))
         assert box.origin is not None
         for device, counts in ((box.device, True), (box.origin.device, box.origin.task is not None)):
@@ -161,21 +167,23 @@ def held(box: Box) -> Box:
     return box._replace(origin=None)
 
 
-class Marked(Analytic):
+class Marked(AnalyticModel):
     """Says of a part how much of what it reads has just been computed: a byte by a second more."""
 
-    def fused(self, layers: LayerGraph, layer: Layer, share: Share, device: Device, inside: int) -> float:
-        return inside + self.seconds(layers, layer, share, device)
+    def seconds_in_frame(
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+    ) -> float:
+        return local_bytes + self.seconds(layers, layer, share, device)
 
 
 def test_what_follows_on_its_device_is_fused_and_what_is_cut_or_came_is_not() -> None:
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
     halves = {
-        layer.name: tile(problem.layers, layer, "height", [1.0, 1.0], ["pi01", "pi02"])
+        layer.name: tile_layer(problem.layers, layer, "height", [1.0, 1.0], ["pi01", "pi02"])
         for layer in problem.layers.layers[:4]
     }
-    rest = problem.whole("pi01").layers
-    routing, work = replace(problem, cost=Marked()).workload(problem.plan({**rest, **halves}))
-    fused = {(task.layer, task.device) for task in routing.tasks if work.seconds[task_id(task)] >= 1}
+    rest = problem.single_device_plan("pi01").layers
+    routing, work = replace(problem, cost_model=Marked()).workload(problem.build_plan({**rest, **halves}))
+    fused = {(task.layer, task.device) for task in routing.tasks if work.task_seconds[task_id(task)] >= 1}
     # pool2 makes 3 and 2 rows of 5, for which it needs rows of conv2 from both.
     assert fused == {("pool1", "pi01"), ("pool1", "pi02"), ("fc3", "pi01"), ("fc4", "pi01"), ("fc5", "pi01")}

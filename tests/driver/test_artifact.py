@@ -18,20 +18,20 @@ from support.tflm_runs import int8
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.driver.artifact import compare_run, reopen, run, verify
+from dicompiler.driver.artifact import reopen_artifact, run, verify, verify_run
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators.elementwise import elementwise
-from dicompiler.partition.lowering import split
-from dicompiler.plugin.registry import also, registry
-from dicompiler.target.seal import open_artifact
+from dicompiler.partition.lowering import lower
+from dicompiler.plugin.registry import registry, temporarily_registered
+from dicompiler.target.seal import load_artifact
 from dicompiler.verify import executor
-from dicompiler.verify.comparison import transfers
+from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.exact import check_model
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,12 @@ def test_verification_looks_at_every_role(compiled: Path) -> None:
 
 def test_a_wrong_output_of_one_role_is_found(compiled: Path) -> None:
     result = run(compiled / "a", frames=2)
-    spoilt = [{device: dict(outputs) for device, outputs in frame.items()} for frame in result.delivered]
+    spoilt = [{device: dict(outputs) for device, outputs in frame.items()} for frame in result.outputs_by_device]
     (name,) = spoilt[1]["pi01"]
     spoilt[1]["pi01"][name] = spoilt[1]["pi01"][name] + np.float32(1)
-    good, bad = (compare_run(compiled / "a", given) for given in (result, replace(result, delivered=tuple(spoilt))))
+    good, bad = (
+        verify_run(compiled / "a", given) for given in (result, replace(result, outputs_by_device=tuple(spoilt)))
+    )
     assert good.passed and [check.passed for check in bad.checks] == [True, False]
 
 
@@ -67,9 +69,9 @@ def test_bytes_missing_in_one_role_are_found(compiled: Path) -> None:
     program = compile(networks.build("lenet", 0), "rpi4x4", plan=compiled / "plan.json").program
     assert program is not None
     sent = {t.index: t.value.nbytes for t in program.all_transfers}
-    assert transfers(program.all_transfers, sent, 1, 2).passed
+    assert check_transfers(program.all_transfers, sent, 1, 2).passed
     for index in sent:
-        assert not transfers(program.all_transfers, {k: v for k, v in sent.items() if k != index}, 1, 2).passed
+        assert not check_transfers(program.all_transfers, {k: v for k, v in sent.items() if k != index}, 1, 2).passed
 
 
 def test_the_commands_take_such_a_plan(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,9 +92,9 @@ def test_the_commands_take_such_a_plan(compiled: Path, capsys: pytest.CaptureFix
 
 def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) -> None:
     made = compile(networks.build("lenet", 0), "rpi4x2", strategy="modnn", output=tmp_path / "a")
-    again, target, problem = reopen(tmp_path / "a")
+    again, target, problem = reopen_artifact(tmp_path / "a")
     assert again.plan == made.plan and again.platform == made.platform
-    for one, other in ((again.metrics, made.metrics), (again.single, made.single)):
+    for one, other in ((again.metrics, made.metrics), (again.single_device_metrics, made.single_device_metrics)):
         assert one is not None and other is not None
         assert (one.latency_s, one.energy_j, one.total_bytes) == (other.latency_s, other.energy_j, other.total_bytes)
     assert again.decision == made.decision
@@ -102,7 +104,7 @@ def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) 
 
 
 def test_what_is_no_artifact_is_told(tmp_path: Path) -> None:
-    for use in (open_artifact, reopen, run, verify):
+    for use in (load_artifact, reopen_artifact, run, verify):
         with pytest.raises(DicompilerError, match="no artifact of dicompiler: compile a model into it first"):
             use(tmp_path)
 
@@ -116,7 +118,9 @@ def test_the_exact_check_asks_plugins_what_stands_in_for_their_operators(
         g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y) {shape} {{
           z = com.microsoft.QuickGelu (x)
           y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (z) }}""")
-    with also(OperatorRule("QuickGelu", elementwise, "com.microsoft", elementwise=True, stand_in=stand_in)):
+    with temporarily_registered(
+        OperatorRule("QuickGelu", elementwise, "com.microsoft", is_elementwise=True, stand_in=stand_in)
+    ):
         compile(model, "rpi4x4", strategy="modnn", output=tmp_path / "a")
         exact, *others = verify(tmp_path / "a").checks
     assert exact.applies and exact.passed and all(check.passed for check in others)
@@ -153,9 +157,9 @@ def test_networks_in_parts_are_bit_equal_at_the_best_level_too_where_numbers_are
     checked, inputs = check_model(case.compilation.model, 0)
     whole = run_model(checked, inputs, optimization=level)
     for one in splits(case.layers, ("pipeline", "height", "lop", "lip", "fused-grid"), sets=1):
-        made = split(replace(prepare(checked), plan=case.plan(one), platform=case.compilation.platform)).program
+        made = lower(replace(prepare(checked), plan=case.plan(one), platform=case.compilation.platform)).program
         assert made is not None
-        outputs = Executor(made, level).run(inputs).outputs
+        outputs = ProgramExecutor(made, level).run(inputs).outputs
         assert all(np.array_equal(whole[name], value) for name, value in outputs.items()), one.kind
 
 

@@ -108,10 +108,10 @@ def test_options_of_boards_need_them(net: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_links_that_are_other_than_usual_stand_by_themselves() -> None:
-    from dicompiler.driver.boards import _network
+    from dicompiler.driver.boards import _merge_links
 
     links = [Link(("a", "b"), 1e8, 1e-3), Link(("a", "c"), 1.02e8, 1e-3), Link(("b", "c"), 1e7, 4e-3)]
-    found = _network(Network("switch", 1e9, links=(Link(("a", "d"), 5e6),)), links)
+    found = _merge_links(Network("switch", 1e9, links=(Link(("a", "d"), 5e6),)), links)
     assert (found.bandwidth, found.latency) == (1e8, 1e-3)
     assert [link.hosts for link in found.links] == [("a", "d"), ("b", "c")]
-    assert _network(Network("gateway", 1e9), links).links == ()
+    assert _merge_links(Network("gateway", 1e9), links).links == ()

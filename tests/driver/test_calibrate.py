@@ -18,10 +18,10 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.files import write_json
 from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.driver.artifact import reopen
+from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.calibrate import Calibration, calibrate
-from dicompiler.driver.emulated_boards import costs_here
-from dicompiler.driver.fidelity import at_host_speed, measured, predict
+from dicompiler.driver.emulated_boards import measure_runtime_costs
+from dicompiler.driver.fidelity import measured_timing, on_emulation_host, predict_timing
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
@@ -81,11 +81,13 @@ def test_a_slower_network_is_found_and_another_plan_is_predicted_by_it(tmp_path:
     check_frame(calibration)
     (tmp_path / "other").mkdir()
     other = ran(tmp_path / "other", "squeezenet", guess, truth, strategy="dp")
-    compilation, target, problem = reopen(other.log.with_name("net"), "analytic", calibration.platform)
+    compilation, target, problem = reopen_artifact(other.log.with_name("net"), "analytic", calibration.platform)
     assert compilation.program is not None and compilation.plan is not None
-    work = at_host_speed(problem, costs_here(target.name), compilation.program).workload(compilation.plan)[1]
-    seen = measured(load_json(other.log), compilation.program)
-    assert predict(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)
+    work = on_emulation_host(problem, measure_runtime_costs(target.name), compilation.program).workload(
+        compilation.plan
+    )[1]
+    seen = measured_timing(load_json(other.log), compilation.program)
+    assert predict_timing(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)
 
 
 def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> None:
@@ -119,7 +121,7 @@ def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> N
     streamed(log)
     write_json(run.log, log)
     by_name = {one.name: one for one in found(run).figures}
-    assert by_name["network latency"].why == "no run tells a frame's course by itself"
+    assert by_name["network latency"].reason == "no run tells a frame's course by itself"
     assert by_name["pi01 rate"].after is not None
 
 
@@ -169,7 +171,7 @@ def test_a_busy_machine_is_seen_in_segments_and_in_waits(changed: Callable[[Chan
 
     for change, words in ((slow_segment, "of pi01 takes"), (late, "waits that no message explains: ")):
         path = changed(change)
-        assert any(words in doubt for doubt in calibrate([path], force=True).doubts)
+        assert any(words in doubt for doubt in calibrate([path], force=True).warnings)
         with pytest.raises(DicompilerError, match="idle machine, or take it as it is"):
             calibrate([path])
 
@@ -183,10 +185,13 @@ def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "pi01 rate" in done.stdout and "off before" in done.stdout and f"written: {output}" in done.stdout
     computing = {one["device"]: one["compute_s"] for one in load_json(log)["predicted"]["devices"]}
-    _, _, problem = reopen(place / "net", "analytic", Platform.load(output))
+    _, _, problem = reopen_artifact(place / "net", "analytic", Platform.load(output))
     plan = load_plan(place / "net" / "plan.json")
-    copying = {n: RuntimeCosts(slice=costs.slice, copy=costs.copy) for n, costs in problem.runtime.items()}
-    for device in replace(problem, runtime=copying).evaluate(plan).devices:
+    copying = {
+        n: RuntimeCosts(per_copy=costs.per_copy, per_copied_byte=costs.per_copied_byte)
+        for n, costs in problem.runtime_costs.items()
+    }
+    for device in replace(problem, runtime_costs=copying).evaluate(plan).devices:
         assert device.compute_s == pytest.approx(computing[device.device], rel=0.1)
 
 

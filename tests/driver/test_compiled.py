@@ -14,11 +14,11 @@ from dicompiler import DicompilerError, UsageError, networks
 
 
 @pytest.fixture(scope="module")
-def result() -> dicompiler.Compiled:
+def result() -> dicompiler.CompileResult:
     return dicompiler.compile(networks.build("lenet"), platform="rpi4x32", strategy="modnn")
 
 
-def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.Compiled) -> None:
+def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.CompileResult) -> None:
     assert repr(result).startswith("<Compiled: 8 layers on ") and "rpi4x32, by modnn: a frame " in repr(result)
     assert len(repr(result)) < 200
     html = result._repr_html_()

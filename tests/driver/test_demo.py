@@ -18,7 +18,7 @@ import pytest
 from dicompiler.cli import main
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver.artifact import verify
-from dicompiler.driver.demo import FRAMES, Demo, demo
+from dicompiler.driver.demo import EMULATED_FRAMES, DemoResult, run_demo
 from dicompiler.verify.comparison import Check, Verification
 
 
@@ -65,11 +65,11 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(directory: Path, steps: list[str], boards: Path) -> Demo:
-    return demo("lenet", str(boards), "modnn", directory, steps.append)
+def found(directory: Path, steps: list[str], boards: Path) -> DemoResult:
+    return run_demo("lenet", str(boards), "modnn", directory, steps.append)
 
 
-def test_every_device_has_a_share_and_the_shares_make_up_the_network(found: Demo) -> None:
+def test_every_device_has_a_share_and_the_shares_make_up_the_network(found: DemoResult) -> None:
     assert [share.device for share in found.shares] == ["pi01", "pi02"]
     assert max(share.layers for share in found.shares) <= found.layers
     assert sum(share.layers for share in found.shares) > found.layers
@@ -78,12 +78,12 @@ def test_every_device_has_a_share_and_the_shares_make_up_the_network(found: Demo
     assert all(share.compute_s > 0 and share.message_s > 0 and share.wait_s >= 0 for share in found.shares)
 
 
-def test_emulated_boards_take_about_what_is_predicted_for_them(found: Demo) -> None:
-    assert found.emulated is not None and found.why_not == ""
-    assert found.emulated.frames == FRAMES
-    assert found.flops / 0.02e9 <= found.emulated.alone_s  # computing is held back to the board's speed
+def test_emulated_boards_take_about_what_is_predicted_for_them(found: DemoResult) -> None:
+    assert found.emulated is not None and found.not_emulated_reason == ""
+    assert found.emulated.frames == EMULATED_FRAMES
+    assert found.flops / 0.02e9 <= found.emulated.single_device_s  # computing is held back to the board's speed
     assert max(share.flops for share in found.shares) / 0.02e9 <= found.emulated.frame_s
-    assert "of the time" in found.binding
+    assert "of the time" in found.bottleneck
 
 
 def test_without_root_it_says_why_nothing_was_measured(
@@ -97,14 +97,14 @@ def test_without_root_it_says_why_nothing_was_measured(
     assert re.search(r"[\d.]+ times as fast as one board, not 2: in a frame pi0\d computes \d+ ms, handles", said)
 
 
-def test_all_checks_hold_and_bytes_are_those_of_the_plan(found: Demo) -> None:
+def test_all_checks_hold_and_bytes_are_those_of_the_plan(found: DemoResult) -> None:
     assert [check.name for check in found.verification.checks] == ["exact", "output on pi01", "bytes"]
     assert found.verification.passed
     total = sum(share.sent for share in found.shares)
     assert f" {total} bytes a frame" in found.verification.checks[-1].detail
 
 
-def test_what_was_compiled_is_a_whole_artifact(found: Demo, directory: Path, steps: list[str]) -> None:
+def test_what_was_compiled_is_a_whole_artifact(found: DemoResult, directory: Path, steps: list[str]) -> None:
     assert found.network == "lenet"
     assert verify(directory).passed
     assert [step.split()[0] for step in steps] == ["building", "splitting", "verifying:", "measuring:"]

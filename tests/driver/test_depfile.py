@@ -17,7 +17,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli.files import write_npz
 from dicompiler.driver import depfile
-from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.ir.platform import Platform, platform_to_toml
 
 HARD = ("a b", "a  b", "$x", "a$$b", "#1", "a:b", "C:\\x", "a\\b", "(1) a", "b@{!,}~+%25", "é", "my $ #1.onnx")
 """Names that Make and Ninja can be told."""
@@ -38,8 +38,8 @@ class TestNames:
         for i, name in enumerate(HARD):
             (tmp_path / name).touch()
             os.utime(tmp_path / name, (1e9, 1e9))
-            (tmp_path / f"m{i}.d").write_text(depfile.text(f"m{i}", [name]))
-            (tmp_path / f"n{i}.d").write_text(depfile.text(f"n{i}", [name]))
+            (tmp_path / f"m{i}.d").write_text(depfile.format_rule(f"m{i}", [name]))
+            (tmp_path / f"n{i}.d").write_text(depfile.format_rule(f"n{i}", [name]))
             makefile.append(f"all: m{i}\nm{i}:\n\ttouch $@\ninclude m{i}.d\n")
             ninja.append(f"build n{i}: touch\n")
         (tmp_path / "Makefile").write_text("".join(makefile))
@@ -57,7 +57,7 @@ class TestNames:
     def test_targets_are_escaped_too(self, tmp_path: Path) -> None:
         name = "my $ #1: net"
         (tmp_path / "in").touch()
-        (tmp_path / "one.d").write_text(depfile.text(name, ["in"]))
+        (tmp_path / "one.d").write_text(depfile.format_rule(name, ["in"]))
         rule = "rule touch\n  command = touch 'my $$ #1: net'\n  depfile = one.d\n"
         (tmp_path / "build.ninja").write_text(f"{rule}build my$ $$$ #1$:$ net: touch\n")
         run(tmp_path, "ninja")
@@ -73,12 +73,12 @@ class TestNames:
     def test_names_that_one_of_them_cannot_read_are_refused(self, name: str) -> None:
         for target, prerequisite in ((name, "x"), ("x", name)):
             with pytest.raises(DicompilerError, match=r"depfile: .*: Make or Ninja cannot read .* in it: rename"):
-                depfile.text(target, [prerequisite])
+                depfile.format_rule(target, [prerequisite])
 
     def test_a_target_is_no_pattern(self) -> None:
-        assert depfile.text("a", ["100%"]) == "a: \\\n 100%\n"
+        assert depfile.format_rule("a", ["100%"]) == "a: \\\n 100%\n"
         with pytest.raises(DicompilerError, match="cannot read '%'"):
-            depfile.text("100%", ["a"])
+            depfile.format_rule("100%", ["a"])
 
 
 class TestPrerequisites:
@@ -87,7 +87,7 @@ class TestPrerequisites:
     def test_compile_names_model_data_platform_plan_and_profile(self, place: Path) -> None:
         sub = place / "in put"
         sub.mkdir()
-        (sub / "c.toml").write_text(to_toml(Platform.load("rpi4x2")))
+        (sub / "c.toml").write_text(platform_to_toml(Platform.load("rpi4x2")))
         measure = ("--tiles", "2", "--repeat", "1", "--device", "*", "--target", "none")
         dicompiler(place, "profile", "net.onnx", *measure, "-o", "in put/p.json")
         dicompiler(place, "plan", "net.onnx", *SPLIT, "-o", "in put/plan.json")
@@ -175,9 +175,9 @@ PLUGIN = """
 
 def test_the_model_its_data_the_platform_and_the_plan_are_listed_once_in_order(place: Path) -> None:
     cluster, plan = place / "c.toml", place / "plan.json"
-    cluster.write_text(to_toml(Platform.load("rpi4x2")))
-    found = depfile.prerequisites(place / "net.onnx", str(cluster), (plan,), ())
+    cluster.write_text(platform_to_toml(Platform.load("rpi4x2")))
+    found = depfile.find_prerequisites(place / "net.onnx", str(cluster), (plan,), ())
     assert found == (place / "net.onnx", place / "net.data", cluster, plan)
-    assert depfile.prerequisites(place / "net.onnx", "rpi4x2", (), ()) == found[:2]
+    assert depfile.find_prerequisites(place / "net.onnx", "rpi4x2", (), ()) == found[:2]
     with pytest.raises(DicompilerError, match=r"gone\.onnx: cannot read the model"):
-        depfile.prerequisites(place / "gone.onnx", None, (), ())
+        depfile.find_prerequisites(place / "gone.onnx", None, (), ())

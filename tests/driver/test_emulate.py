@@ -18,10 +18,10 @@ from dicompiler.driver.emulate import emulate
 from dicompiler.driver.profile import empty_model
 from dicompiler.ir.devices import Network
 from dicompiler.ir.plan import load_plan
-from dicompiler.ir.platform import Platform, to_toml
+from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.target.records import RunOptions
-from dicompiler.verify.executor import Session, run_model
-from dicompiler.verify.given import given_inputs
+from dicompiler.verify.executor import OrtSession, run_model
+from dicompiler.verify.given import prepare_inputs
 
 pytestmark = pytest.mark.alone
 
@@ -46,7 +46,7 @@ def compiled(place: Path, strategy: str, platform: Platform, network: str = "len
 def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str, strategy: str) -> None:
     directory = compiled(tmp_path / "artifact", strategy, slow(), target=target)
     model = dicompiler.Model.load(networks.build("lenet", 0))
-    given = given_inputs(model)
+    given = prepare_inputs(model)
     roles = len(load_plan(directory / "plan.json").roles)
     found = emulate(directory, inputs=given, frames=6)
     (expected,) = run_model(model, given).values()
@@ -55,9 +55,9 @@ def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str
         calls = 6 // roles
         assert all(
             took >= calls * (0.99 * due - 60e-6)  # a sleep ends late, or 60 µs early
-            for took, due in zip(report.segments, found.computing[report.device], strict=True)
+            for took, due in zip(report.segments_s, found.segments_s[report.device], strict=True)
         )
-    assert found.frame_s >= 0.9 * found.predicted_s and found.late < 5
+    assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
@@ -66,21 +66,21 @@ def test_no_board_is_lost(tmp_path: Path, target: str) -> None:
     dicompiler.compile(model, slow(), "modnn", target=target, survive="1", output=tmp_path / "artifact")
     found = emulate(tmp_path / "artifact", frames=3)
     model = dicompiler.Model.load(model)
-    (expected,) = run_model(model, given_inputs(model)).values()
+    (expected,) = run_model(model, prepare_inputs(model)).values()
     assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
-    assert found.frame_s >= 0.9 * found.predicted_s and found.late < 5
+    assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
     for report in found.result.reports:  # those of the plans for losses come last
-        assert len(report.segments) > len(found.computing[report.device])
+        assert len(report.segments_s) > len(found.segments_s[report.device])
 
 
 def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow())
     measured = emulate(directory, slower=300, frames=3)
-    assert sum(measured.computing["pi03"]) > sum(measured.computing["pi01"])  # a third of the rate
+    assert sum(measured.segments_s["pi03"]) > sum(measured.segments_s["pi01"])  # a third of the rate
     one = emulate(directory, frames=3)
     assert emulate(directory, slow(bandwidth=2e5), frames=3).frame_s > 3 * one.frame_s
     stream = emulate(directory, frames=12, options=RunOptions(in_flight=6))
-    assert stream.what == "12 frames, each" and len(stream.result.frames_s) == 12
+    assert stream.timed_unit == "12 frames, each" and len(stream.result.frames_s) == 12
     assert stream.predicted_s < one.predicted_s
 
 
@@ -90,9 +90,9 @@ def test_fast_boards_are_played_in_slower_time(tmp_path: Path) -> None:
     found = emulate(directory, frames=3, dilation=50)
     taken = time.monotonic() - start
     assert 0.9 * found.predicted_s <= found.frame_s and 50 * sum(found.result.frames_s) < taken
-    assert 50 * found.result.total_s < taken and found.late < 1
+    assert 50 * found.result.total_s < taken and found.compute_slowdown < 1
     for report in found.result.reports:
-        assert sum(report.segments) >= 0.9 * 3 * sum(found.computing[report.device])
+        assert sum(report.segments_s) >= 0.9 * 3 * sum(found.segments_s[report.device])
         assert report.compute_s + report.wait_s <= 1.1 * found.result.total_s
         assert all(span.end <= found.result.total_s for span in report.timeline)
     with pytest.raises(UsageError, match=r"^emulate: dilation must be at least 1, not 0.5"):
@@ -101,12 +101,12 @@ def test_fast_boards_are_played_in_slower_time(tmp_path: Path) -> None:
 
 def test_what_calling_the_engine_takes_is_not_stretched(tmp_path: Path) -> None:
     dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
-    engine, given, taken = Session(empty_model(), {}, "call", "all"), {"x": np.zeros(1, np.float32)}, []
+    engine, given, taken = OrtSession(empty_model(), {}, "call", "all"), {"x": np.zeros(1, np.float32)}, []
     for _ in range(100):
         start = time.thread_time()
         engine.run(given)
         taken.append(time.thread_time() - start)
-    (own,) = emulate(tmp_path / "artifact", slower=300, frames=1).computing.values()
+    (own,) = emulate(tmp_path / "artifact", slower=300, frames=1).segments_s.values()
     assert sum(own) < 300 * min(taken) / 2
 
 
@@ -130,7 +130,7 @@ def test_the_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "a frame: " in done.stdout and "predicted" in done.stdout and "not emulated: caches" in done.stdout
     assert json.loads(log.read_text())["target"] == "sockets"
-    (tmp_path / "p.toml").write_text(to_toml(slow(bandwidth=1e6)))
+    (tmp_path / "p.toml").write_text(platform_to_toml(slow(bandwidth=1e6)))
     done = command("emulate", directory, "--platform", tmp_path / "p.toml", "--frames", 2, "--in-flight", 2, "--json")
     found = json.loads(done.stdout)
     assert found["predicted_s"] > 0 and found["frame_s"] > 0 and len(found["run"]["frames_s"]) == 2

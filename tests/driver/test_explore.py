@@ -14,10 +14,10 @@ import onnx
 import pytest
 
 import dicompiler
-from dicompiler.base.atomic import LISTED
+from dicompiler.base.atomic import TRACKED_LIST_NAME
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.driver.explore import explore, spec
+from dicompiler.driver.explore import explore, override_options
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.search.fronts import FRONT_OBJECTIVES
@@ -49,7 +49,7 @@ def test_it_writes_the_front_as_json_csv_picture_and_plans(model: Path, tmp_path
     assert list(front["objectives"]) == names
     assert (front["interrupted"], front["level"], front["platform"]) == (False, "measured", "rpi4x3")
     plans = [point["plan"] for point in front["points"]]
-    assert sorted(found) == sorted([LISTED, "front.json", "front.csv", "front.svg", *plans])
+    assert sorted(found) == sorted([TRACKED_LIST_NAME, "front.json", "front.csv", "front.svg", *plans])
     rows = list(csv.reader(found["front.csv"].decode().splitlines()))
     assert rows[0] == ["plan", "throughput [s]", "device-memory [bytes]", "device-energy [J]"]
     assert [[float(cell) for cell in row[1:]] for row in rows[1:]] == [[p[n] for n in names] for p in front["points"]]
@@ -63,7 +63,7 @@ def test_every_plan_of_it_compiles_to_what_it_says(model: Path, tmp_path: Path) 
         compiled = dicompiler.compile(model, platform="rpi4x3", plan=tmp_path / "front" / point["plan"])
         assert compiled.metrics is not None
         for name in ("latency", "throughput", "energy", "memory", "communication"):
-            assert compiled.metrics.value(name) == point[name]
+            assert compiled.metrics.objective_value(name) == point[name]
 
 
 def test_the_same_bytes_in_another_process_and_nothing_but_the_table_in_a_pipe(model: Path, tmp_path: Path) -> None:
@@ -118,8 +118,8 @@ def test_an_interrupted_search_writes_what_it_has(model: Path, tmp_path: Path) -
         if "generation 5" in text:
             raise KeyboardInterrupt
 
-    strategy = spec("genetic", {"population": "20", "generations": "50"})
-    front = explore(model, Platform.load("rpi4x3"), strategy, output=tmp_path / "front", tell=stop)
+    strategy = override_options("genetic", {"population": "20", "generations": "50"})
+    front = explore(model, Platform.load("rpi4x3"), strategy, output=tmp_path / "front", progress=stop)
     assert front.interrupted
     document = json.loads((tmp_path / "front/front.json").read_text())
     assert (document["interrupted"], document["level"]) == (True, "analytic")
@@ -127,7 +127,7 @@ def test_an_interrupted_search_writes_what_it_has(model: Path, tmp_path: Path) -
 
 
 def test_options_stand_in_place_of_those_of_the_spec() -> None:
-    assert spec("genetic{seed=1 population=9}", {"seed": "2", "objectives": ("a", "b")}) == (
+    assert override_options("genetic{seed=1 population=9}", {"seed": "2", "objectives": ("a", "b")}) == (
         "genetic{seed=2 population=9 objectives=a,b}"
     )
 

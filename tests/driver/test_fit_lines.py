@@ -9,11 +9,11 @@ import pytest
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload
-from dicompiler.driver.fit_lines import Line, fit_lines, pauses
+from dicompiler.driver.fit_lines import NetworkFigure, find_pauses, fit_links
 from dicompiler.ir.devices import Link, Network
 from dicompiler.ir.platform import Platform
 
-COSTS = RuntimeCosts(send=1e-4, receive=1e-4, call=2e-4, byte=1e-9)
+COSTS = RuntimeCosts(send=1e-4, receive=1e-4, call=2e-4, per_byte=1e-9)
 
 
 def cluster(bandwidth: float, latency: float, link: float = 0.0, own: float = 0.0) -> Platform:
@@ -46,11 +46,11 @@ def seen(truth: Platform, played: Workload, late: float = 0.0) -> dict[str, list
     for span in simulate(played, truth).spans:
         if span.kind == "compute":
             spans[span.device].append((span.start + COSTS.call + late, span.end + late))
-    return {name: list(own) for name, own in pauses(spans, late).items()}
+    return {name: list(own) for name, own in find_pauses(spans, late).items()}
 
 
 def fitted(guess: Platform, truth: Platform, played: Workload, late: float = 0.0) -> tuple[Platform, set[str]]:
-    found, reasons, left = fit_lines(guess, Line.of(guess), [played], [seen(truth, played, late)])
+    found, reasons, left = fit_links(guess, NetworkFigure.of_platform(guess), [played], [seen(truth, played, late)])
     if not reasons:
         assert max(left[0].values()) < 1e-4
     return found, set(reasons)

@@ -12,8 +12,8 @@ import pytest
 
 from dicompiler.base.errors import UsageError
 from dicompiler.driver import measuring, profile_links, profile_runtimes
-from dicompiler.driver.emulated_boards import costs_here, times_here
-from dicompiler.driver.fidelity import processors
+from dicompiler.driver.emulated_boards import measure_runtime_costs, runtime_cost_factor
+from dicompiler.driver.fidelity import available_processors
 from dicompiler.plugin.registry import registry
 
 
@@ -21,7 +21,7 @@ def written(directory: Path, target: str = "sockets") -> dict[str, Any]:
     """The entry of tasks.json; what measures the target is in the package's place for it."""
     place = directory / "runtime" / target
     place.mkdir(parents=True)
-    return dict(measuring.write(registry().make("targets", target), place))
+    return dict(measuring.write_benchmarks(registry().make("targets", target), place))
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,9 @@ def test_sockets_are_measured_where_dicompiler_is_not(
     monkeypatch.setattr(profile_runtimes, "PLAYS", (1, 1))
     monkeypatch.setattr(profile_runtimes, "PLAY_S", 0.0)
     before = content(package[0])
-    (costs,) = profile_runtimes.runtimes(package[0] / "runtime", [package[1]]).values()
+    (costs,) = profile_runtimes.measure_runtimes(package[0] / "runtime", [package[1]]).values()
     assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "slice", "copy", "headers"}
-    assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_links.HEADERS
+    assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == profile_links.HEADERS_SHARE
     assert costs["send"] + costs["receive"] + costs["byte"] > 0
     assert content(package[0]) == before
 
@@ -86,7 +86,7 @@ def test_what_is_missing_is_said_and_the_others_are_measured(
 ) -> None:
     (tmp_path / "runtime" / "acme").mkdir(parents=True)
     (tmp_path / "runtime" / "acme" / "play.py").write_text("raise SystemExit('mpirun is missing: install it')")
-    assert profile_runtimes.runtimes(tmp_path / "runtime", [package[1] | {"target": "acme"}]) == {}
+    assert profile_runtimes.measure_runtimes(tmp_path / "runtime", [package[1] | {"target": "acme"}]) == {}
     assert capsys.readouterr().err == (
         "profile_run.py: runtime of acme: it is not measured: mpirun is missing: install it\n"
     )
@@ -127,10 +127,10 @@ def test_costs_are_found_again() -> None:
         + counts.get("nodes", 0) * known["slice"]
         for name, counts in programs.items()
     }
-    assert profile_runtimes.costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
-    untold = profile_runtimes.costs(entry, times, None)
+    assert profile_runtimes.fit_costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
+    untold = profile_runtimes.fit_costs(entry, times, None)
     assert untold["send"] + untold["latency"] + untold["receive"] == pytest.approx(14e-5)
-    free = profile_runtimes.costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
+    free = profile_runtimes.fit_costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
     assert {name for name, seconds in free.items() if seconds} == {"headers"}
 
 
@@ -141,24 +141,31 @@ def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
 
 def test_headers_of_links_are_those_of_the_targets() -> None:
     for name in ("sockets", "mpi"):
-        assert registry().make("targets", name).costs.headers == profile_links.HEADERS
+        assert registry().make("targets", name).costs.headers == profile_links.HEADERS_SHARE
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
 def test_boards_that_this_host_plays_have_a_runtime_of_their_own(name: str) -> None:
-    stated, here = registry().make("targets", name).costs, costs_here(name)
-    assert here != stated and costs_here(name) is here  # measured once
-    assert (here.byte, here.copy, here.end, here.tls) == (0.0, stated.copy, stated.end, stated.tls)
+    stated, here = registry().make("targets", name).costs, measure_runtime_costs(name)
+    assert here != stated and measure_runtime_costs(name) is here  # measured once
+    assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
+        0.0,
+        stated.copy,
+        stated.end,
+        stated.tls,
+    )
     assert 0 < here.send + here.latency + here.receive < 0.1 and 0 <= here.call < 0.1
     theirs = stated.send + stated.latency + stated.receive
-    awake = 40 / processors() * (here.send + here.receive)  # who sleeps wakes as before
-    assert times_here(name, 40) == pytest.approx((awake + here.latency) / theirs)
+    awake = 40 / available_processors() * (here.send + here.receive)  # who sleeps wakes as before
+    assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)
 
 
 def test_a_runtime_that_cannot_be_measured_is_as_stated(caplog: pytest.LogCaptureFixture) -> None:
-    costs_here.cache_clear()
+    measure_runtime_costs.cache_clear()
     with caplog.at_level("WARNING", "dicompiler"):
-        assert costs_here("tflm") == costs_here("tflm") == registry().make("targets", "tflm").costs
+        assert (
+            measure_runtime_costs("tflm") == measure_runtime_costs("tflm") == registry().make("targets", "tflm").costs
+        )
     (told,) = caplog.messages  # said once
     assert told == "what the runtime of tflm costs here could not be measured, so it is as stated: it plays no boards"

@@ -21,20 +21,20 @@ from onnx import numpy_helper
 from dicompiler import networks
 from dicompiler.base.errors import RunError
 from dicompiler.cli import main
-from dicompiler.cost.counting import count
-from dicompiler.cost.profile import Profile, load, network_digest, signature
+from dicompiler.cost.counting import count_operations
+from dicompiler.cost.profile import Profile, layer_signature, load_profile, network_digest
 from dicompiler.driver import profile as profiling
 from dicompiler.driver import profile_links, profile_script
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import is_hollow
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import slices
-from dicompiler.ir.tasks import Key
-from dicompiler.partition.bounds_inference import share_task
-from dicompiler.verify.executor import Session
+from dicompiler.ir.onnx.weights import is_placeholder
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import to_slices
+from dicompiler.ir.tasks import TensorKey
+from dicompiler.partition.bounds_inference import make_share_task
+from dicompiler.verify.executor import OrtSession
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (float[1, 10] y)
 { a = Conv <pads = [1, 1, 1, 1]> (x, v)  b = Relu (a)  c = Conv <pads = [1, 1, 1, 1]> (b, w)  d = Relu (c)
@@ -53,7 +53,7 @@ def model() -> Model:
     return Model.load(proto)
 
 
-def prepared() -> Compilation:
+def prepared() -> PipelineState:
     return prepare(model())
 
 
@@ -66,7 +66,7 @@ def packed(directory: Path, tiles: tuple[int, ...] = (1, 2, 4), **options: Any) 
 def script(directory: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a package's script as on a device: without this checkout."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, str(directory / profiling.SCRIPT), *map(str, arguments)]
+    command = [sys.executable, str(directory / profiling.SCRIPT_FILE), *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -80,7 +80,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Profile:
     directory = packed(tmp_path_factory.mktemp("package") / "p", device="pi*")
     done = script(directory, "--repeat", 5, "--threads", 1)
     assert done.returncode == 0, done.stderr
-    return load(directory / "PROFILE.json")
+    return load_profile(directory / "PROFILE.json")
 
 
 class TestPackage:
@@ -100,7 +100,7 @@ class TestPackage:
 
     def test_the_script_needs_numpy_and_onnxruntime_alone(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p")
-        files = (profiling.SCRIPT, profiling.LINKS, profiling.RUNTIMES, profiling.SESSIONS)
+        files = (profiling.SCRIPT_FILE, profiling.LINKS_FILE, profiling.RUNTIMES_FILE, profiling.SESSIONS_FILE)
         trees = [ast.parse((package / name).read_text()) for name in files]
         imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {
@@ -132,19 +132,19 @@ class TestPieces:
         assert layers is not None
         random = np.random.default_rng(1)
         for layer in layers.layers:
-            whole, *others = profiling.pieces(compilation.model, layers, layer, (2, 4))
+            whole, *others = profiling.layer_pieces(compilation.model, layers, layer, (2, 4))
             given = [random.integers(-3, 4, layers.tensors[name].shape).astype(np.float32) for name in layer.inputs]
             names = [value.name for value in whole.model.graph.input]
-            (expected,) = Session(whole.model, weights, "whole").run(dict(zip(names, given, strict=True))).values()
+            (expected,) = OrtSession(whole.model, weights, "whole").run(dict(zip(names, given, strict=True))).values()
             for piece in others:
                 region, inner = piece.share.region, piece.model.graph
-                if region is None or any(is_hollow(tensor) for tensor in inner.initializer):
+                if region is None or any(is_placeholder(tensor) for tensor in inner.initializer):
                     continue
-                task = share_task(layers, layer, Share(region))
-                needs = [task.needs[Key(name)] for name in layer.inputs]
-                feeds = {v.name: g[slices(n)] for v, g, n in zip(inner.input, given, needs, strict=True)}
-                (made,) = Session(piece.model, {}, "piece").run(feeds).values()
-                assert np.array_equal(made, expected[slices(region)])
+                task = make_share_task(layers, layer, LayerShare(region))
+                needs = [task.needs[TensorKey(name)] for name in layer.inputs]
+                feeds = {v.name: g[to_slices(n)] for v, g, n in zip(inner.input, given, needs, strict=True)}
+                (made,) = OrtSession(piece.model, {}, "piece").run(feeds).values()
+                assert np.array_equal(made, expected[to_slices(region)])
                 compared += 1
         assert compared >= 8
 
@@ -152,7 +152,7 @@ class TestPieces:
         layers = prepared().layers
         assert layers is not None
         conv = next(layer for layer in layers.layers if layer.nodes[layer.anchor].op == "Conv")
-        found = [(p.cut, p.size) for p in profiling.pieces(prepared().model, layers, conv, (1, 2, 4, 8, 16))]
+        found = [(p.cut, p.size) for p in profiling.layer_pieces(prepared().model, layers, conv, (1, 2, 4, 8, 16))]
         assert found == [
             ("whole", 1), ("axis 2", 8), ("axis 2", 4), ("axis 2", 2), ("axis 2", 1),
             ("axis 3", 8), ("axis 3", 4), ("axis 3", 2), ("axis 3", 1), ("axis 1", 2), ("axis 1", 1),
@@ -163,7 +163,9 @@ class TestPieces:
         compilation = prepared()
         layers = compilation.layers
         assert layers is not None
-        (piece,) = [p for p in profiling.pieces(compilation.model, layers, layers.layers[0], (4,)) if p.cut == "axis 2"]
+        (piece,) = [
+            p for p in profiling.layer_pieces(compilation.model, layers, layers.layers[0], (4,)) if p.cut == "axis 2"
+        ]
         assert [shape_of_value(value) for value in piece.model.graph.input] == [(1, 4, 6, 16)]
 
 
@@ -175,23 +177,26 @@ class TestMeasuring:
     def test_every_piece_has_a_time_and_its_operations(self, measured: Profile) -> None:
         layers = prepared().layers
         assert layers is not None
-        assert measured.network == network_digest(layers)
+        assert measured.model_digest == network_digest(layers)
         assert (measured.device, measured.threads, dict(measured.unmeasured)) == ("pi*", 1, {})
         for layer in layers.layers:
-            own = measured.layers[signature(layers, layer)]
+            own = measured.layers[layer_signature(layers, layer)]
             assert layer.name in own.names
             for one in own.measurements:
-                assert 0 < one.low <= one.seconds <= one.high
+                assert 0 < one.min_s <= one.median_s <= one.max_s
             whole = next(one for one in own.measurements if one.cut == "whole")
-            assert (whole.flops, whole.moved) == (count(layers, layer).flops, count(layers, layer).moved)
+            assert (whole.flops, whole.moved_bytes) == (
+                count_operations(layers, layer).flops,
+                count_operations(layers, layer).moved_bytes,
+            )
 
     def test_it_serves_a_compilation(self, measured: Profile) -> None:
         cost = f"profile{{file={json.dumps(measured.place)} force=true}}"  # other tests keep the host busy
         made = compile(model(), platform="rpi4x2", strategy="modnn", cost=cost)
-        assert made.single is not None and measured.whole_s is not None
-        (call,) = {costs.call for costs in made.problem.runtime.values()}
-        own = max(0.0, measured.whole_s - measured.call_s) if measured.alone_s else 0.0  # next to nothing
-        assert made.single.latency_s == pytest.approx(own + call)
+        assert made.single_device_metrics is not None and measured.whole_model_s is not None
+        (call,) = {costs.call for costs in made.problem.runtime_costs.values()}
+        own = max(0.0, measured.whole_model_s - measured.call_s) if measured.isolated_s else 0.0  # next to nothing
+        assert made.single_device_metrics.latency_s == pytest.approx(own + call)
 
     def test_links_that_were_there_are_kept(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
@@ -206,14 +211,14 @@ class TestMeasuring:
         package = packed(tmp_path / "p", (1,))
         (package / "pieces" / "0001-00.onnx").write_bytes(b"no model")
         assert script(package, "--repeat", 1).returncode == 0
-        profile = load(package / "PROFILE.json")
+        profile = load_profile(package / "PROFILE.json")
         assert len(profile.unmeasured) == 2
         assert all("onnxruntime cannot run it alone" in reason for reason in profile.unmeasured.values())
 
     def test_a_pass_in_which_the_network_did_not_run_is_none(self) -> None:
         slow, quick = {"whole_s": 2.0, "call_s": 0.1}, {"whole_s": 1.0, "call_s": 0.2}
-        assert profile_script.quickest_whole([{}, slow, quick]) == quick
-        assert profile_script.quickest_whole([{}, {}]) == {}
+        assert profile_script.fastest_network_pass([{}, slow, quick]) == quick
+        assert profile_script.fastest_network_pass([{}, {}]) == {}
 
     def test_a_script_without_its_tasks_says_so(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
@@ -225,12 +230,12 @@ class TestMeasuring:
             profiling.run_package(package, tmp_path / "x.json", None, 1)
 
     def test_types_of_all_kinds_are_made(self) -> None:
-        from dicompiler.driver.profile_script import tensor
+        from dicompiler.driver.profile_script import random_tensor
 
         random = np.random.default_rng(0)
         kinds = {"FLOAT": 1, "UINT8": 2, "INT8": 3, "INT64": 7, "BOOL": 9, "FLOAT16": 10, "BFLOAT16": 16}
         for name, number in kinds.items():
-            made = tensor({"dtype": name, "number": number, "shape": [2, 3]}, random)
+            made = random_tensor({"dtype": name, "number": number, "shape": [2, 3]}, random)
             assert (made.element_type(), made.shape()) == (number, [2, 3])
 
 
@@ -238,24 +243,24 @@ class TestColdness:
     def test_what_each_piece_and_each_byte_take_longer_are_found_again(self) -> None:
         rows = [(1.0, 0.0, 5e5), (1.0, 1e5, 0.0), (1.0, 2e6, 1e5), (1.0, 9e6, 3e5)]
         wanted = [2e-5 + 3e-11 * weights + 7e-11 * read for _, weights, read in rows]
-        assert profile_script.least(rows, wanted) == pytest.approx([2e-5, 3e-11, 7e-11])
+        assert profile_script.fit_nonnegative(rows, wanted) == pytest.approx([2e-5, 3e-11, 7e-11])
 
     def test_none_is_below_zero(self) -> None:
-        least = profile_script.least
+        least = profile_script.fit_nonnegative
         assert least([(1.0, 0.0, 0.0), (1.0, 1.0, 0.0)], [5.0, 3.0]) == pytest.approx([4.0, 0.0, 0.0])
         assert least([(1.0, 1.0, 0.0), (1.0, 2.0, 0.0)], [0.0, 3.0]) == pytest.approx([0.0, 6 / 5, 0.0])
         assert least([(1.0, 0.0, 0.0)], [-1.0]) == [0.0, 0.0, 0.0]
 
     def test_the_piece_in_the_middle_reads_all_weights(self) -> None:
         pieces = [{"weights": w, "moved": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
-        assert profile_script.usual(pieces) == pieces[1]
+        assert profile_script.median_piece(pieces) == pieces[1]
 
 
 @contextlib.contextmanager
 def serving(package: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A script that serves on a free port of this host."""
     process = subprocess.Popen(
-        [sys.executable, str(package / profiling.SCRIPT), "--serve", "127.0.0.1:0", "--name", "there"],
+        [sys.executable, str(package / profiling.SCRIPT_FILE), "--serve", "127.0.0.1:0", "--name", "there"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -277,7 +282,7 @@ class TestLinks:
                 done = script(package, "-o", profile, *options)
                 assert done.returncode == 0, done.stderr
                 assert server.wait(10) == 0
-        (link,) = load(profile).links
+        (link,) = load_profile(profile).links
         assert link.hosts == ("here", "there")
         assert link.bandwidth > 1e6 and link.latency > 0
         assert f'bandwidth = "{link.bandwidth / 1e6:.1f} Mbit/s"' in done.stdout
@@ -321,20 +326,20 @@ class TestCommand:
         output = tmp_path / "p.json"
         options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*"]
         assert main(["profile", str(file), "-o", str(output), *options]) == 0
-        profile = load(output)
+        profile = load_profile(output)
         assert (profile.device, profile.threads) == ("pi*", 1)
         printed = capsys.readouterr().out
         assert printed.startswith("8 layers, 8 of them different")
         assert "\nruntime of sockets: a message takes " in printed
-        assert set(profile.runtime) == {"sockets"} and profile.whole_s is not None
-        assert 0 <= profile.weight_s < 1e-6  # a byte comes at a MB/s at least
-        assert 0 <= profile.cold_s < 1e-2
+        assert set(profile.runtime_costs) == {"sockets"} and profile.whole_model_s is not None
+        assert 0 <= profile.weight_byte_s < 1e-6  # a byte comes at a MB/s at least
+        assert 0 <= profile.cold_call_s < 1e-2
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
     def test_it_writes_a_package_and_measures_nothing(self, file: Path, tmp_path: Path) -> None:
         assert main(["profile", str(file), "--package", str(tmp_path / "p"), "--tiles", "2"]) == 0
-        assert (tmp_path / "p" / profiling.SCRIPT).is_file()
+        assert (tmp_path / "p" / profiling.SCRIPT_FILE).is_file()
         assert (tmp_path / "p" / "runtime" / "sockets" / "play.py").is_file()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p"]
 
@@ -374,5 +379,5 @@ def test_layers_of_other_kinds_are_measured_too(tmp_path: Path) -> None:
     { z = Gather <axis = 1> (x, i)  s = Sigmoid (z)  y = Mul (s, z) }"""
     profiling.write_package(prepare(Model.load(onnx.parser.parse_model(text))), tmp_path, (1, 2))
     assert script(tmp_path, "--repeat", 1).returncode == 0
-    profile = load(tmp_path / "PROFILE.json")
+    profile = load_profile(tmp_path / "PROFILE.json")
     assert not profile.unmeasured and profile.layers

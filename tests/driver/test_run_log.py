@@ -11,14 +11,14 @@ from support.handmade import halo
 from support.running import emit
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.run_log import document, load
-from dicompiler.target.records import DeviceReport, RunResult, Timed
-from dicompiler.target.seal import open_artifact
+from dicompiler.driver.run_log import load_log, run_document
+from dicompiler.target.records import DeviceReport, RunResult, TimelineEntry
+from dicompiler.target.seal import load_artifact
 
 REPORTS = tuple(
     DeviceReport(name, 0.5 * place, 0.25, 0.125, {place: 100, 10 + place: 7}, (0.1, 0.2), 2**20 + place, timeline)
     for place, (name, timeline) in enumerate(
-        (("a", (Timed("run", 0, 1, 0.0, 0.5), Timed("wait", -1, 1, 0.5, 0.75))), ("b", ()), ("c", ()))
+        (("a", (TimelineEntry("run", 0, 1, 0.0, 0.5), TimelineEntry("wait", -1, 1, 0.5, 0.75))), ("b", ()), ("c", ()))
     )
 )
 RESULT = RunResult((), REPORTS, frames_s=(1.5, 2.5), total_s=3.0)
@@ -32,24 +32,24 @@ def artifact(tmp_path: Path) -> Path:
 def written(place: Path, **changes: Any) -> Path:
     """The log of RESULT as a file, with changes."""
     path = place.parent / "run.json"
-    path.write_text(json.dumps(document(place, RESULT) | changes), encoding="utf-8")
+    path.write_text(json.dumps(run_document(place, RESULT) | changes), encoding="utf-8")
     return path
 
 
 def test_a_log_reads_back_as_it_was_written(artifact: Path) -> None:
-    given = document(artifact, RESULT)
-    assert load(written(artifact), artifact, open_artifact(artifact)) == json.loads(json.dumps(given))
+    given = run_document(artifact, RESULT)
+    assert load_log(written(artifact), artifact, load_artifact(artifact)) == json.loads(json.dumps(given))
 
 
 def test_it_has_what_each_device_measured_and_whose_artifact_it_was(artifact: Path) -> None:
-    found = load(written(artifact), artifact, open_artifact(artifact))
-    assert (found["artifact"], found["target"]) == (open_artifact(artifact)["digest"], "sockets")
+    found = load_log(written(artifact), artifact, load_artifact(artifact))
+    assert (found["artifact"], found["target"]) == (load_artifact(artifact)["digest"], "sockets")
     assert (found["frames_s"], found["total_s"]) == ([1.5, 2.5], 3.0)
     for entry, report in zip(found["devices"], REPORTS, strict=True):
         assert entry["device"] == report.device
-        assert {int(index): count for index, count in entry["sent"].items()} == report.sent
-        assert tuple(entry["segments"]) == report.segments
-        assert [Timed(**moment) for moment in entry["timeline"]] == list(report.timeline)
+        assert {int(index): count for index, count in entry["sent"].items()} == report.sent_bytes
+        assert tuple(entry["segments"]) == report.segments_s
+        assert [TimelineEntry(**moment) for moment in entry["timeline"]] == list(report.timeline)
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_a_log_that_does_not_belong_to_the_artifact_is_refused(
 ) -> None:
     path = written(artifact, **changes)
     with pytest.raises(DicompilerError, match=message) as caught:
-        load(path, artifact, open_artifact(artifact))
+        load_log(path, artifact, load_artifact(artifact))
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 
 
 def test_a_log_of_other_devices_is_refused(artifact: Path) -> None:
-    given = json.loads(json.dumps(document(artifact, RESULT)))
+    given = json.loads(json.dumps(run_document(artifact, RESULT)))
     given["devices"].reverse()
     with pytest.raises(DicompilerError, match=r"devices: they are not those of .*: run it again with --log"):
-        load(written(artifact, devices=given["devices"]), artifact, open_artifact(artifact))
+        load_log(written(artifact, devices=given["devices"]), artifact, load_artifact(artifact))

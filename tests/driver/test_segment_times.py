@@ -9,11 +9,11 @@ import pytest
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.segment_times import segment_times, timed, writable
+from dicompiler.driver.segment_times import make_timer, measure_segments, writable_copies
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.registry import registry
-from dicompiler.verify.executor import Executor, Session
-from dicompiler.verify.given import given_inputs
+from dicompiler.verify.executor import OrtSession, ProgramExecutor
+from dicompiler.verify.given import prepare_inputs
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])
@@ -22,16 +22,16 @@ def test_calls_with_their_copies_make_what_segments_make(target: str, strategy: 
     model = networks.build("ds_cnn", 0)
     program = dicompiler.compile(model, "rpi4x3", strategy).program
     assert program is not None
-    found = Executor(program, "all").run(given_inputs(Model.load(model), None), True).values
+    found = ProgramExecutor(program, "all").run(prepare_inputs(Model.load(model), None), True).values
     left = 0
     for device in program.devices:
         made = {name for segment in device.segments for name in segment.outputs}
-        memory = writable(found[device.device])
+        memory = writable_copies(found[device.device])
         for name in made:
             memory[name][...] = 0
         for call, segment in zip(registry().make("targets", target).calls(device), device.segments, strict=True):
             left += call.segment is not segment
-            timed(program, call, memory).call()
+            make_timer(program, call, memory).time_call()
         for name in made:
             np.testing.assert_allclose(memory[name], found[device.device][name], atol=1e-5)
     assert (left > 0) == (target != "tflm" and strategy != "single")
@@ -43,7 +43,7 @@ def test_each_segment_has_its_seconds_in_order_of_roles() -> None:
         program = dicompiler.compile(model, "rpi4x2", strategy, objective=objective).program
         assert program is not None
         target = registry().make("targets", "sockets")
-        seconds = segment_times(target, program, given_inputs(Model.load(model), None), long=False)
+        seconds = measure_segments(target, program, prepare_inputs(Model.load(model), None), long=False)
         for one in program.devices:
             count = sum(len(d.segments) for role in program.roles for d in role.devices if d.device == one.device)
             assert len(seconds[one.device]) == count
@@ -61,8 +61,8 @@ SEQUENCE = "several (seq(float[2]) x, int64 at) => (float[2] y) { z = SequenceAt
 )
 def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: object, y: list[int]) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
-    session = Session(model, {}, "it", "all")
-    found = session.bound({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})()
+    session = OrtSession(model, {}, "it", "all")
+    found = session.bind({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})()
     assert isinstance(found, dict) and found["y"].tolist() == y
 
 
@@ -71,7 +71,7 @@ def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
         '<ir_version: 9, opset_import: ["": 17]> it (float[4] x) => (int64[1,m] y) { y = NonZero (x) }'
     )
     memory = {"x": np.ones(4, np.float32), "y": np.zeros((1, 4), np.int64)}
-    run = Session(model, {}, "it", "all").bound(memory)
+    run = OrtSession(model, {}, "it", "all").bind(memory)
     run()
     memory["x"][:2] = 0
     run()
@@ -82,6 +82,6 @@ def test_a_segment_that_cannot_be_run_is_told_in_a_line() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 17]> it (float[2] x, int64[1] at) => (float[1] y) { y = Gather (x, at) }'
     )
-    run = Session(model, {}, "it", "all").bound({"x": np.ones(2, np.float32), "at": np.array([7])})
+    run = OrtSession(model, {}, "it", "all").bind({"x": np.ones(2, np.float32), "at": np.array([7])})
     with pytest.raises(DicompilerError, match=r"^it: onnxruntime cannot run it: "):
         run()

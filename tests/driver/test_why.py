@@ -14,11 +14,11 @@ from dicompiler import networks
 from dicompiler.cli import main
 from dicompiler.driver.compare import Comparison, compare
 from dicompiler.driver.prepare import load_problem
-from dicompiler.driver.why import layer_reasons, why
+from dicompiler.driver.why import explain, explain_layers
 from dicompiler.ir.devices import Host
-from dicompiler.ir.platform import nameless
+from dicompiler.ir.platform import uniform_platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.problem import WORTH, Problem
+from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
 
 
 def compared(posed: Problem, *names: str) -> Comparison:
@@ -32,18 +32,20 @@ def wider(posed: Problem, bandwidth: float) -> Problem:
 
 def test_a_split_pays_from_the_bandwidth_that_it_names_and_not_below() -> None:
     posed = load_problem(networks.build("squeezenet"), "rpi4x4")
-    found = why(compared(wider(posed, 1e6), "single", "modnn"))
+    found = explain(compared(wider(posed, 1e6), "single", "modnn"))
     (split,) = found.splits
-    assert split.strategy == "modnn" and split.bandwidth is not None and split.bandwidth > 1e6
+    assert split.strategy == "modnn" and split.break_even_bandwidth is not None and split.break_even_bandwidth > 1e6
     plan = registry().make("strategies", "modnn").plan(posed)
     for factor, pays in ((1.0, True), (0.9, False)):
-        there = wider(posed, factor * split.bandwidth)
-        assert (WORTH * there.evaluate(plan).latency_s <= there.alone[1].latency_s) == pays
-    near = why(compared(wider(posed, 0.7 * split.bandwidth), "single", "modnn"))
-    assert near.splits[0].wire == ("float16", "int8")
-    (shared,) = why(compared(wider(posed, 1e6), "single")).splits
-    assert shared.strategy == "shares of each layer" and shared.bandwidth is not None
-    assert not why(compared(wider(posed, 2 * split.bandwidth), "single", "modnn")).splits  # the best plan is a split
+        there = wider(posed, factor * split.break_even_bandwidth)
+        assert (MIN_SPLIT_GAIN * there.evaluate(plan).latency_s <= there.best_single_device[1].latency_s) == pays
+    near = explain(compared(wider(posed, 0.7 * split.break_even_bandwidth), "single", "modnn"))
+    assert near.splits[0].wire_dtypes == ("float16", "int8")
+    (shared,) = explain(compared(wider(posed, 1e6), "single")).splits
+    assert shared.strategy == "shares of each layer" and shared.break_even_bandwidth is not None
+    assert not explain(
+        compared(wider(posed, 2 * split.break_even_bandwidth), "single", "modnn")
+    ).splits  # the best plan is a split
 
 
 def test_every_whole_layer_has_its_reason() -> None:
@@ -54,18 +56,24 @@ def test_every_whole_layer_has_its_reason() -> None:
         w=(8, 4, 3, 3),
         v=(8, 8),
     )
-    posed = wider(Problem(layers, nameless(2)), 5e8)
-    reasons = {one.operator: one for one in layer_reasons(posed, posed.whole("d0"))}
+    posed = wider(Problem(layers, uniform_platform(2)), 5e8)
+    reasons = {one.operator: one for one in explain_layers(posed, posed.single_device_plan("d0"))}
     assert "NonZero has no rule" in reasons["NonZero"].reason
-    assert "too little work for its bytes" in reasons["Conv"].reason and reasons["Conv"].bandwidth is not None
+    assert (
+        "too little work for its bytes" in reasons["Conv"].reason and reasons["Conv"].break_even_bandwidth is not None
+    )
     assert reasons["Flatten"].reason == "no work: it only moves data"
     rows = formed('<ir_version: 8, opset_import: ["": 17]> g (float[6, 4] x) => (float[6, 4] y) { y = Softmax (x) }')
-    (reason,) = layer_reasons(Problem(rows, nameless(2)), Problem(rows, nameless(2)).whole("d0"))
+    (reason,) = explain_layers(
+        Problem(rows, uniform_platform(2)), Problem(rows, uniform_platform(2)).single_device_plan("d0")
+    )
     assert "too little work" in reason.reason  # its rows could be cut
     tight = replace(
         posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 64) for h in posed.platform.hosts))
     )
-    assert "memory" in {one.operator: one.reason for one in layer_reasons(tight, tight.whole("d0"))}["Conv"]
+    assert (
+        "memory" in {one.operator: one.reason for one in explain_layers(tight, tight.single_device_plan("d0"))}["Conv"]
+    )
 
 
 def test_the_command_shows_both_tables_and_the_report_has_them(

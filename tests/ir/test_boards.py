@@ -6,14 +6,14 @@ import pytest
 
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.devices import Host, Network
-from dicompiler.ir.platform import Platform, families, from_toml, to_toml
+from dicompiler.ir.platform import Platform, builtin_families, platform_from_toml, platform_to_toml
 
 
 @pytest.mark.parametrize("name", ["rpi3x1", "rpi4x4", "jetson-nx12", "rpi4x150"])
 def test_built_in_platforms_round_trip(name: str) -> None:
     platform = Platform.load(name)
     assert platform.name == name
-    assert from_toml(to_toml(platform), "x.toml") == platform
+    assert platform_from_toml(platform_to_toml(platform), "x.toml") == platform
 
 
 def test_built_in_platforms_have_the_papers_figures_and_say_so() -> None:
@@ -26,7 +26,7 @@ def test_built_in_platforms_have_the_papers_figures_and_say_so() -> None:
     assert [device.gpu for device in nx.devices] == [False, True, False, True]
     assert nx.network == Network("switch", 1e9)
     assert Platform.load("rpi3x1").hosts == (Host("pi01", 2**30),)
-    for family, paper in zip(families()[:3], ("CoopAI", "CoopAI", "AutoDiCE"), strict=True):
+    for family, paper in zip(builtin_families()[:3], ("CoopAI", "CoopAI", "AutoDiCE"), strict=True):
         assert paper in family.description
 
 

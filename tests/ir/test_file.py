@@ -16,22 +16,22 @@ from support.onnx_models import body_model, external, message_of, rich_model, sm
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.file import encode_varint
-from dicompiler.ir.onnx.model import HOLLOW, Model, is_hollow
+from dicompiler.ir.onnx.model import PLACEHOLDER_LOCATION, Model, is_placeholder
 
 
 def test_weights_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     path = tmp_path / "m.onnx"
     path.write_bytes(small().SerializeToString())
     model = Model.load(path)
-    (tensor,) = (t for t in model.proto.graph.initializer if is_hollow(t))
+    (tensor,) = (t for t in model.proto.graph.initializer if is_placeholder(t))
     assert tensor.name == "w"
     assert not tensor.raw_data
-    assert tensor.external_data[0].value == HOLLOW
+    assert tensor.external_data[0].value == PLACEHOLDER_LOCATION
     assert type(model.weights["w"].data.obj).__name__ == "mmap"
     assert not model.array("w").flags.writeable
     values = model.graph().tensors()["w"].values
     assert np.shares_memory(values, model.array("w"))
-    assert np.shares_memory(model.weights["w"].cut(((8, 16), (0, 8))).array(), model.array("w"))
+    assert np.shares_memory(model.weights["w"].take_region(((8, 16), (0, 8))).array(), model.array("w"))
     np.testing.assert_array_equal(model.array("b"), np.arange(1, 9))
     model.save(path)  # over the very file that is mapped
     np.testing.assert_array_equal(model.array("w"), Model.load(path).array("w"))

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from dicompiler.ir.onnx.graph import Graph, Node, Variable
+from dicompiler.ir.onnx.graph import GraphNode, ModelGraph, Variable
 from dicompiler.ir.onnx.model import Model
 
 
@@ -63,8 +63,8 @@ def test_no_edit_reaches_the_model_that_the_graph_was_made_of() -> None:
         tensor.name += "_renamed"
     for node in graph.nodes:
         node.name, node.attrs["note"] = f"{node.name}_renamed", 1
-    graph.put("v", np.ones(1000, np.float32))
-    graph.messages["output"].clear()
+    graph.add_initializer("v", np.ones(1000, np.float32))
+    graph.value_infos["output"].clear()
     graph.inputs[1].shape = [7]
     graph.import_domains[0].version = 18
     gs.export_onnx(graph)
@@ -92,7 +92,7 @@ def test_another_node_of_the_same_name_and_operator_keeps_documentation_and_of_a
     for index, op in ((1, "Add"), (2, "Sigmoid")):
         old = graph.nodes[index]
         inputs, outputs = list(old.inputs), list(old.outputs)
-        graph.remove([old])
+        graph.remove_nodes([old])
         graph.nodes.insert(index, gs.Node(op, old.name, inputs=inputs, outputs=outputs))
     new = model.with_graph(graph).proto.graph.node
     assert [node.doc_string for node in new] == ["about 0", "about 1", ""]
@@ -112,7 +112,7 @@ def test_weights_are_the_same_objects_after_an_edit_and_are_renamed_without_a_co
 def test_whoever_reads_a_substituted_tensor_reads_the_other_also_within_bodies() -> None:
     model = branched()
     graph = model.graph()
-    graph.substitute(graph.nodes[0].outputs[0], graph.inputs[1])
+    graph.replace_uses(graph.nodes[0].outputs[0], graph.inputs[1])
     graph.prune()
     new = model.with_graph(graph)
     (node,) = new.proto.graph.node
@@ -123,7 +123,7 @@ def test_whoever_reads_a_substituted_tensor_reads_the_other_also_within_bodies()
 def test_a_substituted_tensor_stays_an_output_of_the_graph() -> None:
     model = load("g (float[3] x) => (float[3] a, float[3] y) { a = Identity (x) y = Relu (a) }")
     graph = model.graph()
-    graph.substitute(graph.nodes[0].outputs[0], graph.inputs[0])
+    graph.replace_uses(graph.nodes[0].outputs[0], graph.inputs[0])
     assert texts(model.with_graph(graph)) == ["Identity(x) a", "Relu(x) y"]
 
 
@@ -142,7 +142,10 @@ def test_pruning_drops_dead_nodes_and_unread_initializers_but_not_the_captured()
 def test_a_new_initializer_comes_after_those_that_there_were_in_the_order_of_putting() -> None:
     model = chain()
     graph = model.graph()
-    second, first = graph.put("late", np.zeros(64, np.float32)), graph.put("large", np.ones((64, 64), np.float32))
+    second, first = (
+        graph.add_initializer("late", np.zeros(64, np.float32)),
+        graph.add_initializer("large", np.ones((64, 64), np.float32)),
+    )
     graph.nodes[0].inputs[1] = first
     graph.nodes[1].inputs[1] = second
     new = model.with_graph(graph)
@@ -155,8 +158,8 @@ def test_a_settled_tensor_is_an_initializer_for_all_its_readers_and_for_the_outp
     model = load("g (float[3] x) => (float[3] a, float[3] y) { a = Neg (x) y = Add (a, a) }")
     graph = model.graph()
     node = graph.nodes[0]
-    graph.settle(node.outputs[0], np.float32([1, 2, 3]))
-    graph.remove([node])
+    graph.make_constant(node.outputs[0], np.float32([1, 2, 3]))
+    graph.remove_nodes([node])
     new = model.with_graph(graph)
     assert texts(new) == ["Add(a, a) y"]
     np.testing.assert_array_equal(new.array("a"), [1, 2, 3])
@@ -181,9 +184,9 @@ def test_a_constant_becomes_a_variable_and_back() -> None:
 def test_names_in_use_are_those_of_every_tensor_also_within_bodies() -> None:
     graph = branched().graph()
     for name in ("x", "a", "k", "q", "r", "m", "spare", "y"):
-        assert graph.unused(name) == f"{name}_1"
-    assert [graph.unused("new"), graph.unused("new")] == ["new", "new_1"]
-    assert graph.unused_node("a") == "a_1"
+        assert graph.unused_tensor_name(name) == f"{name}_1"
+    assert [graph.unused_tensor_name("new"), graph.unused_tensor_name("new")] == ["new", "new_1"]
+    assert graph.unused_node_name("a") == "a_1"
 
 
 def test_a_changed_shape_keeps_documentation_and_what_is_noted_of_an_axis() -> None:
@@ -230,10 +233,10 @@ def test_values_that_are_no_tensors_survive_beside_a_change() -> None:
 def test_an_initializer_that_is_an_input_too_is_no_fixed_value_and_stays_an_input() -> None:
     model = load("g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add (x, w) }", ir=3)
     graph = model.graph()
-    assert not graph.is_fixed(graph.nodes[0].inputs[1])
+    assert not graph.is_constant(graph.nodes[0].inputs[1])
     assert model.with_graph(graph).proto == model.proto
-    graph.defaults.clear()
-    assert graph.is_fixed(graph.nodes[0].inputs[1])
+    graph.overridable_names.clear()
+    assert graph.is_constant(graph.nodes[0].inputs[1])
     assert [value.name for value in model.with_graph(graph).proto.graph.input] == ["x"]
 
 
@@ -241,7 +244,7 @@ def test_an_initializer_that_is_an_input_too_is_no_fixed_value_and_stays_an_inpu
 def test_a_copy_that_graphsurgeon_makes_loses_nothing(make: Any) -> None:
     model = make()
     graph = model.graph().copy()
-    assert not isinstance(graph, Graph)
+    assert not isinstance(graph, ModelGraph)
     assert model.with_graph(graph).proto == model.proto
     assert dict(model.with_graph(graph).weights) == dict(model.weights)
 
@@ -263,10 +266,10 @@ def test_a_copied_node_keeps_attributes_and_documentation() -> None:
     model = load("g (float[2, 3] x) => (float[3, 2] y) { y = Transpose <perm = [1, 0]> (x) }")
     graph = model.graph()
     (node,) = graph.nodes
-    assert isinstance(node, Node)
-    copy = node.copy(node.inputs, [Variable(graph.unused("y"))])
-    copy.name = graph.unused_node(node.name)
-    graph.insert([copy], before=node)
+    assert isinstance(node, GraphNode)
+    copy = node.copy(node.inputs, [Variable(graph.unused_tensor_name("y"))])
+    copy.name = graph.unused_node_name(node.name)
+    graph.insert_nodes([copy], before=node)
     first, second = model.with_graph(graph).proto.graph.node
     assert first.output == ["y_1"]
     assert first.name == "y_1"
@@ -285,7 +288,7 @@ def test_a_body_that_graphsurgeon_made_itself_is_exported_without_a_word(capsys:
     result = gs.Variable("z", np.float32, [3])
     graph.nodes.append(gs.Node("If", "choice", attributes, [graph.inputs[0]], [result]))
     graph.outputs.append(result)
-    assert graph.unused("p") == "p_1"
+    assert graph.unused_tensor_name("p") == "p_1"
     new = model.with_graph(graph)
     new.check("with a body")
     assert [a.g.node[0].op_type for a in new.proto.graph.node[1].attribute] == ["Neg", "Abs"]

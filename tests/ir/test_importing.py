@@ -13,7 +13,7 @@ from support.onnx_models import external, message_of, small
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.importing import external_files
-from dicompiler.ir.onnx.model import HOLLOW, Model
+from dicompiler.ir.onnx.model import PLACEHOLDER_LOCATION, Model
 
 
 def test_small_external_data_and_that_of_attributes_comes_into_the_skeleton(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_two_initializers_of_one_name_are_refused() -> None:
         ({"location": "../weights.bin"}, "model's directory"),
         ({"location": "/etc/passwd"}, "model's directory"),
         ({"location": ""}, "model's directory"),
-        ({"location": HOLLOW}, "no file"),
+        ({"location": PLACEHOLDER_LOCATION}, "no file"),
         ({"offset": "65"}, "2113"),
         ({"offset": "-1"}, "truncated"),
         ({"offset": "x"}, "no number"),

@@ -9,8 +9,8 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.regions import full
-from dicompiler.ir.rule import OperatorRule, Piece, whole
+from dicompiler.ir.regions import full_region
+from dicompiler.ir.rule import OperatorRule, Piece, whole_tensor
 
 DIAMOND = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y, float[1, 8, 6, 6] z)
@@ -29,7 +29,7 @@ def diamond() -> LayerGraph:
 def test_the_producer_of_a_tensor_is_the_layer_that_it_leaves(diamond: LayerGraph) -> None:
     assert "x" not in diamond.producer
     for layer in diamond.layers:
-        assert diamond.producer[layer.output] is layer is diamond.by_name[layer.name]
+        assert diamond.producer[layer.output] is layer is diamond.layer_by_name[layer.name]
 
 
 def test_the_consumers_are_all_that_read_it_in_layer_order(diamond: LayerGraph) -> None:
@@ -48,21 +48,21 @@ def test_positions_are_those_of_layer_order_and_every_input_comes_from_before(di
 
 def test_an_operator_without_a_rule_is_computed_whole(diamond: LayerGraph) -> None:
     node = diamond.layers[0].nodes[0]
-    assert diamond.rule(node).piece is not whole
+    assert diamond.rule_of(node).piece is not whole_tensor
     bare = LayerGraph(diamond.layers, diamond.tensors, diamond.inputs, diamond.outputs)
-    assert bare.rule(node).piece is whole
-    assert bare.rule(node).op == "MaxPool"
+    assert bare.rule_of(node).piece is whole_tensor
+    assert bare.rule_of(node).op == "MaxPool"
     assert bare.cut_output(node) == "a"
 
 
 def test_all_of_an_output_is_the_node_as_it_stands_whatever_its_rule_changes(diamond: LayerGraph) -> None:
     node = diamond.layers[0].nodes[0]
-    everything, half = full((1, 4, 6, 6)), ((0, 1), (0, 4), (0, 3), (0, 6))
+    everything, half = full_region((1, 4, 6, 6)), ((0, 1), (0, 4), (0, 3), (0, 6))
     rule = OperatorRule("MaxPool", lambda _, region, __: Piece(region, (region,), {"pads": [0, 0, 0, 0]}))
     layers = replace(diamond, rules={("", "MaxPool"): rule})
-    assert layers.piece(node, everything) == Piece(everything, (everything,))
-    assert layers.piece(node, half) == Piece(half, (half,), {"pads": [0, 0, 0, 0]})
-    assert layers.piece(node, everything, (0, 2)).attributes
+    assert layers.make_piece(node, everything) == Piece(everything, (everything,))
+    assert layers.make_piece(node, half) == Piece(half, (half,), {"pads": [0, 0, 0, 0]})
+    assert layers.make_piece(node, everything, (0, 2)).attributes
 
 
 def test_an_operation_has_the_tensors_of_its_node_and_none_where_one_is_left_out() -> None:
@@ -70,19 +70,19 @@ def test_an_operation_has_the_tensors_of_its_node_and_none_where_one_is_left_out
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Clip (x, , m) }', m=()
     )
     (layer,) = layers.layers
-    operation = layers.operation(layer.nodes[0])
+    operation = layers.operation_of(layer.nodes[0])
     assert operation.inputs == (layers.tensors["x"], None, layers.tensors["m"])
     assert operation.outputs == (layers.tensors["y"],)
-    assert operation.out_shape == operation.shape(0) == (4,)
-    assert [operation.has(index) for index in range(4)] == [True, False, True, False]
+    assert operation.out_shape == operation.input_shape(0) == (4,)
+    assert [operation.has_input(index) for index in range(4)] == [True, False, True, False]
 
 
 def test_a_pickled_graph_has_all_of_it_and_what_was_asked_of_it_is_not_taken_along() -> None:
     layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("pool", 2, 2, 0), ("flatten",), ("fc", 5)])
     before = pickle.dumps(layers)
     for layer in layers.layers:
-        layers.operation(layer.nodes[0])
-    assert layers.consumers and layers.producer and layers.by_name
+        layers.operation_of(layer.nodes[0])
+    assert layers.consumers and layers.producer and layers.layer_by_name
     assert pickle.dumps(layers) == before
     again = pickle.loads(before)
     assert [layer.name for layer in again.layers] == [layer.name for layer in layers.layers]

@@ -11,10 +11,10 @@ import pytest
 
 from dicompiler.base.errors import UsageError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
-from dicompiler.ir.lineage import Lineage
+from dicompiler.ir.compilation import PipelineState
+from dicompiler.ir.lineage import NodeOrigins
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.plugin.passes import Pass
 
 TEXT = """
@@ -48,38 +48,38 @@ def model() -> Model:
 
 
 @pytest.fixture(scope="module")
-def lineage(model: Model) -> Lineage:
+def lineage(model: Model) -> NodeOrigins:
     prepared = prepare(model)
     assert prepared.layers is not None
-    return Lineage(prepared.layers, prepared.loaded)
+    return NodeOrigins(prepared.layers, prepared.loaded_graph)
 
 
-def names(lineage: Lineage, node: str) -> list[str]:
+def names(lineage: NodeOrigins, node: str) -> list[str]:
     return [layer.name for layer in lineage.layers_of(node)]
 
 
-def test_a_node_that_stays_is_in_its_layer_and_an_absorbed_one_in_its_anchors(lineage: Lineage) -> None:
+def test_a_node_that_stays_is_in_its_layer_and_an_absorbed_one_in_its_anchors(lineage: NodeOrigins) -> None:
     assert [names(lineage, node) for node in ("concat", "conv", "scale", "relu")] == [["concat"], *[["conv"]] * 3]
 
 
-def test_a_folded_node_follows_what_read_it_by_way_of_other_folded_ones(lineage: Lineage) -> None:
+def test_a_folded_node_follows_what_read_it_by_way_of_other_folded_ones(lineage: NodeOrigins) -> None:
     assert [names(lineage, node) for node in ("const", "axes", "unsqueeze")] == [["conv"]] * 3
 
 
-def test_a_split_is_all_its_slices(lineage: Lineage) -> None:
+def test_a_split_is_all_its_slices(lineage: NodeOrigins) -> None:
     assert names(lineage, "split") == ["split_0", "split_1"]
-    assert lineage.origin["split_1"] == "split"
-    assert list(lineage.added) == ["split_0", "split_1", "constant"]
+    assert lineage.origin_of["split_1"] == "split"
+    assert list(lineage.added_nodes) == ["split_0", "split_1", "constant"]
 
 
-def test_an_output_that_became_constant_is_the_identity_that_gives_it(lineage: Lineage) -> None:
+def test_an_output_that_became_constant_is_the_identity_that_gives_it(lineage: NodeOrigins) -> None:
     assert names(lineage, "constants") == names(lineage, "one") == ["constant"]
 
 
-def test_what_nobody_reads_is_in_no_layer_but_was_in_the_file(lineage: Lineage) -> None:
+def test_what_nobody_reads_is_in_no_layer_but_was_in_the_file(lineage: NodeOrigins) -> None:
     for node in ("dead", "shape", "size"):
-        assert names(lineage, node) == [] and node in lineage.names
-    assert names(lineage, "never") == [] and "never" not in lineage.names
+        assert names(lineage, node) == [] and node in lineage.first_output_by_name
+    assert names(lineage, "never") == [] and "never" not in lineage.first_output_by_name
 
 
 def test_a_new_node_with_a_lost_nodes_name_is_not_taken_for_it() -> None:
@@ -88,14 +88,14 @@ def test_a_new_node_with_a_lost_nodes_name_is_not_taken_for_it() -> None:
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 4, 3, 3), np.float32), "w"))
     prepared = prepare(Model.load(proto))
     assert prepared.layers is not None
-    found = Lineage(prepared.layers, prepared.loaded)
+    found = NodeOrigins(prepared.layers, prepared.loaded_graph)
     assert names(found, "split") == ["split_0", "split_1"] and names(found, "split_0") == []
 
 
-def test_without_a_file_every_node_is_its_own(lineage: Lineage) -> None:
-    alone = Lineage(lineage.layers)
+def test_without_a_file_every_node_is_its_own(lineage: NodeOrigins) -> None:
+    alone = NodeOrigins(lineage.layers)
     assert names(alone, "split_0") == ["split_0"] and names(alone, "relu") == ["conv"]
-    assert alone.added == {} and names(alone, "unsqueeze") == []
+    assert alone.added_nodes == {} and names(alone, "unsqueeze") == []
 
 
 @dataclass(frozen=True)
@@ -104,18 +104,18 @@ class Anew(Pass):
 
     name: ClassVar[str] = "anew"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         proto = compilation.model.to_proto()
         for node in proto.graph.node:
             node.name = f"renamed/{node.name}"
-        return Compilation(Model.load(proto))
+        return PipelineState(Model.load(proto))
 
 
 def test_passes_that_rename_all_and_keep_nothing_lose_no_name(model: Model) -> None:
-    first, *rest = pipeline("normalise,infer-shapes,form-layers")
-    made = PassManager([first, Anew(), *rest]).run(Compilation(model))
+    first, *rest = make_pipeline("normalise,infer-shapes,form-layers")
+    made = PassManager([first, Anew(), *rest]).run(PipelineState(model))
     assert made.layers is not None
-    found = Lineage(made.layers, made.loaded)
+    found = NodeOrigins(made.layers, made.loaded_graph)
     assert names(found, "scale") == names(found, "unsqueeze") == ["renamed/conv"]
     assert names(found, "split") == ["renamed/split_0", "renamed/split_1"]
 
@@ -123,7 +123,7 @@ def test_passes_that_rename_all_and_keep_nothing_lose_no_name(model: Model) -> N
 def test_layers_are_named_by_any_node_of_the_file_in_pipelines(model: Model) -> None:
     def plan(layers: str) -> object:
         text = f"normalise,infer-shapes,form-layers,place{{layers={layers} device=d1}}"
-        return PassManager(pipeline(text)).run(Compilation(model)).plan
+        return PassManager(make_pipeline(text)).run(PipelineState(model)).plan
 
     assert plan("unsqueeze") == plan("conv")
     assert plan("split..axes") == plan("split_0..conv")

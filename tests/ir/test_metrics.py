@@ -14,28 +14,28 @@ BOTH = Metrics((IDLE, BUSY), latency_s=2.0, period_s=0.5, energy_j=3.0, memory=1
 
 
 def test_a_device_needs_its_weights_its_activations_and_what_is_added() -> None:
-    assert (BUSY.memory, BUSY.needed) == (230, 1230)
-    assert (IDLE.memory, IDLE.needed) == (15, 15)
+    assert (BUSY.memory, BUSY.total_memory) == (230, 1230)
+    assert (IDLE.memory, IDLE.total_memory) == (15, 15)
     assert (BUSY.wait_s, IDLE.wait_s) == (0.375, 0.0)
 
 
 def test_a_device_is_known_by_its_name_and_the_busiest_computes_longest() -> None:
     assert BOTH.device("busy") is BUSY
     assert BOTH.device("none") is None
-    assert BOTH.busiest is BUSY
+    assert BOTH.busiest_device is BUSY
 
 
 def test_what_is_added_replaces_what_was_and_changes_nothing_else() -> None:
-    changed = BOTH.adding({"idle": 7, "busy": 0})
-    assert [device.added for device in changed.devices] == [7, 0]
+    changed = BOTH.with_overhead({"idle": 7, "busy": 0})
+    assert [device.overhead_bytes for device in changed.devices] == [7, 0]
     assert [device.memory for device in changed.devices] == [15, 230]
     assert changed.latency_s == BOTH.latency_s
-    assert BUSY.added == 1000
+    assert BUSY.overhead_bytes == 1000
 
 
 def test_each_objective_is_a_number_of_its_own_and_a_sum_their_weighted_sum() -> None:
-    assert [BOTH.value(name) for name in OBJECTIVES] == [2.0, 0.5, 3.0, 1230, 8]
-    assert BOTH.value("latency+0.5*energy") == 3.5
-    assert BOTH.value("10*throughput+2*communication") == 21.0
+    assert [BOTH.objective_value(name) for name in OBJECTIVES] == [2.0, 0.5, 3.0, 1230, 8]
+    assert BOTH.objective_value("latency+0.5*energy") == 3.5
+    assert BOTH.objective_value("10*throughput+2*communication") == 21.0
     with pytest.raises(UsageError, match="unknown objective 'speed'"):
-        BOTH.value("speed")
+        BOTH.objective_value("speed")

@@ -48,13 +48,13 @@ def test_tensors_gives_types_shapes_and_small_values() -> None:
     )
     tensors = Model.load(model).tensors()
     assert set(tensors) == {"x", "n", "y", "h", "s", "f", "big", "bigger", "trained"}
-    assert (tensors["x"].shape, tensors["x"].constant, tensors["x"].dtype) == ((1, 16), False, TensorProto.FLOAT)
+    assert (tensors["x"].shape, tensors["x"].is_constant, tensors["x"].dtype) == ((1, 16), False, TensorProto.FLOAT)
     assert tensors["n"].shape is None
     assert tensors["h"].shape == (4, 4)
-    assert tensors["s"].constant
+    assert tensors["s"].is_constant
     assert tensors["s"].value is not None
     assert tensors["s"].value.tolist() == [4, 4]
-    assert tensors["f"].constant
+    assert tensors["f"].is_constant
     assert tensors["f"].value is not None
     assert tensors["f"].value.tolist() == [1.0]
     assert tensors["trained"].value is None
@@ -64,7 +64,7 @@ def test_tensors_gives_types_shapes_and_small_values() -> None:
 
 def test_light_is_without_weights_and_legal() -> None:
     model = Model.load(rich_model())
-    light = model.light()
+    light = model.without_weights()
     assert light.ByteSize() < 4000
     assert [t.name for t in light.graph.initializer] == ["b"]
     assert [v.name for v in light.graph.input] == ["x", "w", "unread", "half", "odd", "nibbles"]

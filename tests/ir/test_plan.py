@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.plan import Loss, Part, Plan, dumps, from_json, load_plan
-from dicompiler.ir.wire import Wire
+from dicompiler.ir.plan import FailurePlan, Part, Plan, dumps, load_plan, plan_from_json
+from dicompiler.ir.wire import WireFormat
 
 DESIGN = """
 {"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {
@@ -34,7 +34,7 @@ def test_a_hand_written_plan_is_read(tmp_path: Path) -> None:
 
 
 def test_the_file_has_a_line_for_each_part_and_keeps_the_order() -> None:
-    text = dumps(from_json(json.loads(DESIGN)))
+    text = dumps(plan_from_json(json.loads(DESIGN)))
     parts = [line for line in text.splitlines() if '"region"' in line]
     assert len(parts) == 7
     assert list(json.loads(text)["layers"]) == ["conv1", "fc6", "fc7"]
@@ -66,8 +66,8 @@ PLANS = st.builds(
 
 @given(PLANS)
 def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
-    assert from_json(json.loads(dumps(plan))) == plan
-    assert dumps(from_json(json.loads(dumps(plan)))) == dumps(plan)
+    assert plan_from_json(json.loads(dumps(plan))) == plan
+    assert dumps(plan_from_json(json.loads(dumps(plan)))) == dumps(plan)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ RENAMINGS = st.lists(st.dictionaries(st.text(min_size=1, max_size=4), st.text(mi
 @given(RENAMINGS)
 def test_a_plan_with_replicas_reads_back_as_it_was(replicas: list[dict[str, str]]) -> None:
     plan = replace(TWO, replicas=tuple(replicas))
-    assert from_json(json.loads(dumps(plan))) == plan
+    assert plan_from_json(json.loads(dumps(plan))) == plan
     assert ("replicas" in json.loads(dumps(plan))) == bool(replicas)
 
 
@@ -133,11 +133,17 @@ def test_a_plan_with_replicas_reads_back_as_it_was(replicas: list[dict[str, str]
 def test_a_plan_with_plans_for_losses_reads_back_as_it_was(
     plan: Plan, first: Plan, more: list[tuple[tuple[str, ...], Plan]], replicas: list[dict[str, str]]
 ) -> None:
-    losses = [Loss(("x",), replace(first, replicas=tuple(replicas))), *(Loss(lost, other) for lost, other in more)]
-    whole = replace(plan, losses=tuple(losses), wire=Wire((("*", "float16"),)))
-    assert from_json(json.loads(dumps(whole))) == whole
-    assert all((loss.plan.wire, loss.plan.network) == (whole.wire, plan.network) for loss in whole.losses)
-    without = dumps(replace(whole, losses=()))
+    losses = [
+        FailurePlan(("x",), replace(first, replicas=tuple(replicas))),
+        *(FailurePlan(lost, other) for lost, other in more),
+    ]
+    whole = replace(plan, failures=tuple(losses), wire_format=WireFormat((("*", "float16"),)))
+    assert plan_from_json(json.loads(dumps(whole))) == whole
+    assert all(
+        (loss.plan.wire_format, loss.plan.model_digest) == (whole.wire_format, plan.model_digest)
+        for loss in whole.failures
+    )
+    without = dumps(replace(whole, failures=()))
     assert dumps(whole).startswith(without.rstrip("}\n"))
     parts = [line for line in dumps(whole).splitlines() if '"region"' in line]
     assert len(parts) == sum(len(own) for one in (plan, *(x.plan for x in losses)) for own in one.layers.values())
@@ -155,7 +161,7 @@ def test_a_plan_with_plans_for_losses_reads_back_as_it_was(
 def test_losses_that_are_wrong_are_refused(losses: str, message: str) -> None:
     text = dumps(replace(TWO, replicas=())).replace('"sink"', f'"losses": {losses}, "sink"', 1)
     with pytest.raises(DicompilerError) as raised:
-        from_json(json.loads(text))
+        plan_from_json(json.loads(text))
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 

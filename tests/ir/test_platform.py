@@ -16,11 +16,11 @@ from dicompiler.ir.platform import (
     Platform,
     PlatformFamily,
     PlatformFormat,
-    families,
-    file_of,
-    from_toml,
-    nameless,
-    to_toml,
+    builtin_families,
+    platform_file,
+    platform_from_toml,
+    platform_to_toml,
+    uniform_platform,
 )
 
 TOML = """
@@ -64,7 +64,7 @@ bandwidth = "20 Mbit/s"
 
 
 def test_a_file_becomes_hosts_devices_and_a_network() -> None:
-    platform = from_toml(TOML, "lab.toml")
+    platform = platform_from_toml(TOML, "lab.toml")
     assert platform.name == "lab"
     assert platform.hosts == (Host("cam", 64 * 2**20), Host("pi01", 4 * 2**30))
     assert platform.devices == (
@@ -74,25 +74,25 @@ def test_a_file_becomes_hosts_devices_and_a_network() -> None:
     )
     assert platform.network == Network("switch", 1e8, 0.0005, (Link(("pi01", "cam"), 2e7, 0.0005),))
     assert platform.host_of == {"cam": "cam", "pi01_a": "pi01", "pi01_gpu": "pi01"}
-    assert [device.name for device in platform.computing] == ["pi01_a", "pi01_gpu"]
-    assert platform.fastest.name == "pi01_gpu"
+    assert [device.name for device in platform.computing_devices] == ["pi01_a", "pi01_gpu"]
+    assert platform.fastest_device.name == "pi01_gpu"
 
 
 def test_a_link_is_the_same_both_ways_and_one_host_needs_none() -> None:
-    platform = from_toml(TOML)
+    platform = platform_from_toml(TOML)
     assert platform.link("cam", "pi01_a") == platform.link("pi01_a", "cam") == Link(("pi01", "cam"), 2e7, 0.0005)
     assert platform.link("pi01_a", "pi01_gpu") is None
 
 
 def test_bytes_and_a_message_occupy_a_line_and_arrive_the_latency_later() -> None:
-    assert Link(("a", "b"), 8e6, 0.25).seconds(1_000_000) == 1.0
-    assert Link(("a", "b"), 8e6, 0.25).seconds(1_000_000, 0.5) == 1.5
-    assert Network("switch", 8e6).seconds(np.array([0.0, 1e6, 2e6])).tolist() == [0.0, 1.0, 2.0]
+    assert Link(("a", "b"), 8e6, 0.25).transfer_s(1_000_000) == 1.0
+    assert Link(("a", "b"), 8e6, 0.25).transfer_s(1_000_000, 0.5) == 1.5
+    assert Network("switch", 8e6).transfer_s(np.array([0.0, 1e6, 2e6])).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_the_times_between_devices_are_those_of_their_links_and_none_on_one_host() -> None:
-    platform = from_toml(TOML)
-    byte, message, latency = platform.times
+    platform = platform_from_toml(TOML)
+    byte, message, latency = platform.transfer_times
     assert byte.tolist() == [[0.0, 4e-7, 4e-7], [4e-7, 0.0, 0.0], [4e-7, 0.0, 0.0]]
     assert not message.any()
     assert latency.tolist() == [[0.0, 5e-4, 5e-4], [5e-4, 0.0, 0.0], [5e-4, 0.0, 0.0]]
@@ -131,7 +131,7 @@ def test_the_times_between_devices_are_those_of_their_links_and_none_on_one_host
 def test_each_mistake_in_a_file_is_one_line(old: str, new: str, expected: str) -> None:
     assert TOML.count(old) == 1
     with pytest.raises(DicompilerError) as caught:
-        from_toml(TOML.replace(old, new), "lab.toml")
+        platform_from_toml(TOML.replace(old, new), "lab.toml")
     message = str(caught.value)
     assert message.startswith("lab.toml: ")
     assert expected in message
@@ -141,17 +141,17 @@ def test_each_mistake_in_a_file_is_one_line(old: str, new: str, expected: str) -
 def test_a_pair_of_hosts_has_one_link() -> None:
     text = TOML + '\n[[link]]\nhosts = ["cam", "pi01"]\nlatency = "1 s"\n'
     with pytest.raises(DicompilerError, match=r"link\[1\]\.hosts: cam and pi01 have a link already"):
-        from_toml(text)
+        platform_from_toml(text)
 
 
 def test_some_device_must_compute() -> None:
     text = TOML.replace("13.6 GFLOP/s", "0 FLOP/s").replace("20 GFLOP/s", "0 FLOP/s")
     with pytest.raises(DicompilerError, match="no device computes: give at least one a rate above 0 FLOP/s"):
-        from_toml(text, "lab.toml")
+        platform_from_toml(text, "lab.toml")
 
 
 def test_unknown_devices_and_hosts_name_the_nearest() -> None:
-    platform = from_toml(TOML)
+    platform = platform_from_toml(TOML)
     with pytest.raises(DicompilerError, match=r"unknown device 'pi01_b' \(did you mean 'pi01_a'\?\)"):
         platform.device("pi01_b")
     with pytest.raises(DicompilerError, match=r"unknown host 'pi02' \(did you mean 'pi01'\?\)"):
@@ -175,8 +175,8 @@ def test_files_are_loaded_and_named_after_themselves(tmp_path: Path) -> None:
 
 def test_further_families_and_formats_can_be_given(tmp_path: Path) -> None:
     known = (
-        PlatformFamily("tinyxN", "", nameless),
-        PlatformFormat("*.hosts", "", lambda path: nameless(len(path.stem))),
+        PlatformFamily("tinyxN", "", uniform_platform),
+        PlatformFormat("*.hosts", "", lambda path: uniform_platform(len(path.stem))),
     )
     assert len(Platform.load("tinyx3", known).devices) == 3
     assert len(Platform.load(tmp_path / "abcd.hosts", known).devices) == 4
@@ -185,11 +185,11 @@ def test_further_families_and_formats_can_be_given(tmp_path: Path) -> None:
 
 
 def test_nameless_devices_are_equal_and_apart() -> None:
-    platform = nameless(3)
+    platform = uniform_platform(3)
     assert [device.name for device in platform.devices] == ["d0", "d1", "d2"]
     assert len({device.rate for device in platform.devices}) == 1
     assert len(set(platform.host_of.values())) == 3
-    assert from_toml(to_toml(platform)) == platform
+    assert platform_from_toml(platform_to_toml(platform)) == platform
 
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,6}", fullmatch=True)
@@ -230,20 +230,20 @@ def platforms(draw: st.DrawFn) -> Platform:
 
 @given(platforms())
 def test_any_platform_is_written_as_text_that_reads_back_as_it(platform: Platform) -> None:
-    assert from_toml(to_toml(platform), "x.toml") == platform
+    assert platform_from_toml(platform_to_toml(platform), "x.toml") == platform
 
 
 def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
     text = 'network = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
     text += 'host = [{name = "a", memory = "256 KiB", flash = "2 MiB"}]\ndevice = [{name = "a", rate = "1 MFLOP/s"}]\n'
-    host = from_toml(text, "x.toml").hosts[0]
+    host = platform_from_toml(text, "x.toml").hosts[0]
     assert (host.ram, host.flash, host.memory) == (2**18, 2**21, 2**18 + 2**21)
     with pytest.raises(DicompilerError, match=r"host\[0\]\.flash: '0 KiB': a memory size must be more than zero"):
-        from_toml(text.replace("2 MiB", "0 KiB"), "x.toml")
+        platform_from_toml(text.replace("2 MiB", "0 KiB"), "x.toml")
 
 
 def test_a_platform_is_a_file_unless_a_family_knows_its_name() -> None:
-    doors = (*families(), PlatformFormat("*.txt", "", lambda path: path))
-    assert file_of("rpi4x2", doors) is None
+    doors = (*builtin_families(), PlatformFormat("*.txt", "", lambda path: path))
+    assert platform_file("rpi4x2", doors) is None
     for name in ("rpi4x2.toml", "dir/rpi4x2", "hosts.txt", "unknown"):
-        assert file_of(name, doors) == Path(name)
+        assert platform_file(name, doors) == Path(name)

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from onnx import TensorProto
 
-from dicompiler.ir.program import DeviceProgram, Program, Step, Transfer, Value
+from dicompiler.ir.program import DeviceProgram, Program, Step, TensorSpec, Transfer
 
 DEVICES = tuple(DeviceProgram(name, name, (), (), (), {}) for name in ("a", "b"))
 
 
 def program(*names: str) -> Program:
     """Sends so many tensors from a to b."""
-    transfers = tuple(Transfer(i, "a", "b", Value(n, TensorProto.FLOAT, (2, 3))) for i, n in enumerate(names))
+    transfers = tuple(Transfer(i, "a", "b", TensorSpec(n, TensorProto.FLOAT, (2, 3))) for i, n in enumerate(names))
     steps = tuple(Step("send", transfer.index) for transfer in transfers)
     return Program((replace(DEVICES[0], steps=steps), DEVICES[1]), transfers, (), (), {}, ())
 
@@ -24,8 +24,8 @@ def program(*names: str) -> Program:
     [(TensorProto.FLOAT, 60), (TensorProto.FLOAT16, 30), (TensorProto.BOOL, 15), (TensorProto.INT4, 8)],
 )
 def test_a_value_has_the_bytes_of_its_packed_tensor(dtype: int, nbytes: int) -> None:
-    assert Value("x", dtype, (3, 5)).nbytes == nbytes
-    assert Value("x", dtype, (0, 5)).nbytes == 0
+    assert TensorSpec("x", dtype, (3, 5)).nbytes == nbytes
+    assert TensorSpec("x", dtype, (0, 5)).nbytes == 0
 
 
 def test_a_program_of_one_role_is_that_role() -> None:
@@ -35,8 +35,8 @@ def test_a_program_of_one_role_is_that_role() -> None:
 
 
 def test_transfers_of_all_roles_are_numbered_through_in_order_of_the_roles() -> None:
-    whole = replace(program("x", "y"), others=(program("u"), program(), program("v", "w")))
+    whole = replace(program("x", "y"), other_roles=(program("u"), program(), program("v", "w")))
     assert [len(role.transfers) for role in whole.roles] == [2, 1, 0, 2]
-    assert all(role.others == () for role in whole.roles)
+    assert all(role.other_roles == () for role in whole.roles)
     assert [(transfer.index, transfer.value.name) for transfer in whole.all_transfers] == list(enumerate("xyuvw"))
-    assert [transfer.index for transfer in whole.others[2].transfers] == [0, 1]
+    assert [transfer.index for transfer in whole.other_roles[2].transfers] == [0, 1]

@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from dicompiler.ir.regions import (
     Region,
-    bounding,
+    bounding_region,
     contains,
-    full,
+    full_region,
     intersect,
     is_empty,
-    shape_of,
-    shares,
-    shift,
-    slices,
+    region_shape,
+    relative_to,
+    split_proportionally,
+    to_slices,
     volume,
     with_interval,
 )
@@ -34,7 +34,7 @@ def regions(count: int) -> st.SearchStrategy[tuple[Region, ...]]:
 def elements(region: Region) -> set[tuple[int, ...]]:
     """The places that a region holds, as numpy sees them."""
     marked = np.zeros((SIDE,) * len(region), bool)
-    marked[slices(region)] = True
+    marked[to_slices(region)] = True
     return {tuple(map(int, place)) for place in np.argwhere(marked)}
 
 
@@ -55,7 +55,7 @@ def test_what_is_contained_is_all_inside(pair: tuple[Region, Region]) -> None:
 
 @given(regions(3))
 def test_the_bounding_region_is_the_smallest_that_contains_all(three: tuple[Region, ...]) -> None:
-    box = bounding((None, *three))
+    box = bounding_region((None, *three))
     if box is None:
         assert all(map(is_empty, three))
         return
@@ -68,16 +68,18 @@ def test_the_bounding_region_is_the_smallest_that_contains_all(three: tuple[Regi
 @given(regions(3))
 def test_bounding_does_not_depend_on_order_or_grouping(three: tuple[Region, ...]) -> None:
     a, b, c = three
-    assert bounding((a, b, c)) == bounding((c, a, b)) == bounding((bounding((a, b)), c))
-    assert bounding(()) is None
+    assert bounding_region((a, b, c)) == bounding_region((c, a, b)) == bounding_region((bounding_region((a, b)), c))
+    assert bounding_region(()) is None
 
 
 @given(regions(2))
 def test_volume_and_shape_count_the_elements(pair: tuple[Region, Region]) -> None:
     region, _ = pair
-    assert volume(region) == len(elements(region)) == np.prod(shape_of(region))
+    assert volume(region) == len(elements(region)) == np.prod(region_shape(region))
     assert is_empty(region) == (volume(region) == 0)
-    assert elements(full(shape_of(region))) == {tuple(map(int, place)) for place in np.ndindex(shape_of(region))}
+    assert elements(full_region(region_shape(region))) == {
+        tuple(map(int, place)) for place in np.ndindex(region_shape(region))
+    }
 
 
 @given(regions(2))
@@ -87,19 +89,19 @@ def test_a_shifted_region_cuts_the_same_out_of_the_piece_as_out_of_the_whole(pai
     if region is None:
         return
     whole = np.arange(SIDE ** len(origin)).reshape((SIDE,) * len(origin))
-    moved = shift(region, origin)
-    assert np.array_equal(whole[slices(origin)][slices(moved)], whole[slices(region)])
-    assert shape_of(moved) == shape_of(region)
-    assert shift(region, full(whole.shape)) == region
+    moved = relative_to(region, origin)
+    assert np.array_equal(whole[to_slices(origin)][to_slices(moved)], whole[to_slices(region)])
+    assert region_shape(moved) == region_shape(region)
+    assert relative_to(region, full_region(whole.shape)) == region
 
 
 def test_rank_0_has_one_element_and_is_no_none() -> None:
-    assert (volume(()), is_empty(()), full(()), shape_of(())) == (1, False, (), ())
-    assert intersect((), ()) == bounding([()]) == ()
+    assert (volume(()), is_empty(()), full_region(()), region_shape(())) == (1, False, (), ())
+    assert intersect((), ()) == bounding_region([()]) == ()
     assert contains((), ())
 
 
-@pytest.mark.parametrize("function", [contains, intersect, shift])
+@pytest.mark.parametrize("function", [contains, intersect, relative_to])
 def test_regions_of_two_ranks_have_nothing_to_do_with_each_other(function: object) -> None:
     with pytest.raises(ValueError, match="zip"):
         function(((0, 2),), ((0, 2), (0, 2)))  # type: ignore[operator]
@@ -107,7 +109,7 @@ def test_regions_of_two_ranks_have_nothing_to_do_with_each_other(function: objec
 
 @given(st.integers(0, 200), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
 def test_shares_tile_the_extent_and_are_off_by_less_than_one(extent: int, weights: list[float]) -> None:
-    cuts = shares(extent, weights)
+    cuts = split_proportionally(extent, weights)
     assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
     assert cuts[-1][1] == extent
     for (start, stop), weight in zip(cuts, weights, strict=True):
@@ -115,5 +117,5 @@ def test_shares_tile_the_extent_and_are_off_by_less_than_one(extent: int, weight
 
 
 def test_equal_shares_differ_by_one_at_most_the_earlier_ones_larger() -> None:
-    assert shares(10, (1, 1, 1)) == ((0, 4), (4, 7), (7, 10))
-    assert shares(2, (1, 1, 1)) == ((0, 1), (1, 2), (2, 2))
+    assert split_proportionally(10, (1, 1, 1)) == ((0, 4), (4, 7), (7, 10))
+    assert split_proportionally(2, (1, 1, 1)) == ((0, 1), (1, 2), (2, 2))

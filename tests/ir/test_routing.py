@@ -7,28 +7,28 @@ from dataclasses import replace
 from support.layer_graphs import stack
 
 from dicompiler.ir.regions import volume
-from dicompiler.ir.routing import Box, Join, Routing, Take, leaves
-from dicompiler.ir.tasks import Key
+from dicompiler.ir.routing import AssemblyConcat, AssemblyLeaf, Box, Routing, assembly_leaves
+from dicompiler.ir.tasks import TensorKey
 
 LAYERS = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1)])
 
 
 def box(start: int, stop: int) -> Box:
     """So many rows of the network's input."""
-    return Box(Key("input"), ((0, 1), (0, 3), (start, stop), (0, 8)), "b", 0)
+    return Box(TensorKey("input"), ((0, 1), (0, 3), (start, stop), (0, 8)), "b", 0)
 
 
-def take(start: int, stop: int) -> Take:
+def take(start: int, stop: int) -> AssemblyLeaf:
     held = box(start, stop)
     assert held.region is not None
-    return Take(held, held.region)
+    return AssemblyLeaf(held, held.region)
 
 
 def test_the_leaves_of_an_assembly_stand_in_the_order_in_which_they_are_joined() -> None:
     first, second, third = take(0, 2), take(2, 3), take(3, 8)
-    tree = Join(2, (first, Join(3, (second,)), Join(2, (third, first))))
-    assert leaves(tree) == (first, second, third, first)
-    assert leaves(second) == (second,)
+    tree = AssemblyConcat(2, (first, AssemblyConcat(3, (second,)), AssemblyConcat(2, (third, first))))
+    assert assembly_leaves(tree) == (first, second, third, first)
+    assert assembly_leaves(second) == (second,)
 
 
 def test_all_bytes_are_those_of_the_boxes_that_travel() -> None:
@@ -42,4 +42,4 @@ def test_all_bytes_are_those_of_the_boxes_that_travel() -> None:
 def test_the_first_role_is_the_routing_without_the_others() -> None:
     other = Routing(LAYERS, (), {}, (), (box(0, 2),), (), {})
     whole = Routing(LAYERS, (), {}, (), (), (), {}, (other,))
-    assert whole.roles == (replace(whole, others=()), other)
+    assert whole.roles == (replace(whole, other_roles=()), other)

@@ -12,7 +12,7 @@ import onnx
 from support.onnx_models import rich_model, small
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import bodies, body_names, captures, node_reads, rename_captures
+from dicompiler.ir.onnx.structure import body_names, captured_names, control_flow_bodies, rename_captures, tensors_read
 
 
 def test_the_digest_is_of_the_structure_only() -> None:
@@ -85,33 +85,33 @@ def nested() -> onnx.ModelProto:
 
 def test_bodies_are_those_of_a_node_and_not_those_within_them() -> None:
     relu, choice = nested().graph.node
-    assert list(bodies(relu)) == []
-    assert [body.name for body in bodies(choice)] == ["t", "e"]
+    assert list(control_flow_bodies(relu)) == []
+    assert [body.name for body in control_flow_bodies(choice)] == ["t", "e"]
 
 
 def test_captures_are_what_bodies_read_and_nothing_inside_makes() -> None:
     relu, choice = nested().graph.node
-    assert captures(relu) == set()
-    assert captures(choice) == {"a", "c", "x"}
+    assert captured_names(relu) == set()
+    assert captured_names(choice) == {"a", "c", "x"}
 
 
 def test_reads_are_inputs_and_what_bodies_take_from_around_them_not_what_they_make_under_the_same_name() -> None:
     relu, choice = nested().graph.node
-    assert list(node_reads(relu)) == ["x"]
-    assert set(node_reads(choice)) == {"c", "x", "a"}
+    assert list(tensors_read(relu)) == ["x"]
+    assert set(tensors_read(choice)) == {"c", "x", "a"}
     assert set(body_names(choice)) > {"q", "u", "v", "p"}
     same = "() => (float[4] t) { t = Relu(x) }"
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[4] x, bool c) => (float[4] t) {{ t = If (c) <then_branch = a {same}, else_branch = b {same}> }}""")
-    assert list(node_reads(model.graph.node[0])) == ["c", "x"]
+    assert list(tensors_read(model.graph.node[0])) == ["c", "x"]
 
 
 def test_a_renamed_capture_is_renamed_wherever_it_is_captured_and_nowhere_else() -> None:
     choice = nested().graph.node[1]
     rename_captures(choice, {"a": "b", "x": "z", "q": "no"})
-    then, other = bodies(choice)
+    then, other = control_flow_bodies(choice)
     assert list(then.node[0].input) == ["b"]
-    assert [list(body.node[0].input) for body in bodies(then.node[1])] == [["q", "z"], ["q"]]
+    assert [list(body.node[0].input) for body in control_flow_bodies(then.node[1])] == [["q", "z"], ["q"]]
     assert list(other.node[0].input) == ["z"]
     assert [value.name for value in other.output] == list(other.node[0].output) == ["a"]
-    assert captures(choice) == {"b", "c", "z"}
+    assert captured_names(choice) == {"b", "c", "z"}

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import numpy_helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import CHUNK, Weight, hollow, is_hollow, raw_nbytes
+from dicompiler.ir.onnx.weights import CHUNK_BYTES, Weight, is_placeholder, make_placeholder, raw_nbytes
 
 TYPES = (np.float32, np.float16, np.float64, np.int8, np.bool_, np.complex64, ml_dtypes.bfloat16, ml_dtypes.int4)
 
@@ -35,17 +35,17 @@ REGIONS = (
 def test_a_cut_is_what_numpy_cuts(dtype: type, region: tuple[tuple[int, int], ...]) -> None:
     array = np.random.default_rng(0).integers(-2, 3, (6, 5, 8)).astype(dtype)
     expected = array[tuple(slice(*interval) for interval in region)]
-    cut = Weight.of(array).cut(region)
+    cut = Weight.from_array(array).take_region(region)
     assert cut.shape == expected.shape
     assert np.array_equal(cut.array(), expected)
     assert cut.array().dtype == expected.dtype
-    assert bytes(cut.data) == bytes(Weight.of(expected).data) == b"".join(cut.chunks())
+    assert bytes(cut.data) == bytes(Weight.from_array(expected).data) == b"".join(cut.chunks())
     assert cut.nbytes == len(cut.data) == raw_nbytes(cut.dtype, cut.shape)
 
 
 def test_a_cut_of_a_cut_is_a_view_of_the_same_memory() -> None:
     array = np.arange(6 * 5 * 8, dtype=np.float32).reshape(6, 5, 8)
-    cut = Weight.of(array).cut(((1, 6), (1, 5), (0, 8))).cut(((2, 4), (0, 3), (3, 7)))
+    cut = Weight.from_array(array).take_region(((1, 6), (1, 5), (0, 8))).take_region(((2, 4), (0, 3), (3, 7)))
     assert np.array_equal(cut.array(), array[3:5, 1:4, 3:7])
     assert np.shares_memory(cut.array(), array)
 
@@ -53,26 +53,26 @@ def test_a_cut_of_a_cut_is_a_view_of_the_same_memory() -> None:
 @pytest.mark.parametrize("shape", [(3, 2**19), (2**19, 3), (70, 5, 1000), (2, 3, 2**18)])
 def test_chunks_are_small_whatever_the_shape(shape: tuple[int, ...]) -> None:
     array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
-    weight = Weight.of(array)
+    weight = Weight.from_array(array)
     cuts = [
         weight,
-        *(weight.cut(tuple((0, extent - (axis == a)) for a, extent in enumerate(shape))) for axis in (0, 1)),
+        *(weight.take_region(tuple((0, extent - (axis == a)) for a, extent in enumerate(shape))) for axis in (0, 1)),
     ]
     for cut in cuts:
         chunks = [bytes(chunk) for chunk in cut.chunks()]
-        assert max(map(len, chunks)) <= CHUNK
-        assert len(chunks) <= 2 * shape[0] + cut.nbytes // CHUNK * 2 + 1
+        assert max(map(len, chunks)) <= CHUNK_BYTES
+        assert len(chunks) <= 2 * shape[0] + cut.nbytes // CHUNK_BYTES * 2 + 1
         assert b"".join(chunks) == cut.array().tobytes()
 
 
 @pytest.mark.parametrize("external", [False, True])
 def test_a_model_with_cut_weights_is_written_and_read_again(tmp_path: Path, external: bool) -> None:
     array = np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
-    cut = Weight.of(array).cut(((0, 200), (7, 260)))
+    cut = Weight.from_array(array).take_region(((0, 200), (7, 260)))
     proto = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> g (float[1, 200] x) => (float[1, 253] y) { y = MatMul (x, w) }'
     )
-    proto.graph.initializer.append(hollow("w", cut))
+    proto.graph.initializer.append(make_placeholder("w", cut))
     model = Model(proto, {"w": cut})
     model.save(tmp_path / "m.onnx", external)
     assert np.array_equal(Model.load(tmp_path / "m.onnx").array("w"), array[:, 7:260])
@@ -99,29 +99,29 @@ def test_a_model_with_cut_weights_is_written_and_read_again(tmp_path: Path, exte
 )
 def test_a_weight_of_any_type_has_the_raw_bytes_that_onnx_gives_it(dtype: str, nbytes: int) -> None:
     array = (np.arange(15).reshape(3, 5) % 2).astype(getattr(ml_dtypes, dtype, None) or dtype)
-    weight = Weight.of(array)
+    weight = Weight.from_array(array)
     tensor = numpy_helper.from_array(array)
     assert (weight.dtype, weight.shape) == (tensor.data_type, (3, 5))
     assert bytes(weight.data) == tensor.raw_data
     assert weight.nbytes == nbytes
     assert weight.array().dtype == array.dtype
     assert weight.array().tobytes() == array.tobytes()
-    assert weight.cut(((1, 3), (2, 4))).array().tobytes() == array[1:3, 2:4].tobytes()
+    assert weight.take_region(((1, 3), (2, 4))).array().tobytes() == array[1:3, 2:4].tobytes()
 
 
 @settings(deadline=None)
 @given(hnp.arrays(st.sampled_from(["<f4", ">f4", "<i8", "?"]), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)))
 def test_weight_of_an_array_gives_it_back(array: np.ndarray) -> None:
     for given_array in (array, array.T, np.asfortranarray(array)):
-        back = Weight.of(given_array).array()
+        back = Weight.from_array(given_array).array()
         assert back.shape == given_array.shape
         np.testing.assert_array_equal(back, given_array)
 
 
 def test_stub_is_the_tensor_of_a_weight_without_its_data() -> None:
-    weight = Weight.of(np.ones((2, 3), np.float32))
-    tensor = hollow("w", weight)
-    assert is_hollow(tensor)
+    weight = Weight.from_array(np.ones((2, 3), np.float32))
+    tensor = make_placeholder("w", weight)
+    assert is_placeholder(tensor)
     assert (tensor.name, tensor.data_type, tuple(tensor.dims)) == ("w", weight.dtype, weight.shape)
     assert weight.nbytes == math.prod(tensor.dims) * 4
-    assert not is_hollow(numpy_helper.from_array(np.ones(3)))
+    assert not is_placeholder(numpy_helper.from_array(np.ones(3)))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.counting import macs
+from dicompiler.cost.counting import count_macs
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 
@@ -75,7 +75,7 @@ MOBILENET_V2 = (
 def multiplications(model: onnx.ModelProto) -> int:
     layers = prepare(Model.load(model)).layers
     assert layers is not None
-    return sum(macs(layers, layer) for layer in layers.layers)
+    return sum(count_macs(layers, layer) for layer in layers.layers)
 
 
 @pytest.mark.parametrize("name", MLPERF_TINY)
@@ -97,7 +97,7 @@ def test_mobilenet_v2_has_the_published_parameters_and_multiplications(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
-    assert networks.parameters(name) == PUBLISHED[name]
+    assert networks.count_parameters(name) == PUBLISHED[name]
 
 
 def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
@@ -162,7 +162,7 @@ def test_a_light_network_computes_something_other_for_each_seed(name: str) -> No
 
 @pytest.mark.parametrize("name", ["densenet121", "inception_v1", "inception_v2"])
 def test_a_light_network_keeps_its_ir_and_loses_its_constant_weights(name: str) -> None:
-    model = networks.light(name, 0)
+    model = networks.build_light(name, 0)
     onnx.checker.check_model(model)
     assert model.ir_version == 3
     assert all(node.op_type != "ConstantOfShape" for node in model.graph.node)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.operator_cases import Case, broadcastable, check_cut, integers
+from support.operator_cases import RuleCase, broadcastable, check_cut, integers
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -29,7 +29,7 @@ def test_a_region_of_an_attention(data: st.DataObject) -> None:
         mask = integers(draw, *broadcastable(draw, (batch, heads * shared, rows, columns))[-4:], most=2)
         assume(mask.ndim >= 2 and mask.shape[-2:] == (rows, columns))
         values.append(mask if draw(st.booleans()) else mask > 0)
-    check_cut(Case("Attention", tuple(values), attributes, opset, (0, 1, 2), close=True), draw)
+    check_cut(RuleCase("Attention", tuple(values), attributes, opset, (0, 1, 2), is_inexact=True), draw)
 
 
 MS = "com.microsoft"
@@ -52,7 +52,7 @@ def test_a_region_of_a_multi_head_attention(data: st.DataObject) -> None:
         )
         values += [None, None, bias]
     attributes = {"num_heads": heads, "unidirectional": draw(st.integers(0, 1)) if rows == columns else 0}
-    check_cut(Case("MultiHeadAttention", tuple(values), attributes, 1, (0, 1, 2), close=True, domain=MS), draw)
+    check_cut(RuleCase("MultiHeadAttention", tuple(values), attributes, 1, (0, 1, 2), is_inexact=True, domain=MS), draw)
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)
@@ -72,7 +72,7 @@ def test_a_region_of_a_grouped_query_attention(data: st.DataObject) -> None:
         angles = np.arange(total * size // 2, dtype=np.float32).reshape(total, size // 2)
         values += [np.cos(angles), np.sin(angles)]
         attributes["do_rotary"] = 1
-    case = Case("GroupQueryAttention", tuple(values), attributes, 1, (0, 1, 2), True, ("k", "v"), domain=MS)
+    case = RuleCase("GroupQueryAttention", tuple(values), attributes, 1, (0, 1, 2), True, ("k", "v"), domain=MS)
     check_cut(case, draw)
 
 
@@ -90,11 +90,13 @@ def test_a_region_of_rotary_positions(data: st.DataObject) -> None:
     if draw(st.booleans()):
         attributes = {"num_heads": heads} if flat and draw(st.booleans()) else {}
         places = places if draw(st.booleans()) else np.array([draw(st.integers(0, most - rows))], np.int64)
-        case = Case("RotaryEmbedding", (x, places, *tables), attributes, 1, (0, 1), True, domain=MS)
+        case = RuleCase("RotaryEmbedding", (x, places, *tables), attributes, 1, (0, 1), True, domain=MS)
     else:
         attributes = {"num_heads": heads} if flat else {}
         if draw(st.booleans()):
-            case = Case("RotaryEmbedding", (x, *(table[places] for table in tables)), attributes, 23, (0, 1, 2), True)
+            case = RuleCase(
+                "RotaryEmbedding", (x, *(table[places] for table in tables)), attributes, 23, (0, 1, 2), True
+            )
         else:
-            case = Case("RotaryEmbedding", (x, *tables, places), attributes, 23, (0, 3), True)
+            case = RuleCase("RotaryEmbedding", (x, *tables, places), attributes, 23, (0, 3), True)
     check_cut(case, draw)

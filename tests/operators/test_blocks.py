@@ -11,14 +11,14 @@ import pytest
 from support.generators import random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.bounds_inference import cuttable
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import compare
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.partition.bounds_inference import cuttable_axes
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import compare_value
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 HEADER = '<ir_version: 8, opset_import: ["": {opset}]> '
 BLOCKS: Mapping[str, tuple[int, str]] = {
@@ -77,7 +77,7 @@ def model_of(name: str) -> Model:
 def test_a_block_can_be_cut_throughout_and_computes_the_same(name: str) -> None:
     model = model_of(name)
     layers = form_layers(model, rules())
-    assert all(cuttable(layers, layer) for layer in layers.layers)
+    assert all(cuttable_axes(layers, layer) for layer in layers.layers)
     values = np.random.default_rng(0)
     feed = {
         v.name: values.standard_normal(model.tensors()[v.name].shape).astype(np.float32)
@@ -86,9 +86,9 @@ def test_a_block_can_be_cut_throughout_and_computes_the_same(name: str) -> None:
     reference = run_model(model, feed)["y"]
     for seed in range(12):
         plan = random_plan(Random(seed), layers)
-        placed = Partition().run(Compilation(model=model, layers=layers, plan=plan))
-        for outputs in Executor(cut(placed.model, plan.devices)).run(feed).delivered.values():
-            check = compare("y", reference, outputs["y"])
+        placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=plan))
+        for outputs in ProgramExecutor(build_program(placed.model, plan.devices)).run(feed).delivered.values():
+            check = compare_value("y", reference, outputs["y"])
             assert check.passed, (seed, check.detail)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 
 from dicompiler.operators import builtin_rules
-from dicompiler.operators.axes import MERGED, OTHERS
-from dicompiler.operators.elementwise import BROADCASTING, CONTRIBUTED, UNARY
+from dicompiler.operators.axes import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
+from dicompiler.operators.elementwise import BROADCASTING_OPERATORS, ORT_OPERATORS, UNARY_OPERATORS
 
 TESTED = {
     *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool Gemm MatMul".split(),
@@ -32,9 +32,15 @@ NOT_RUN = {"SwiGLU"}
 
 
 def test_every_rule_is_tested() -> None:
-    rules = [rule for rule in builtin_rules() if rule.cuts]
-    assert {rule.op for rule in rules if not rule.domain} == {*TESTED, *UNARY, *BROADCASTING, *MERGED, *OTHERS}
-    assert {rule.op for rule in rules if rule.domain} == {*CONTRIBUTED, *FUSED, *SAMPLES}
+    rules = [rule for rule in builtin_rules() if rule.can_cut]
+    assert {rule.op for rule in rules if not rule.domain} == {
+        *TESTED,
+        *UNARY_OPERATORS,
+        *BROADCASTING_OPERATORS,
+        *MERGE_OPERATORS,
+        *UNMERGEABLE_REDUCTIONS,
+    }
+    assert {rule.op for rule in rules if rule.domain} == {*ORT_OPERATORS, *FUSED, *SAMPLES}
 
 
 def test_no_operator_has_two_rules() -> None:

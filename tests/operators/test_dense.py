@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import rules
-from support.operator_cases import OPSETS, Case, broadcastable, check_cut, check_stand_in, drawn_computed, integers
+from support.operator_cases import OPSETS, RuleCase, broadcastable, check_cut, check_stand_in, drawn_computed, integers
 
-from dicompiler.partition.bounds_inference import reduction
+from dicompiler.partition.bounds_inference import reduction_length
 from dicompiler_passes.form_layers import form_layers
 
 
@@ -29,7 +29,7 @@ def test_a_region_of_a_gemm(data: st.DataObject) -> None:
     attributes: dict[str, Any] = {"transA": int(turn_a), "transB": int(turn_b)}
     if draw(st.booleans()):
         attributes |= {"alpha": 2.0, "beta": -3.0}
-    check_cut(Case("Gemm", tuple(values), attributes, opset, drawn_computed(draw, len(values))), draw)
+    check_cut(RuleCase("Gemm", tuple(values), attributes, opset, drawn_computed(draw, len(values))), draw)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -44,7 +44,7 @@ def test_a_region_of_a_matrix_product(data: st.DataObject) -> None:
         a = a.reshape(-1, k)[0]
     elif draw(st.integers(0, 4)) == 0:
         b = b.reshape(-1, k, b.shape[-1])[0, :, 0]
-    check_cut(Case("MatMul", (a, b), {}, draw(st.sampled_from(OPSETS)), drawn_computed(draw, 2)), draw)
+    check_cut(RuleCase("MatMul", (a, b), {}, draw(st.sampled_from(OPSETS)), drawn_computed(draw, 2)), draw)
 
 
 EQUATIONS = (
@@ -68,7 +68,7 @@ def test_a_region_of_an_einsum(data: st.DataObject) -> None:
     computed = drawn_computed(draw, len(values))
     shape = np.einsum(equation.replace(" ", ""), *values).shape  # onnx infers none where batches differ in rank
     opset = draw(st.sampled_from((12, 21)))
-    check_cut(Case("Einsum", tuple(values), {"equation": equation}, opset, computed, shape=shape), draw)
+    check_cut(RuleCase("Einsum", tuple(values), {"equation": equation}, opset, computed, shape=shape), draw)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -92,7 +92,7 @@ def test_a_region_of_a_product_with_weights_of_few_bits(data: st.DataObject) -> 
         *(one.reshape(-1) if flat else one for one in (scales, points) if one is not None),
     ]
     attributes = {"K": features, "N": columns, "bits": bits, "block_size": 16}
-    case = Case("MatMulNBits", tuple(values), attributes, 1, domain="com.microsoft")
+    case = RuleCase("MatMulNBits", tuple(values), attributes, 1, domain="com.microsoft")
     check_cut(case, draw)
     check_stand_in(case, draw)
 
@@ -105,9 +105,9 @@ def test_sums_of_weights_of_few_bits_are_cut_by_what_has_its_zero_points_in_one_
     attributes = {"K": 78, "N": 3, "bits": 4, "block_size": 16}
 
     def length(*values: Any) -> int | None:
-        case = Case("MatMulNBits", (np.zeros((2, 78), np.float32), *values), attributes, 1, domain="com.microsoft")
+        case = RuleCase("MatMulNBits", (np.zeros((2, 78), np.float32), *values), attributes, 1, domain="com.microsoft")
         layers = form_layers(case.model(), rules())
-        return reduction(layers, layers.layers[0])
+        return reduction_length(layers, layers.layers[0])
 
     assert (length(weight, scales), length(weight, scales, points)) == (5, 3)
     assert length(weight, scales.reshape(-1)) is None and length(weight, scales, points.reshape(-1)) is None
@@ -131,6 +131,6 @@ def test_a_region_of_a_recurrent_layer(data: st.DataObject) -> None:
     attributes: dict[str, Any] = {"hidden_size": units, "direction": "bidirectional" if directions == 2 else one}
     if op == "RNN":
         attributes["activations"] = ["Tanh", "Relu"][:directions]
-    case = Case(op, tuple(values), attributes, draw(st.sampled_from((7, 14))), (0,), close=True)
+    case = RuleCase(op, tuple(values), attributes, draw(st.sampled_from((7, 14))), (0,), is_inexact=True)
     check_cut(case, draw)
     check_stand_in(case, draw)

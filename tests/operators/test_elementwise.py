@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from support.operator_cases import (
     OPSETS,
     Array,
-    Case,
     Draw,
+    RuleCase,
     broadcastable,
     check_cut,
     drawn_computed,
@@ -22,7 +22,7 @@ from support.operator_cases import (
 )
 from support.operator_draws import scales
 
-from dicompiler.operators.elementwise import BROADCASTING, UNARY
+from dicompiler.operators.elementwise import BROADCASTING_OPERATORS, UNARY_OPERATORS
 
 ELEMENTWISE_OPSETS = (9, 11, 13, 17, 21, 24)
 
@@ -61,10 +61,10 @@ def random_values(draw: Draw, op: str, shape: Sequence[int]) -> Array:
     return np.asarray(random.uniform(0.1, 0.9, shape) + (op == "Acosh"), np.float32)
 
 
-def elementwise_case(draw: Draw, op: str, opset: int) -> Case:
+def elementwise_case(draw: Draw, op: str, opset: int) -> RuleCase:
     """Operands of any shapes that broadcast to one; some of them constants."""
     shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
-    count = MOST_INPUTS.get(op, 1 if op in UNARY else 2)
+    count = MOST_INPUTS.get(op, 1 if op in UNARY_OPERATORS else 2)
     if op in ("Max", "Mean", "Min", "Sum"):
         count = draw(st.integers(1, count))
     full_size = draw(st.integers(0, count - 1)) if op != "PRelu" else 0
@@ -80,7 +80,9 @@ def elementwise_case(draw: Draw, op: str, opset: int) -> Case:
         else:
             values += [np.asarray(bound) for bound in bounds]
     computed = drawn_computed(draw, count)
-    return Case(op, tuple(values), attributes, opset, computed, close=op in UNARY and op not in BIT_EQUAL)
+    return RuleCase(
+        op, tuple(values), attributes, opset, computed, is_inexact=op in UNARY_OPERATORS and op not in BIT_EQUAL
+    )
 
 
 def exists(op: str, opset: int) -> bool:
@@ -93,7 +95,7 @@ def exists(op: str, opset: int) -> bool:
 
 
 @pytest.mark.parametrize("opset", ELEMENTWISE_OPSETS)
-@pytest.mark.parametrize("op", [*UNARY, *BROADCASTING])
+@pytest.mark.parametrize("op", [*UNARY_OPERATORS, *BROADCASTING_OPERATORS])
 def test_a_region_of_an_elementwise_operator_in_every_opset_that_has_it(op: str, opset: int) -> None:
     ran = 0
 
@@ -111,8 +113,8 @@ def test_a_region_of_an_elementwise_operator_in_every_opset_that_has_it(op: str,
 
 
 def test_every_elementwise_operator_exists() -> None:
-    assert len({*UNARY, *BROADCASTING}) == len(UNARY) + len(BROADCASTING)
-    assert all(exists(op, ELEMENTWISE_OPSETS[-1]) for op in (*UNARY, *BROADCASTING))
+    assert len({*UNARY_OPERATORS, *BROADCASTING_OPERATORS}) == len(UNARY_OPERATORS) + len(BROADCASTING_OPERATORS)
+    assert all(exists(op, ELEMENTWISE_OPSETS[-1]) for op in (*UNARY_OPERATORS, *BROADCASTING_OPERATORS))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -124,7 +126,7 @@ def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
     ones = np.ones(shape[1], np.float32)
     computed = (0,) if draw(st.integers(0, 3)) else (0, 1, 3)
     values = (integers(draw, *shape), *vectors, ones)
-    check_cut(Case("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
+    check_cut(RuleCase("BatchNormalization", values, {"epsilon": 0.0}, draw(st.sampled_from(OPSETS)), computed), draw)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -134,14 +136,14 @@ def test_a_region_of_a_cast_to_the_type_of_another_tensor(data: st.DataObject) -
     x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))) * 100
     like = np.zeros(draw(st.sampled_from(((), (3,), (2, 7)))), draw(st.sampled_from((np.int32, np.float64, np.uint8))))
     computed = draw(st.sampled_from(((0,), (0, 1))))
-    check_cut(Case("CastLike", (x, like), {}, draw(st.sampled_from((15, 19, 21))), computed), draw)
+    check_cut(RuleCase("CastLike", (x, like), {}, draw(st.sampled_from((15, 19, 21))), computed), draw)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_region_of_the_same_bits_as_another_type(data: st.DataObject) -> None:
     x = scales(data.draw, *data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
-    check_cut(Case("BitCast", (x,), {"to": onnx.TensorProto.INT32}, 26), data.draw)
+    check_cut(RuleCase("BitCast", (x,), {"to": onnx.TensorProto.INT32}, 26), data.draw)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -152,7 +154,7 @@ def test_a_region_of_a_dropout(data: st.DataObject) -> None:
     x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     opset = draw(st.sampled_from((9, 11, 12, 13, 22)))
     if opset < 12:
-        check_cut(Case("Dropout", (x,), {"ratio": 0.5}, opset), draw)
+        check_cut(RuleCase("Dropout", (x,), {"ratio": 0.5}, opset), draw)
         return
     mode = [np.array(draw(st.booleans()))] if draw(st.booleans()) else []
-    check_cut(Case("Dropout", (x, np.array(0.5, np.float32), *mode), {"seed": 3}, opset), draw)
+    check_cut(RuleCase("Dropout", (x, np.array(0.5, np.float32), *mode), {"seed": 3}, opset), draw)

@@ -10,10 +10,10 @@ from support.operator_cases import run_split
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
-from dicompiler.partition.bounds_inference import cuttable, output_shape
+from dicompiler.partition.bounds_inference import cuttable_axes, output_shape
 from dicompiler.verify.exact import check_model
 from dicompiler.verify.executor import run_model
-from dicompiler.verify.given import given_inputs
+from dicompiler.verify.given import prepare_inputs
 
 BODIES = {
     "Scaler": "<offset = [1.0, 2.0, 3.0, 4.0], scale = [0.5, 0.25, 2.0, 1.0]>",
@@ -33,7 +33,7 @@ def test_rows_of_samples_are_cut_and_exact(op: str) -> None:
     layers = prepare(checked).layers
     assert layers is not None
     (layer,) = layers.layers
-    assert 0 in cuttable(layers, layer) and output_shape(layers, layer) == (6, columns)
+    assert 0 in cuttable_axes(layers, layer) and output_shape(layers, layer) == (6, columns)
     parts = [Part(device, (rows, (0, columns))) for device, rows in (("a", (0, 2)), ("b", (2, 6)))]
     assert (run_split(checked, layers, parts, feed) == run_model(checked, feed)["y"]).all()
 
@@ -44,8 +44,8 @@ def test_a_forest_costs_what_a_sample_meets_of_it() -> None:
     nodes = {layer.nodes[0].op: layer.nodes[0] for layer in layers.layers}
 
     def cost(op: str) -> tuple[int, ...]:
-        operation, rule = layers.operation(nodes[op]), layers.rule(nodes[op])
-        return tuple(rule.cost(operation, operation.out_shape, [operation.shape(0)]))
+        operation, rule = layers.operation_of(nodes[op]), layers.rule_of(nodes[op])
+        return tuple(rule.cost(operation, operation.out_shape, [operation.input_shape(0)]))
 
     assert cost("TreeEnsembleRegressor") == (0, 0, 8 * (5 * 3 + 5 * 2))  # five trees of three levels, two targets
     assert cost("LinearRegressor") == (8 * 12, 0, 0)
@@ -60,4 +60,4 @@ def test_features_are_picked_in_the_shape_that_onnxruntime_gives(rows: str, inde
         g (float[{rows}3] x, int64[{index}] i) => (y) {{ y = ai.onnx.ml.ArrayFeatureExtractor (x, i) }}""")
     layers = prepare(model).layers
     assert layers is not None
-    assert layers.tensors["y"].shape == run_model(model, given_inputs(model))["y"].shape
+    assert layers.tensors["y"].shape == run_model(model, prepare_inputs(model))["y"].shape

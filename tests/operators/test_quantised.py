@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.operator_cases import Array, Case, Draw, broadcastable, check_cut
+from support.operator_cases import Array, Draw, RuleCase, broadcastable, check_cut
 from support.operator_draws import scales
 
 SIGNED = st.sampled_from((np.int8, np.uint8))
@@ -48,7 +48,7 @@ def test_a_region_of_a_quantised_tensor(op: str, data: st.DataObject) -> None:
     values = [x, scales(draw, *own)]
     if (op == "QuantizeLinear" and dtype == np.int8) or draw(st.booleans()):
         values.append(bytes_(draw, dtype if op == "DequantizeLinear" or draw(st.booleans()) else np.uint8, *own))
-    check_cut(Case(op, tuple(values), attributes, opset), draw)
+    check_cut(RuleCase(op, tuple(values), attributes, opset), draw)
 
 
 def convolution(draw: Draw, x_type: Any, w_type: Any) -> tuple[Array, Array, dict[str, Any]]:
@@ -77,7 +77,7 @@ def test_a_region_of_a_convolution_of_integers(data: st.DataObject) -> None:
         values.append(bytes_(draw, x.dtype))
         if draw(st.booleans()):
             values.append(bytes_(draw, w.dtype, *draw(st.sampled_from(((), (w.shape[0],))))))
-    check_cut(Case("ConvInteger", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
+    check_cut(RuleCase("ConvInteger", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -91,7 +91,7 @@ def test_a_region_of_a_quantised_convolution(data: st.DataObject) -> None:
     values += [np.float32(20.0 * x[0].size ** 0.5) * scales(draw), bytes_(draw, x.dtype)]
     if draw(st.booleans()):
         values.append(bytes_(draw, np.int8, w.shape[0]).astype(np.int32) * 50)
-    check_cut(Case("QLinearConv", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
+    check_cut(RuleCase("QLinearConv", tuple(values), attributes, draw(st.sampled_from((10, 21)))), draw)
 
 
 def matrices(draw: Draw, a_type: Any, b_type: Any) -> tuple[Array, Array]:
@@ -110,7 +110,7 @@ def test_a_region_of_a_product_of_integer_matrices(data: st.DataObject) -> None:
         values.append(bytes_(draw, a.dtype))
         if draw(st.booleans()):
             values.append(bytes_(draw, b.dtype, *draw(st.sampled_from(((), (b.shape[-1],))))))
-    check_cut(Case("MatMulInteger", tuple(values), {}, draw(st.sampled_from((10, 21)))), draw)
+    check_cut(RuleCase("MatMulInteger", tuple(values), {}, draw(st.sampled_from((10, 21)))), draw)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -124,4 +124,4 @@ def test_a_region_of_a_product_of_quantised_matrices(data: st.DataObject) -> Non
         *(b, scales(draw, *columns), bytes_(draw, np.uint8, *columns)),
         *(np.float32(100) * scales(draw), bytes_(draw, np.uint8)),
     )
-    check_cut(Case("QLinearMatMul", values, {}, draw(st.sampled_from((10, 21)))), draw)
+    check_cut(RuleCase("QLinearMatMul", values, {}, draw(st.sampled_from((10, 21)))), draw)

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import rules
-from support.operator_cases import Case, Draw, check_cut, check_stand_in, integers
+from support.operator_cases import Draw, RuleCase, check_cut, check_stand_in, integers
 
-from dicompiler.partition.bounds_inference import cuttable
+from dicompiler.partition.bounds_inference import cuttable_axes
 from dicompiler_passes.form_layers import form_layers
 
 
-def allowed(case: Case) -> tuple[int, ...]:
+def allowed(case: RuleCase) -> tuple[int, ...]:
     """The axes of the case's output that a plan may cut."""
     layers = form_layers(case.model(), rules())
-    return cuttable(layers, layers.layers[0])
+    return cuttable_axes(layers, layers.layers[0])
 
 
-def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> Case:
+def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> RuleCase:
     """A Resize (an Upsample in opsets 7 and 9), by scales or, where it can, by sizes."""
     shape = (draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 9)))
     choices = (1.0, 2.0, 3.0, 4.0, 0.5, 0.25, 1.5) if opset >= 10 else (1.0, 2.0, 3.0, 1.5)
@@ -33,9 +33,9 @@ def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> Case:
     attributes: dict[str, Any] = {"mode": "linear" if linear else "nearest"}
     factors = np.array(scales, np.float32)
     if opset == 7:
-        return Case("Upsample", (x,), {**attributes, "scales": scales}, opset)
+        return RuleCase("Upsample", (x,), {**attributes, "scales": scales}, opset)
     if opset < 11:
-        return Case("Upsample" if opset == 9 else "Resize", (x, factors), attributes, opset)
+        return RuleCase("Upsample" if opset == 9 else "Resize", (x, factors), attributes, opset)
     modes = ["half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners"]
     attributes["coordinate_transformation_mode"] = draw(
         st.sampled_from([*modes, "half_pixel_symmetric"][: 4 + (opset >= 19)])
@@ -56,8 +56,8 @@ def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> Case:
             attributes["keep_aspect_ratio_policy"] = draw(st.sampled_from(("stretch", "not_larger", "not_smaller")))
     roi = np.zeros(0, np.float32) if draw(st.booleans()) or opset < 13 else None
     if not sized:
-        return Case("Resize", (x, roi, factors), attributes, opset)
-    return Case("Resize", (x, roi, np.zeros(0, np.float32) if opset < 13 else None, sizes), attributes, opset)
+        return RuleCase("Resize", (x, roi, factors), attributes, opset)
+    return RuleCase("Resize", (x, roi, np.zeros(0, np.float32) if opset < 13 else None, sizes), attributes, opset)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -67,7 +67,7 @@ def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> Case:
 def test_a_region_of_a_resampled_tensor(opset: int, linear: bool, data: st.DataObject) -> None:
     """Integers blended at powers of two stay exact; cubic weights and other factors round."""
     case = resampling(data.draw, opset, linear, sized=data.draw(st.booleans()))
-    check_cut(Case(case.op, case.values, case.attributes, case.opset, close=linear), data.draw)
+    check_cut(RuleCase(case.op, case.values, case.attributes, case.opset, is_inexact=linear), data.draw)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
@@ -77,7 +77,7 @@ def test_an_image_that_grows_or_shrinks_is_cut_by_rows_and_columns(mode: str, co
     x = np.zeros((1, 2, 16, 16), np.float32)
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     scales = np.array([1, 1, scale, scale], np.float32)
-    assert allowed(Case("Resize", (x, np.zeros(0, np.float32), scales), attributes, 13)) == (1, 2, 3)
+    assert allowed(RuleCase("Resize", (x, np.zeros(0, np.float32), scales), attributes, 13)) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_image_that_grows_or_shrinks_is_cut_by_rows_and_columns(mode: str, co
 def test_an_axis_whose_tiles_would_be_resampled_otherwise_is_not_cut(scale: float, attributes: dict[str, Any]) -> None:
     x = np.zeros((1, 2, 16, 16), np.float32)
     scales = np.array([1, 1, scale, scale], np.float32)
-    assert allowed(Case("Resize", (x, None, scales), attributes, 18)) == (1,)
+    assert allowed(RuleCase("Resize", (x, None, scales), attributes, 18)) == (1,)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -102,6 +102,8 @@ def test_a_region_of_a_sampled_grid(data: st.DataObject) -> None:
     batch, channels, *extents = (draw(st.integers(1, 4)) for _ in range(6))
     grid = integers(draw, batch, *extents[2:], 2, most=9) / np.float32(8)
     attributes = {"mode": draw(st.sampled_from(("bilinear", "nearest"))), "align_corners": draw(st.integers(0, 1))}
-    case = Case("GridSample", (integers(draw, batch, channels, *extents[:2]), grid), attributes, 16, (0, 1), close=True)
+    case = RuleCase(
+        "GridSample", (integers(draw, batch, channels, *extents[:2]), grid), attributes, 16, (0, 1), is_inexact=True
+    )
     check_cut(case, draw)
     check_stand_in(case, draw)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.operator_cases import OPSETS, Case, Draw, broadcastable, check_cut, drawn_computed, integers
+from support.operator_cases import OPSETS, Draw, RuleCase, broadcastable, check_cut, drawn_computed, integers
 from support.operator_draws import shapes
 
 
@@ -34,7 +34,7 @@ def test_a_region_of_a_reshape(data: st.DataObject) -> None:
         target[draw(st.integers(0, len(target) - 1))] = -1
     opset = draw(st.sampled_from(OPSETS))
     attributes = {"allowzero": draw(st.sampled_from((0, 1)))} if opset >= 14 and draw(st.booleans()) else {}
-    check_cut(Case("Reshape", (integers(draw, *shape), np.array(target, np.int64)), attributes, opset), draw)
+    check_cut(RuleCase("Reshape", (integers(draw, *shape), np.array(target, np.int64)), attributes, opset), draw)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -46,7 +46,7 @@ def test_a_region_of_a_flatten(data: st.DataObject) -> None:
     attributes = (
         {"axis": draw(st.integers(-len(shape) if opset >= 11 else 0, len(shape)))} if draw(st.booleans()) else {}
     )
-    check_cut(Case("Flatten", (integers(draw, *shape),), attributes, opset), draw)
+    check_cut(RuleCase("Flatten", (integers(draw, *shape),), attributes, opset), draw)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -62,11 +62,11 @@ def test_a_region_of_a_squeeze(op: str, data: st.DataObject) -> None:
     x = integers(draw, *(shape if op == "Unsqueeze" else longer))
     opset = draw(st.sampled_from(OPSETS))
     if op == "Squeeze" and draw(st.booleans()):
-        case = Case(op, (x,), {}, opset)
+        case = RuleCase(op, (x,), {}, opset)
     elif opset < 13:
-        case = Case(op, (x,), {"axes": axes}, opset)
+        case = RuleCase(op, (x,), {"axes": axes}, opset)
     else:
-        case = Case(op, (x, np.array(axes, np.int64)), {}, opset)
+        case = RuleCase(op, (x, np.array(axes, np.int64)), {}, opset)
     check_cut(case, draw)
 
 
@@ -76,7 +76,7 @@ def test_a_region_of_a_transpose(data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     attributes = {"perm": draw(st.permutations(range(len(shape))))} if draw(st.booleans()) else {}
-    check_cut(Case("Transpose", (integers(draw, *shape),), attributes, draw(st.sampled_from(OPSETS))), draw)
+    check_cut(RuleCase("Transpose", (integers(draw, *shape),), attributes, draw(st.sampled_from(OPSETS))), draw)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
@@ -89,7 +89,7 @@ def test_a_region_of_a_concat(data: st.DataObject) -> None:
     attributes = {"axis": axis - len(shape) if draw(st.booleans()) else axis}
     opset = draw(st.sampled_from(OPSETS))
     values = tuple(integers(draw, *own) for own in shapes)
-    check_cut(Case("Concat", values, attributes, opset if opset >= 11 else 11, drawn_computed(draw, count)), draw)
+    check_cut(RuleCase("Concat", values, attributes, opset if opset >= 11 else 11, drawn_computed(draw, count)), draw)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -101,7 +101,7 @@ def test_a_region_of_an_expanded_tensor(data: st.DataObject) -> None:
     x = integers(draw, *broadcastable(draw, shape))
     full = np.broadcast_shapes(x.shape, tuple(wanted))
     assume(len(full) == len(shape))
-    check_cut(Case("Expand", (x, np.array(wanted, np.int64)), {}, draw(st.sampled_from((9, 13)))), draw)
+    check_cut(RuleCase("Expand", (x, np.array(wanted, np.int64)), {}, draw(st.sampled_from((9, 13)))), draw)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
@@ -110,7 +110,7 @@ def test_a_region_of_a_tiled_tensor(data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw)
     repeats = np.array([draw(st.integers(1, 3)) for _ in shape], np.int64)
-    check_cut(Case("Tile", (integers(draw, *shape), repeats), {}, draw(st.sampled_from((9, 13)))), draw)
+    check_cut(RuleCase("Tile", (integers(draw, *shape), repeats), {}, draw(st.sampled_from((9, 13)))), draw)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -130,7 +130,7 @@ def test_a_region_of_gathered_elements(op: str, data: st.DataObject) -> None:
     indices = random.integers(low, shape[axis], count).astype(draw(st.sampled_from((np.int32, np.int64))))
     computed = draw(st.sampled_from(((0,), (0, 1), (1,))))
     attributes = {"axis": axis - len(shape) if opset >= 11 and draw(st.booleans()) else axis}
-    check_cut(Case(op, (integers(draw, *shape), np.asarray(indices)), attributes, opset, computed), draw)
+    check_cut(RuleCase(op, (integers(draw, *shape), np.asarray(indices)), attributes, opset, computed), draw)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -151,7 +151,7 @@ def test_a_region_of_what_is_scattered_into(op: str, data: st.DataObject) -> Non
         indices, updates = random.integers(0, shape[axis], extents), integers(draw, *extents)
         attributes = {"axis": axis - len(shape) if draw(st.booleans()) else axis}
     values = (integers(draw, *shape), indices, updates)
-    check_cut(Case(op, values, attributes, draw(st.sampled_from((11, 16, 18))), (0, 1, 2)), draw)
+    check_cut(RuleCase(op, values, attributes, draw(st.sampled_from((11, 16, 18))), (0, 1, 2)), draw)
 
 
 @settings(max_examples=120, deadline=None, derandomize=True)
@@ -167,4 +167,4 @@ def test_a_region_of_channels_moved_into_space_or_back(op: str, data: st.DataObj
             attributes["mode"] = draw(st.sampled_from(("DCR", "CRD")))
     else:
         x = integers(draw, 2, channels, height * size, width * size)
-    check_cut(Case(op, (x,), attributes, opset), draw)
+    check_cut(RuleCase(op, (x,), attributes, opset), draw)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.operator_cases import Case, check_cut, integers
+from support.operator_cases import RuleCase, check_cut, integers
 
 SLICE_OPSETS = (9, 10, 11, 13, 21)
 
 
 @st.composite
-def pads(draw: st.DrawFn) -> Case:
+def pads(draw: st.DrawFn) -> RuleCase:
     """Every mode, pads of less than nothing too; an attribute before opset 11, for some axes alone since 18."""
     opset = draw(st.sampled_from((9, 11, 13, 18, 19, 21)))
     shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
@@ -28,13 +28,13 @@ def pads(draw: st.DrawFn) -> Case:
     x = integers(draw, *shape)
     value = draw(st.integers(-3, 3))
     if opset < 11:
-        return Case("Pad", (x,), {"mode": mode, "pads": both, "value": float(value)}, opset)
+        return RuleCase("Pad", (x,), {"mode": mode, "pads": both, "value": float(value)}, opset)
     values: list[Any] = [x, np.array(both, np.int64)]
     if axes != list(range(len(shape))):
         values += [np.array(value, np.float32) if draw(st.booleans()) else None, np.array(axes, np.int64)]
     elif draw(st.booleans()):
         values.append(np.array(value, np.float32))
-    return Case("Pad", tuple(values), {"mode": mode}, opset)
+    return RuleCase("Pad", tuple(values), {"mode": mode}, opset)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -44,7 +44,7 @@ def test_a_region_of_a_padded_tensor(data: st.DataObject) -> None:
 
 
 @st.composite
-def slices(draw: st.DrawFn) -> Case:
+def slices(draw: st.DrawFn) -> RuleCase:
     """Some axes, from either end, in steps of either sign; attributes before opset 10."""
     opset = draw(st.sampled_from(SLICE_OPSETS))
     shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
@@ -60,7 +60,7 @@ def slices(draw: st.DrawFn) -> Case:
     named = axes != list(range(len(axes))) or draw(st.booleans())
     x = integers(draw, *shape)
     if opset < 10:
-        return Case("Slice", (x,), {"starts": starts, "ends": ends} | ({"axes": axes} if named else {}), opset)
+        return RuleCase("Slice", (x,), {"starts": starts, "ends": ends} | ({"axes": axes} if named else {}), opset)
     dtype = np.int64
     numbers = [np.array(values, dtype) for values in (starts, ends)]
     values: list[Any] = [x, *numbers]
@@ -72,7 +72,7 @@ def slices(draw: st.DrawFn) -> Case:
         )
     if steps != [1] * len(steps):
         values.append(np.array(steps, dtype))
-    return Case("Slice", tuple(values), {}, opset)
+    return RuleCase("Slice", tuple(values), {}, opset)
 
 
 @settings(max_examples=250, deadline=None, derandomize=True)
@@ -87,4 +87,6 @@ def test_a_region_of_a_triangle(data: st.DataObject) -> None:
     draw = data.draw
     x = integers(draw, *draw(st.lists(st.integers(1, 6), min_size=2, max_size=4)))
     values = (x, np.array(draw(st.integers(-4, 4)), np.int64)) if draw(st.booleans()) else (x,)
-    check_cut(Case("Trilu", values, {"upper": draw(st.sampled_from((0, 1)))}, draw(st.sampled_from((14, 21)))), draw)
+    check_cut(
+        RuleCase("Trilu", values, {"upper": draw(st.sampled_from((0, 1)))}, draw(st.sampled_from((14, 21)))), draw
+    )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layer_graphs import rules
-from support.operator_cases import OPSETS, Case, check_cut, integers, run, run_split
+from support.operator_cases import OPSETS, RuleCase, check_cut, integers, run, run_split
 from support.operator_draws import pools, sliding
 
 from dicompiler.ir.plan import Part
@@ -18,7 +18,7 @@ from dicompiler_passes.form_layers import form_layers
 
 
 @st.composite
-def convolutions(draw: st.DrawFn) -> Case:
+def convolutions(draw: st.DrawFn) -> RuleCase:
     """With groups, depthwise and with a channel multiplier, with and without bias."""
     window = draw(sliding(wide_pads=True, dilated=True))
     groups = draw(st.sampled_from((1, 1, 2, 3, 4)))
@@ -33,7 +33,7 @@ def convolutions(draw: st.DrawFn) -> Case:
         attributes["kernel_shape"] = list(window.kernel)
     values = (x, weight) if bias is None else (x, weight, bias)
     computed = (0, 1) if draw(st.integers(0, 9)) == 0 else (0,)
-    return Case("Conv", values, attributes, draw(st.sampled_from(OPSETS)), computed)
+    return RuleCase("Conv", values, attributes, draw(st.sampled_from(OPSETS)), computed)
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)
@@ -55,13 +55,13 @@ def test_a_region_of_a_global_pool(op: str, data: st.DataObject) -> None:
     extents = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     x = integers(data.draw, 2, data.draw(st.integers(1, 5)), *extents)
     opset = data.draw(st.sampled_from(OPSETS))
-    check_cut(Case(op, (x,), {}, opset, close=op != "GlobalMaxPool"), data.draw)
+    check_cut(RuleCase(op, (x,), {}, opset, is_inexact=op != "GlobalMaxPool"), data.draw)
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
 def test_a_stand_in_that_had_auto_pad_is_cut_by_rows(mode: str) -> None:
     x = np.zeros((1, 2, 7, 5), np.float32)
-    case = Case("AveragePool", (x,), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": mode})
+    case = RuleCase("AveragePool", (x,), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": mode})
     model, feed = check_model(case.model(), 0)
     assert model.proto.graph.node[0].domain == DOMAIN
     layers = form_layers(model, rules())
@@ -70,7 +70,7 @@ def test_a_stand_in_that_had_auto_pad_is_cut_by_rows(mode: str) -> None:
 
 
 @st.composite
-def transposed(draw: st.DrawFn) -> Case:
+def transposed(draw: st.DrawFn) -> RuleCase:
     """ConvTranspose with every way to say what is cut away; groups, dilations, with and without bias."""
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
 
@@ -105,7 +105,7 @@ def transposed(draw: st.DrawFn) -> Case:
     values = [integers(draw, draw(st.integers(1, 2)), channels, *extents), integers(draw, channels, filters, *kernel)]
     if draw(st.booleans()):
         values.append(integers(draw, groups * filters))
-    return Case("ConvTranspose", tuple(values), attributes, draw(st.sampled_from((9, 11, 13, 22))))
+    return RuleCase("ConvTranspose", tuple(values), attributes, draw(st.sampled_from((9, 11, 13, 22))))
 
 
 @settings(max_examples=400, deadline=None, derandomize=True)

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dicompiler.partition.annotations import Annotation, annotate, annotate_ends, annotation_of, ends_of, part_of
+from dicompiler.partition.annotations import (
+    NodeAnnotation,
+    read_annotation,
+    read_part,
+    read_source_and_sinks,
+    write_annotation,
+    write_source_and_sinks,
+)
 
 NAMES = st.text("ab/é, \n\"'", min_size=1, max_size=6)
 ANNOTATIONS = st.builds(
-    Annotation,
+    NodeAnnotation,
     NAMES,
     st.just("") | NAMES,
     st.sampled_from(["", "[0:1, 2:5]"]),
@@ -26,19 +33,19 @@ def written(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 @given(ANNOTATIONS)
-def test_an_annotation_reads_back_as_it_was_written(annotation: Annotation) -> None:
+def test_an_annotation_reads_back_as_it_was_written(annotation: NodeAnnotation) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"], name="n")
-    annotate(node, annotation)
-    assert annotation_of(written(node)) == annotation
-    assert part_of(written(node)) == annotation.part
+    write_annotation(node, annotation)
+    assert read_annotation(written(node)) == annotation
+    assert read_part(written(node)) == annotation.part
 
 
 @given(ANNOTATIONS)
-def test_it_leaves_the_node_and_what_else_its_metadata_say_alone(annotation: Annotation) -> None:
+def test_it_leaves_the_node_and_what_else_its_metadata_say_alone(annotation: NodeAnnotation) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"], name="n")
     node.metadata_props.add(key="trained", value="yes")
     before = written(node)
-    annotate(node, annotation)
+    write_annotation(node, annotation)
     assert node.metadata_props[0] == before.metadata_props[0]
     del node.metadata_props[:], before.metadata_props[:]
     assert node == before
@@ -46,9 +53,9 @@ def test_it_leaves_the_node_and_what_else_its_metadata_say_alone(annotation: Ann
 
 def test_a_node_on_no_device_has_no_annotation_and_belongs_to_no_part() -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    assert part_of(node) is None
+    assert read_part(node) is None
     with pytest.raises(KeyError):
-        annotation_of(node)
+        read_annotation(node)
 
 
 @given(st.lists(NAMES, min_size=1, unique=True).map(tuple), st.dictionaries(NAMES, NAMES))
@@ -56,5 +63,5 @@ def test_sources_and_further_sinks_read_back_as_they_were_written(
     source: tuple[str, ...], copies: dict[str, str]
 ) -> None:
     model = onnx.ModelProto()
-    annotate_ends(model, source, copies)
-    assert ends_of(onnx.ModelProto.FromString(model.SerializeToString())) == (source, copies)
+    write_source_and_sinks(model, source, copies)
+    assert read_source_and_sinks(onnx.ModelProto.FromString(model.SerializeToString())) == (source, copies)

@@ -11,10 +11,17 @@ from support.layer_graphs import formed, stack
 from support.random_layers import cut_layers, random_layers, random_region
 
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.regions import Region, bounding, contains, full, with_interval
-from dicompiler.ir.tasks import Key, ShareTask
-from dicompiler.partition.bounds_inference import align, cuttable, make_tasks, output_shape, reduction, share_task
+from dicompiler.ir.plan import LayerShare, Part
+from dicompiler.ir.regions import Region, bounding_region, contains, full_region, with_interval
+from dicompiler.ir.tasks import ShareTask, TensorKey
+from dicompiler.partition.bounds_inference import (
+    align_region,
+    cuttable_axes,
+    make_share_task,
+    make_tasks,
+    output_shape,
+    reduction_length,
+)
 
 SEEDS = st.integers(0, 30)
 CONVOLUTION = stack((1, 4, 9, 6), [("conv", 8, 3, 2, 1, 1)])
@@ -22,7 +29,7 @@ CONVOLUTION = stack((1, 4, 9, 6), [("conv", 8, 3, 2, 1, 1)])
 
 def plain(layers: LayerGraph, layer: Layer, region: Region) -> ShareTask:
     """The task of one part with this region."""
-    return share_task(layers, layer, Share(region))
+    return make_share_task(layers, layer, LayerShare(region))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -31,10 +38,10 @@ def test_what_comes_out_holds_what_was_asked_for_and_asking_for_it_gives_it(seed
     layers = random_layers(seed)
     for layer in cut_layers(layers):
         region = random_region(rng, layers, layer)
-        out = align(layers, layer, region)
+        out = align_region(layers, layer, region)
         assert contains(out, region)
-        assert align(layers, layer, out) == out
-        assert plain(layers, layer, region).outputs == {Key(layer.output): out}
+        assert align_region(layers, layer, out) == out
+        assert plain(layers, layer, region).outputs == {TensorKey(layer.output): out}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -54,18 +61,18 @@ def test_a_larger_region_needs_no_less(seed: int, rng: Random) -> None:
 def test_two_parts_that_make_the_layer_hold_together_what_any_piece_across_both_needs(seed: int, rng: Random) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
-        whole = full(output_shape(layers, layer))
-        axis = rng.choice(cuttable(layers, layer))
+        whole = full_region(output_shape(layers, layer))
+        axis = rng.choice(cuttable_axes(layers, layer))
         at = rng.randrange(1, whole[axis][1])
         parts = [Part("a", with_interval(whole, axis, cut)) for cut in ((0, at), (at, whole[axis][1]))]
         tasks = make_tasks(layers, layer, parts)
         assert [task.kind for task in tasks] == ["plain", "plain"]
-        assert bounding(task.outputs[Key(layer.output)] for task in tasks) == whole
+        assert bounding_region(task.outputs[TensorKey(layer.output)] for task in tasks) == whole
         if whole[axis][1] == 2:  # all of an axis may need more than its two ends do, at the tensor's borders
             continue
         across = with_interval(whole, axis, rng.choice(((0, whole[axis][1] - 1), (1, whole[axis][1]))))
         for key, need in plain(layers, layer, across).needs.items():
-            assert contains(bounding(task.needs.get(key) for task in tasks) or (), need)
+            assert contains(bounding_region(task.needs.get(key) for task in tasks) or (), need)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -73,20 +80,20 @@ def test_two_parts_that_make_the_layer_hold_together_what_any_piece_across_both_
 def test_the_axes_that_can_be_cut_are_those_that_do_not_come_out_in_full(seed: int) -> None:
     layers = random_layers(seed)
     for layer in layers.layers:
-        if layer.reason:
-            assert cuttable(layers, layer) == ()
+        if layer.whole_reason:
+            assert cuttable_axes(layers, layer) == ()
             continue
-        whole = full(output_shape(layers, layer))
+        whole = full_region(output_shape(layers, layer))
         for axis, (_, extent) in enumerate(whole):
-            alone = align(layers, layer, with_interval(whole, axis, (0, min(1, extent))))[axis]
-            assert (axis in cuttable(layers, layer)) == (extent > 1 and alone != (0, extent))
+            alone = align_region(layers, layer, with_interval(whole, axis, (0, min(1, extent))))[axis]
+            assert (axis in cuttable_axes(layers, layer)) == (extent > 1 and alone != (0, extent))
 
 
 @pytest.mark.parametrize(("rows", "needed"), [((0, 1), (0, 2)), ((1, 3), (1, 6)), ((4, 5), (7, 9)), ((0, 5), (0, 9))])
 def test_a_strided_convolution_needs_its_rows_with_their_halo(rows: tuple[int, int], needed: tuple[int, int]) -> None:
     (layer,) = CONVOLUTION.layers
     task = plain(CONVOLUTION, layer, ((0, 1), (0, 8), rows, (0, 3)))
-    assert task.needs == {Key("input"): ((0, 1), (0, 4), needed, (0, 6))}
+    assert task.needs == {TensorKey("input"): ((0, 1), (0, 4), needed, (0, 6))}
 
 
 def test_partial_sums_are_of_the_anchor_over_a_range_and_the_mergers_do_the_rest() -> None:
@@ -96,22 +103,22 @@ def test_partial_sums_are_of_the_anchor_over_a_range_and_the_mergers_do_the_rest
         w=(6, 4, 1, 1),
     )
     (layer,) = layers.layers
-    assert reduction(layers, layer) == 4
+    assert reduction_length(layers, layer) == 4
     half = ((0, 1), (0, 3), (0, 5), (0, 5))
     first, second, merger = make_tasks(
         layers, layer, [Part("a", None, (0, 1)), Part("b", None, (1, 4)), Part("a", half)]
     )
     assert [task.kind for task in (first, second, merger)] == ["partial", "partial", "merger"]
-    assert [[work.node.op for work in task.works] for task in (first, merger)] == [["Conv"], ["Add", "Relu"]]
-    assert second.outputs == {Key("c", (1, 4)): full((1, 6, 5, 5))}
-    assert second.needs == {Key("x"): ((0, 1), (1, 4), (0, 5), (0, 5))}
-    assert merger.outputs == {Key("y"): half}
-    assert merger.needs == {Key("z"): half}
+    assert [[work.node.op for work in task.nodes] for task in (first, merger)] == [["Conv"], ["Add", "Relu"]]
+    assert second.outputs == {TensorKey("c", (1, 4)): full_region((1, 6, 5, 5))}
+    assert second.needs == {TensorKey("x"): ((0, 1), (1, 4), (0, 5), (0, 5))}
+    assert merger.outputs == {TensorKey("y"): half}
+    assert merger.needs == {TensorKey("z"): half}
 
 
 def test_a_grouped_convolution_has_no_sum_that_can_be_cut() -> None:
     layers = stack((1, 4, 9, 6), [("conv", 8, 3, 2, 1, 2), ("pool", 2, 2, 0)])
-    assert [reduction(layers, layer) for layer in layers.layers] == [None, None]
+    assert [reduction_length(layers, layer) for layer in layers.layers] == [None, None]
 
 
 def test_a_layer_that_stays_whole_needs_all_of_its_inputs_for_any_part() -> None:
@@ -120,9 +127,9 @@ def test_a_layer_that_stays_whole_needs_all_of_its_inputs_for_any_part() -> None
         { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, n) }"""
     )
     (layer,) = layers.layers
-    assert layer.reason
+    assert layer.whole_reason
     for part in (Part("a"), Part("b", ((0, 1), (0, 4)))):
         (task,) = make_tasks(layers, layer, [part])
-        assert task.outputs == {Key("y"): full((2, 4))}
-        assert task.needs == {Key("x"): full((2, 4))}
-        assert [work.piece for work in task.works] == [None]
+        assert task.outputs == {TensorKey("y"): full_region((2, 4))}
+        assert task.needs == {TensorKey("x"): full_region((2, 4))}
+        assert [work.piece for work in task.nodes] == [None]

@@ -16,10 +16,10 @@ from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
-from dicompiler.partition.lowering import partition, split
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.verify.comparison import transfers
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.partition.lowering import lower, partition
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.verify.comparison import check_transfers
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
 
 def test_one_renaming_of_nothing_changes_nothing() -> None:
@@ -41,13 +41,13 @@ def test_every_role_of_any_plan_is_bit_equal_and_sends_what_was_predicted(seed: 
     assert len(program.roles) == len(routing.roles) == len(plan.replicas)
     for role, routes, renamed in zip(program.roles, routing.roles, plan.roles, strict=True):
         assert [device.device for device in role.devices] == [d for d in MORE if d in plan.devices]
-        execution = Executor(role).run(inputs)
+        execution = ProgramExecutor(role).run(inputs)
         assert set(execution.delivered) == set(plan.sink)
         for outputs in execution.delivered.values():
             assert all(np.array_equal(outputs[name], value, equal_nan=True) for name, value in reference.items())
         own = program.all_transfers[index : index + len(role.transfers)]
         sent = {index + i: count for i, count in enumerate(execution.sent)}
-        assert transfers(own, sent, 1).passed and sum(execution.sent) == routes.total_bytes
+        assert check_transfers(own, sent, 1).passed and sum(execution.sent) == routes.total_bytes
         working = {device.device for device in role.devices if device.segments}
         assert working <= {p.device for parts in renamed.layers.values() for p in parts} | {*plan.source, *plan.sink}
         index += len(role.transfers)
@@ -75,12 +75,12 @@ def test_without_a_plan_every_layer_is_on_one_device() -> None:
 def test_a_part_that_nobody_reads_is_told_of_unless_it_is_to_be_quiet(caplog: pytest.LogCaptureFixture) -> None:
     prepared = prepare(Model.load(networks.build("lenet", 0)))
     assert prepared.layers is not None
-    plan = whole_plan(prepared.layers, "d0")
+    plan = single_device_plan(prepared.layers, "d0")
     name = prepared.layers.layers[0].name
     fat = replace(prepared, plan=replace(plan, layers={**plan.layers, name: (Part("d0"), Part("d1"))}))
     with caplog.at_level(logging.WARNING, "dicompiler"):
         quiet = partition(fat, quiet=True)
-        split(replace(fat, platform=cluster("d0", "d1")))  # as `verify` does
+        lower(replace(fat, platform=cluster("d0", "d1")))  # as `verify` does
         assert caplog.messages == []
         assert partition(fat).model.to_bytes() == quiet.model.to_bytes()
     assert caplog.messages == [f"partition: part 1 of layer {name!r} is read by nobody and is left out"]
@@ -89,8 +89,8 @@ def test_a_part_that_nobody_reads_is_told_of_unless_it_is_to_be_quiet(caplog: py
 def test_the_program_has_the_devices_that_the_plan_names_and_the_model_before_is_kept() -> None:
     prepared = prepare(Model.load(networks.build("lenet", 0)))
     assert prepared.layers is not None
-    plan = replace(whole_plan(prepared.layers, "c"), source=("b",), sink=("b",))
-    result = split(replace(prepared, platform=cluster("a", "b", "c", "d"), plan=plan))
+    plan = replace(single_device_plan(prepared.layers, "c"), source=("b",), sink=("b",))
+    result = lower(replace(prepared, platform=cluster("a", "b", "c", "d"), plan=plan))
     assert result.program is not None
     assert [device.device for device in result.program.devices] == ["b", "c"]
     assert result.reference is prepared.model

@@ -11,15 +11,15 @@ from support.layer_graphs import formed
 from support.placing import network, place, rows
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.ir.wire import Wire, wire_of
+from dicompiler.ir.wire import WireFormat, parse_wire_format
 from dicompiler.partition.lowering import partition
-from dicompiler.partition.narrowing import narrowings
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.partition.narrowing import max_narrowings_on_path
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
 TEXT = """<ir_version: 8, opset_import: ["": OPSET]> g (float[1, 2, 4, 4] x) => (float[1, 4, 4, 4] y)
 <float[2, 2, 1, 1] w = {1, 2, 3, 4}>
@@ -33,19 +33,19 @@ def text(opset: int) -> str:
     return TEXT.replace("OPSET", str(opset))
 
 
-def split(wire: str, plan: dict[str, str], opset: int = 17, ranges: bool = True) -> tuple[Compilation, Program]:
+def split(wire: str, plan: dict[str, str], opset: int = 17, ranges: bool = True) -> tuple[PipelineState, Program]:
     """`plan`: layer → its device. The placed compilation and its program; of int8 with a range for all tensors."""
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text(opset)))
     for node, name in zip(proto.graph.node, "abcy", strict=True):
         node.name = name
     model, layers = Model.load(proto), formed(proto)
-    given = wire_of(wire)
+    given = parse_wire_format(wire)
     assert given is not None
     given = replace(given, ranges={name: (-most, most) for name, most in LARGEST.items()} if ranges else {})
-    plan_ = Plan({layer.name: (Part(plan[layer.name]),) for layer in layers.layers}, ("p",), ("p",), wire=given)
-    placed = partition(Compilation(model=model, layers=layers, plan=plan_))
+    plan_ = Plan({layer.name: (Part(plan[layer.name]),) for layer in layers.layers}, ("p",), ("p",), wire_format=given)
+    placed = partition(PipelineState(model=model, layers=layers, plan=plan_))
     placed.model.check("partition")
-    return placed, cut(placed.model, ["p", "q", "r"])
+    return placed, build_program(placed.model, ["p", "q", "r"])
 
 
 def operators(program: Program, device: str) -> list[list[str]]:
@@ -61,7 +61,7 @@ def test_what_several_devices_want_is_narrowed_once_and_each_widens_it_once() ->
     assert operators(program, "r") == [["Cast", "MaxPool", "Cast"]]
     assert {t.value.dtype for t in program.transfers} == {onnx.TensorProto.FLOAT16}
     assert [t.value.nbytes for t in program.transfers] == [64, 64, 64, 128]
-    assert placed.routing is not None and narrowings(placed.routing) == 3
+    assert placed.routing is not None and max_narrowings_on_path(placed.routing) == 3
     _, program = split("float16", {"a": "p", "b": "q", "c": "q", "y": "p"})
     assert operators(program, "q") == [["Cast", "Conv", "Cast"], ["MaxPool", "Cast"]]  # the first one for both
 
@@ -70,8 +70,8 @@ def test_slices_for_several_devices_still_leave_together() -> None:
     parts = tuple(rows(name, start, stop) for name, start, stop in (("p", 0, 3), ("q", 3, 6), ("r", 6, 8)))
     plan = Plan({"conv1": (Part("q"),), "conv2": parts}, ("q",), ("r",))
     wide, narrow = (
-        operators(cut(place(network(), replace(plan, wire=wire)).model, ["p", "q", "r"]), "q")
-        for wire in (Wire(), Wire((("*", "float16"),)))
+        operators(build_program(place(network(), replace(plan, wire_format=wire)).model, ["p", "q", "r"]), "q")
+        for wire in (WireFormat(), WireFormat((("*", "float16"),)))
     )
     assert wide[0] == ["Conv", "Relu", "Slice", "Slice"]
     assert narrow[0] == [*wide[0], "Cast", "Cast"]
@@ -93,7 +93,7 @@ def test_the_numbers_are_near_those_of_the_whole_network(wire: str, close: float
     assert placed.plan is not None
     x = np.random.default_rng(0).uniform(-1, 1, (1, 2, 4, 4)).astype(np.float32)
     model = Model.load(onnx.parser.parse_model(text(17)))
-    got, expected = Executor(program).run({"x": x}).outputs["y"], run_model(model, {"x": x})["y"]
+    got, expected = ProgramExecutor(program).run({"x": x}).outputs["y"], run_model(model, {"x": x})["y"]
     difference = float(np.abs(got - expected).max())
     assert difference <= close and (difference > 0 or wire == "float32")
 
@@ -114,4 +114,4 @@ def test_what_cannot_be_narrowed_is_refused_in_words(wire: str, opset: int, rang
 
 def test_nothing_is_asked_of_a_plan_by_which_nothing_travels() -> None:
     _, program = split("int8", dict.fromkeys("abcy", "p"), opset=9, ranges=False)
-    assert not program.transfers and Wire() == wire_of({})
+    assert not program.transfers and WireFormat() == parse_wire_format({})

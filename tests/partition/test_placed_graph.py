@@ -7,59 +7,65 @@ import pytest
 from support.placing import network, place, rows
 
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import full
-from dicompiler.partition.placed_graph import Cut, Given, Place, PlacedGraphBuilder
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.regions import full_region
+from dicompiler.partition.placed_graph import ModelFacts, NodePlacement, PlacedGraphBuilder, WeightSlice
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
-AT = Place("a", 0, (0, 0, 0, 1))
-WHOLE = full((1, 4, 8, 6))
+AT = NodePlacement("a", 0, (0, 0, 0, 1))
+WHOLE = full_region((1, 4, 8, 6))
 TOP = ((0, 1), (0, 4), (0, 3), (0, 6))
 
 
 @pytest.fixture
 def draft() -> PlacedGraphBuilder:
     """Nothing placed yet of a model that has the tensors x, t, u, y, w and v."""
-    return PlacedGraphBuilder(Given.of(network()))
+    return PlacedGraphBuilder(ModelFacts.from_model(network()))
 
 
 def test_a_name_that_the_model_or_the_draft_has_gets_a_number(draft: PlacedGraphBuilder) -> None:
-    assert [draft.name(name) for name in ("new", "new", "t", "w", "new_1")] == ["new", "new_1", "t_1", "w_1", "new_1_1"]
+    assert [draft.unique_tensor_name(name) for name in ("new", "new", "t", "w", "new_1")] == [
+        "new",
+        "new_1",
+        "t_1",
+        "w_1",
+        "new_1_1",
+    ]
 
 
 def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draft: PlacedGraphBuilder) -> None:
     ones, twos = np.ones(2, np.float32), np.full(2, 2, np.float32)
-    assert draft.constant((0, 3)) == draft.constant(np.array([0, 3]), "c") != draft.constant((3, 0))
-    assert draft.constant(ones, "c") == draft.constant(ones.copy(), "c") != draft.constant(twos, "c")
-    assert draft.constant(ones.astype(np.float16), "c") != draft.constant(ones, "c")
+    assert draft.add_constant((0, 3)) == draft.add_constant(np.array([0, 3]), "c") != draft.add_constant((3, 0))
+    assert draft.add_constant(ones, "c") == draft.add_constant(ones.copy(), "c") != draft.add_constant(twos, "c")
+    assert draft.add_constant(ones.astype(np.float16), "c") != draft.add_constant(ones, "c")
     assert len(draft.constants) == 5
 
 
 def test_a_cut_of_a_weight_is_made_once(draft: PlacedGraphBuilder) -> None:
     region = ((1, 3), (0, 4), (0, 3), (0, 3))
-    name = draft.constant(Cut("w", region))
-    assert draft.constant(Cut("w", region)) == name
-    assert draft.constants == {name: Cut("w", region)}
+    name = draft.add_constant(WeightSlice("w", region))
+    assert draft.add_constant(WeightSlice("w", region)) == name
+    assert draft.constants == {name: WeightSlice("w", region)}
 
 
 def test_a_slice_of_all_that_is_held_is_no_node(draft: PlacedGraphBuilder) -> None:
     held = draft.declare("t", 1, WHOLE)
-    assert draft.slice(held, WHOLE, AT) is held
+    assert draft.add_slice(held, WHOLE, AT) is held
     assert draft.nodes == []
-    assert draft.slice(held, TOP, AT).region == TOP
+    assert draft.add_slice(held, TOP, AT).region == TOP
     assert [node.op for node in draft.nodes] == ["Slice"]
 
 
 def test_pieces_side_by_side_become_the_region_of_them_all(draft: PlacedGraphBuilder) -> None:
     bottom = ((0, 1), (0, 4), (3, 8), (0, 6))
     pieces = [draft.declare("top", 1, TOP), draft.declare("bottom", 1, bottom)]
-    assert draft.concat(pieces, 2, AT, "both").region == WHOLE
+    assert draft.add_concat(pieces, 2, AT, "both").region == WHOLE
 
 
 @pytest.mark.parametrize(("terms", "ops"), [(1, ["Identity"]), (2, ["Add"]), (4, ["Add"] * 3)])
 def test_partial_sums_are_added_in_their_order(draft: PlacedGraphBuilder, terms: int, ops: list[str]) -> None:
     held = [draft.declare(f"p{index}", 1, WHOLE) for index in range(terms)]
-    assert draft.merge(held, "Add", AT, "sum").name == "sum"
+    assert draft.add_merge(held, "Add", AT, "sum").name == "sum"
     assert [node.op for node in draft.nodes] == ops
     read = [name for node in draft.nodes for name in node.inputs if name.startswith("p")]
     assert read == [entry.name for entry in held]
@@ -67,15 +73,15 @@ def test_partial_sums_are_added_in_their_order(draft: PlacedGraphBuilder, terms:
 
 def test_what_leads_to_no_output_is_left_out_and_the_rest_stands_in_step_order(draft: PlacedGraphBuilder) -> None:
     x = draft.declare("x", 1, WHOLE)
-    late = Place("a", 0, (1, 0, 0, 1))
-    middle = draft.name("middle")
-    draft.identity(draft.declare(middle, 1, WHOLE), late, "y", "y")
-    draft.identity(x, AT, draft.name("nobody"), "x")
-    draft.identity(x, AT, middle, "x")
-    graph = draft.finish((), {}, ("a",))
+    late = NodePlacement("a", 0, (1, 0, 0, 1))
+    middle = draft.unique_tensor_name("middle")
+    draft.add_identity(draft.declare(middle, 1, WHOLE), late, "y", "y")
+    draft.add_identity(x, AT, draft.unique_tensor_name("nobody"), "x")
+    draft.add_identity(x, AT, middle, "x")
+    graph = draft.build((), {}, ("a",))
     assert [node.outputs for node in graph.nodes] == [(middle,), ("y",)]
     assert graph.sinks == {"y": "y"}
-    assert {"x", middle} <= graph.used
+    assert {"x", middle} <= graph.used_names
 
 
 @pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 17, 21])
@@ -86,5 +92,5 @@ def test_slices_are_written_as_the_opset_wants_them(opset: int) -> None:
     placed = place(model, Plan({"conv1": halves, "conv2": sums}, ("b",), ("a",)))
     placed.model.check("test")
     inputs = {"x": np.random.default_rng(1).integers(-4, 5, (1, 4, 8, 6)).astype(np.float32)}
-    execution = Executor(cut(placed.model, ("a", "b"))).run(inputs)
+    execution = ProgramExecutor(build_program(placed.model, ("a", "b"))).run(inputs)
     assert np.array_equal(execution.outputs["y"], run_model(model, inputs)["y"])

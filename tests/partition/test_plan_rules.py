@@ -9,11 +9,11 @@ from support.layer_graphs import formed
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Loss, Part, Plan
-from dicompiler.ir.platform import nameless
+from dicompiler.ir.plan import FailurePlan, Part, Plan
+from dicompiler.ir.platform import uniform_platform
 from dicompiler.ir.regions import Interval
-from dicompiler.partition.plan_rules import check
-from dicompiler.partition.routing import route, route_on
+from dicompiler.partition.plan_rules import check_plan
+from dicompiler.partition.routing import route, route_on_platform
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -46,9 +46,11 @@ def plan(**changed: tuple[Part, ...]) -> Plan:
 
 
 def test_a_fitting_plan_passes(layers: LayerGraph) -> None:
-    check(layers, plan())
-    check(layers, plan(conv=(conv((1, (0, 2))), conv((1, (2, 4))))))
-    check(layers, plan(conv=(Part("a", None, (0, 1)), Part("b", None, (1, 4)), conv((2, (0, 5))), conv((2, (5, 8))))))
+    check_plan(layers, plan())
+    check_plan(layers, plan(conv=(conv((1, (0, 2))), conv((1, (2, 4))))))
+    check_plan(
+        layers, plan(conv=(Part("a", None, (0, 1)), Part("b", None, (1, 4)), conv((2, (0, 5))), conv((2, (5, 8)))))
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,20 +75,20 @@ def test_a_fitting_plan_passes(layers: LayerGraph) -> None:
 )
 def test_what_does_not_fit_is_named(layers: LayerGraph, changed: dict[str, tuple[Part, ...]], message: str) -> None:
     with pytest.raises(DicompilerError) as raised:
-        check(layers, plan(**changed))
+        check_plan(layers, plan(**changed))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_source_and_sink_must_be_named(layers: LayerGraph) -> None:
     with pytest.raises(DicompilerError, match="source and sink"):
-        check(layers, Plan(plan().layers, (), ("a",)))
+        check_plan(layers, Plan(plan().layers, (), ("a",)))
 
 
 def test_a_layer_must_not_be_missing(layers: LayerGraph) -> None:
     some = {name: parts for name, parts in plan().layers.items() if name != "grouped"}
     with pytest.raises(DicompilerError, match=r"layers\.grouped: missing"):
-        check(layers, Plan(some, ("a",), ("a",)))
+        check_plan(layers, Plan(some, ("a",), ("a",)))
 
 
 GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softmax")}, ("b",), ("b",))
@@ -95,16 +97,22 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ((Loss(("b",), GOOD),), "plan: losses[0]: it names 'b', which is lost then"),
-        ((Loss(("a",), GOOD), Loss(("a",), GOOD)), "plan: losses[0]: lost: an earlier entry is of the same devices"),
-        ((Loss(("a", "c"), GOOD), Loss(("c", "a"), GOOD)), "plan: losses[1]: lost: an earlier entry is of the same"),
+        ((FailurePlan(("b",), GOOD),), "plan: losses[0]: it names 'b', which is lost then"),
         (
-            (Loss(("c",), GOOD), Loss(("a",), replace(GOOD, layers={**GOOD.layers, "conv": ()}))),
+            (FailurePlan(("a",), GOOD), FailurePlan(("a",), GOOD)),
+            "plan: losses[0]: lost: an earlier entry is of the same devices",
+        ),
+        (
+            (FailurePlan(("a", "c"), GOOD), FailurePlan(("c", "a"), GOOD)),
+            "plan: losses[1]: lost: an earlier entry is of the same",
+        ),
+        (
+            (FailurePlan(("c",), GOOD), FailurePlan(("a",), replace(GOOD, layers={**GOOD.layers, "conv": ()}))),
             "plan: losses[1]: layers.conv: missing: give every layer at least one part",
         ),
         (
             (
-                Loss(
+                FailurePlan(
                     ("a",), replace(GOOD, layers={**GOOD.layers, "softmax": (replace(conv((2, (0, 5))), device="b"),)})
                 ),
             ),
@@ -112,13 +120,15 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
         ),
     ],
 )
-def test_each_plan_for_a_loss_must_be_whole(layers: LayerGraph, losses: tuple[Loss, ...], message: str) -> None:
+def test_each_plan_for_a_loss_must_be_whole(layers: LayerGraph, losses: tuple[FailurePlan, ...], message: str) -> None:
     with pytest.raises(DicompilerError) as caught:
-        route(layers, replace(plan(), losses=losses))
+        route(layers, replace(plan(), failures=losses))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_loss_of_a_device_that_there_is_not_is_named(layers: LayerGraph) -> None:
-    lost = replace(plan(), losses=(Loss(("e",), replace(GOOD, source=("d1",), sink=("d1",))),))
+    lost = replace(plan(), failures=(FailurePlan(("e",), replace(GOOD, source=("d1",), sink=("d1",))),))
     with pytest.raises(DicompilerError, match=r"losses\[0\]: nameless: unknown device '(d1|b|e)'"):
-        route_on(replace(nameless(1), devices=(replace(nameless(1).devices[0], name="a"),)), layers, lost)
+        route_on_platform(
+            replace(uniform_platform(1), devices=(replace(uniform_platform(1).devices[0], name="a"),)), layers, lost
+        )

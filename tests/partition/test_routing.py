@@ -7,8 +7,8 @@ from support.layer_graphs import formed
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.routing import Join, Take, leaves
-from dicompiler.ir.tasks import Key
+from dicompiler.ir.routing import AssemblyConcat, AssemblyLeaf, assembly_leaves
+from dicompiler.ir.tasks import TensorKey
 from dicompiler.partition.routing import route
 
 TWO = """
@@ -37,7 +37,7 @@ def test_height_tiles_exchange_just_the_halo_rows() -> None:
     routing = route(
         formed(TWO, **WEIGHTS), plan((rows("a", 0, 4), rows("b", 4, 8)), (rows("a", 0, 4), rows("b", 4, 8)))
     )
-    halos = [(box.device, box.region[2]) for box in routing.received if box.key == Key("t") and box.region]
+    halos = [(box.device, box.region[2]) for box in routing.received_boxes if box.key == TensorKey("t") and box.region]
     assert halos == [("a", (4, 5)), ("b", (3, 4))]
     # b's five input rows, one halo row each way, and b's half of the output
     assert routing.total_bytes == 4 * (2 * 5 * 6 + 2 * 4 * 1 * 6 + 4 * 4 * 6)
@@ -47,7 +47,7 @@ def test_fused_tiles_exchange_nothing_in_between() -> None:
     routing = route(
         formed(TWO, **WEIGHTS), plan((rows("a", 0, 5), rows("b", 3, 8)), (rows("a", 0, 4), rows("b", 4, 8)))
     )
-    assert not [box for box in routing.received if box.key == Key("t")]
+    assert not [box for box in routing.received_boxes if box.key == TensorKey("t")]
 
 
 def test_the_readers_own_lane_comes_before_other_lanes_devices_and_hosts() -> None:
@@ -56,18 +56,18 @@ def test_the_readers_own_lane_comes_before_other_lanes_devices_and_hosts() -> No
     for reader, expected in ((rows("c", 0, 8), "c"), (rows("b", 0, 8), "b"), (rows("d", 0, 8), "a")):
         routing = route(layers, plan(whole, (reader,)))
         (tree,) = routing.reads["conv1", 0].values()
-        assert isinstance(tree, Take)
+        assert isinstance(tree, AssemblyLeaf)
         assert (tree.box.origin or tree.box).device == expected
         assert (tree.box.origin or tree.box).lane == 0
     routing = route(layers, plan(whole, (rows("d", 0, 8),)), hosts={"b": "host", "d": "host"})
-    assert [box.origin.device for box in routing.received if box.origin and box.key == Key("t")] == ["b"]
+    assert [box.origin.device for box in routing.received_boxes if box.origin and box.key == TensorKey("t")] == ["b"]
 
 
 def test_parts_that_nobody_reads_are_dropped_before_anything_is_counted() -> None:
     layers = formed(TWO, **WEIGHTS)
     lean = plan((rows("a", 0, 8),), (rows("a", 0, 8),))
     fat = plan((rows("a", 0, 8), rows("b", 2, 4)), (rows("a", 0, 8),))
-    assert route(layers, fat).dropped == (("conv0", 1),)
+    assert route(layers, fat).dropped_tasks == (("conv0", 1),)
     assert route(layers, fat).total_bytes == route(layers, lean).total_bytes == 0
 
 
@@ -84,7 +84,7 @@ def test_a_strided_reader_may_leave_a_row_to_nobody() -> None:
     layers = formed(text, w=(4, 2, 3, 3))
     pool = (Part("a", ((0, 1), (0, 4), (0, 2), (0, 6))), Part("b", ((0, 1), (0, 4), (2, 4), (0, 6))))
     own = Plan({"conv0": (rows("a", 0, 3), rows("b", 4, 8)), "maxpool1": pool}, ("a",), ("a",))
-    assert not [box for box in route(layers, own).received if box.key == Key("t")]
+    assert not [box for box in route(layers, own).received_boxes if box.key == TensorKey("t")]
 
 
 def test_partial_sums_are_read_range_by_range() -> None:
@@ -92,8 +92,10 @@ def test_partial_sums_are_read_range_by_range() -> None:
     second = (Part("a", reduce=(0, 2)), Part("b", reduce=(2, 4)), channels("a", 0, 2), channels("b", 2, 4))
     routing = route(formed(TWO, **WEIGHTS), plan(first, second))
     assert [key.reduce for key in routing.reads["conv1", 2]] == [(0, 2), (2, 4)]
-    assert not [box for box in routing.received if box.key == Key("t")]  # LOP then LIP: nothing travels in between
-    sums = [(box.device, box.key.reduce, box.region) for box in routing.received if box.key.reduce]
+    assert not [
+        box for box in routing.received_boxes if box.key == TensorKey("t")
+    ]  # LOP then LIP: nothing travels in between
+    sums = [(box.device, box.key.reduce, box.region) for box in routing.received_boxes if box.key.reduce]
     assert sums == [
         ("b", (0, 2), ((0, 1), (2, 4), (0, 8), (0, 6))),
         ("a", (2, 4), ((0, 1), (0, 2), (0, 8), (0, 6))),
@@ -112,14 +114,14 @@ def test_an_assembly_joins_along_one_axis_after_the_other() -> None:
     )
     routing = route(formed(TWO, **WEIGHTS), plan(corners, (rows("a", 0, 8),)))
     (tree,) = routing.reads["conv1", 0].values()
-    assert isinstance(tree, Join) and tree.axis == 2
-    assert [leaf.region[2:] for leaf in leaves(tree)] == [
+    assert isinstance(tree, AssemblyConcat) and tree.axis == 2
+    assert [leaf.region[2:] for leaf in assembly_leaves(tree)] == [
         ((0, 4), (0, 3)),
         ((0, 4), (3, 6)),
         ((4, 8), (0, 3)),
         ((4, 8), (3, 6)),
     ]
-    assert sum(box.key == Key("t") for box in routing.received) == 3
+    assert sum(box.key == TensorKey("t") for box in routing.received_boxes) == 3
 
 
 @pytest.mark.parametrize("extra", [0, 1])
@@ -142,12 +144,12 @@ def test_thousands_of_pieces_are_joined_side_by_side_and_take_their_own_first(ex
     first, second = (layer.name for layer in layers.layers)
     routing = route(layers, Plan({first: tuple(tiles), second: (Part("d700"),)}, ("d0",), ("d700",)))
     (tree,) = routing.reads[second, 0].values()
-    assert isinstance(tree, Join) and all(isinstance(child, Take) for child in tree.children)
-    rows = [leaf.region[2] for leaf in leaves(tree)]
+    assert isinstance(tree, AssemblyConcat) and all(isinstance(child, AssemblyLeaf) for child in tree.children)
+    rows = [leaf.region[2] for leaf in assembly_leaves(tree)]
     assert [start for start, _ in rows] == [0, *(stop for _, stop in rows[:-1])] and rows[-1][1] == 2 * count
-    (own,) = (leaf for leaf in leaves(tree) if leaf.box.origin is None)
+    (own,) = (leaf for leaf in assembly_leaves(tree) if leaf.box.origin is None)
     assert own.region[2] == (1400 - extra, 1402 + extra)
-    assert leaves(tree)[0].box.origin is not None and rows[0] == (0, 2 - extra)  # the second has more rows
+    assert assembly_leaves(tree)[0].box.origin is not None and rows[0] == (0, 2 - extra)  # the second has more rows
     gone = Plan({first: tuple(tiles[:9] + tiles[10:]), second: (Part("d700"),)}, ("d0",), ("d700",))
     if not extra:
         with pytest.raises(DicompilerError, match=r"nobody computes \[0:1, 0:1, 18:20, 0:2\] of 't'"):

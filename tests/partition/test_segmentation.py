@@ -7,13 +7,13 @@ import onnx
 import pytest
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.partition.segmentation import cut
+from dicompiler.partition.segmentation import build_program
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 CHAIN = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -42,8 +42,8 @@ def program(**layers: tuple[Part, ...]) -> Program:
     model = Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(CHAIN)))
     graph = form_layers(model, rules())
     assert [layer.name for layer in graph.layers] == ["p1", "p2", "p3"]  # the Sum goes to p3
-    placed = Partition().run(Compilation(model=model, layers=graph, plan=Plan(layers, ("a",), ("a",))))
-    return cut(placed.model, ("a", "b"))
+    placed = PartitionPass().run(PipelineState(model=model, layers=graph, plan=Plan(layers, ("a",), ("a",))))
+    return build_program(placed.model, ("a", "b"))
 
 
 def steps(made: Program, device: str) -> list[str]:
@@ -101,8 +101,8 @@ def test_keys_and_values_leave_together_first_to_the_next_device() -> None:
     third = tuple(Part(device, ((0, 1), (2 * i, 2 * i + 2), (0, 4))) for i, device in enumerate("abc"))
     scores = tuple(Part(part.device, (*part.region[:2], (0, 6))) for part in third if part.region)
     plan = {"v": third, "k": third, "q": third, "turned": tuple(Part(d) for d in "abc"), "s": scores, "p": third}
-    placed = Partition().run(Compilation(model=model, layers=graph, plan=Plan(plan, ("a", "b", "c"), ("a",))))
-    made = cut(placed.model, ("a", "b", "c"))
+    placed = PartitionPass().run(PipelineState(model=model, layers=graph, plan=Plan(plan, ("a", "b", "c"), ("a",))))
+    made = build_program(placed.model, ("a", "b", "c"))
     first, second, *_ = nodes(made, "b")
     assert first == ["Slice", "MatMul", "MatMul", "Add"] and second[:2] == ["MatMul", "Relu"]
     sends = [made.transfers[step.index] for step in made.devices[1].steps if step.kind == "send"][:4]
@@ -149,6 +149,6 @@ def test_inputs_and_outputs_keep_their_types(dtype: str) -> None:
     model = Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
     graph = form_layers(model, rules())
     plan = Plan({graph.layers[0].name: (Part("b"),)}, ("a",), ("a",))
-    made = cut(Partition().run(Compilation(model=model, layers=graph, plan=plan)).model, ("a", "b"))
+    made = build_program(PartitionPass().run(PipelineState(model=model, layers=graph, plan=plan)).model, ("a", "b"))
     size = np.dtype({"float": "f4", "double": "f8", "int64": "i8"}[dtype]).itemsize
     assert [t.value.nbytes for t in made.transfers] == [4 * size, 4 * size]

@@ -16,18 +16,18 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Share
-from dicompiler.ir.regions import bounding, contains, full, volume
-from dicompiler.partition.bounds_inference import cuttable, output_shape, share_task
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import bounding_region, contains, full_region, volume
+from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task, output_shape
 from dicompiler.partition.tiling import (
-    axis_of,
-    cut_axis,
-    exit_of,
+    exit_layer,
     fused_regions,
     grid_tiles,
+    labelled_axis,
     named_axes,
-    tile,
-    whole_plan,
+    single_device_plan,
+    split_axis,
+    tile_layer,
 )  # fmt: skip
 
 SEEDS = st.integers(0, 30)
@@ -50,7 +50,7 @@ def test_the_largest_set_of_an_exit_is_all_that_only_it_reads(tiny: LayerGraph) 
 
 def test_a_set_with_a_hole_has_two_exits(tiny: LayerGraph) -> None:
     with pytest.raises(DicompilerError, match="one exit: of this one stem, res2 leave"):
-        exit_of(tiny, [tiny.by_name["stem"], tiny.by_name["res2"]])
+        exit_layer(tiny, [tiny.layer_by_name["stem"], tiny.layer_by_name["res2"]])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -58,9 +58,9 @@ def test_a_set_with_a_hole_has_two_exits(tiny: LayerGraph) -> None:
 def test_shares_of_an_axis_tile_it_exactly(seed: int, weights: list[float]) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
-        whole = full(output_shape(layers, layer))
-        for axis in cuttable(layers, layer):
-            cuts = cut_axis(layers, layer, axis, weights)
+        whole = full_region(output_shape(layers, layer))
+        for axis in cuttable_axes(layers, layer):
+            cuts = split_axis(layers, layer, axis, weights)
             assert len(cuts) == len(weights)
             assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
             assert cuts[-1][1] == whole[axis][1]
@@ -73,15 +73,15 @@ def test_tiles_go_to_the_devices_in_order_and_together_are_the_output(seed: int,
     names = [f"d{index}" for index in range(count)]
     for layer in cut_layers(layers):
         for label in ("height", "width", "channel"):
-            if named_axes(layers)[layer.output].get(label) not in cuttable(layers, layer):
+            if named_axes(layers)[layer.output].get(label) not in cuttable_axes(layers, layer):
                 with pytest.raises(DicompilerError, match=f"cannot be cut by {label}: "):
-                    axis_of(layers, layer, label)  # type: ignore[arg-type]
+                    labelled_axis(layers, layer, label)  # type: ignore[arg-type]
                 continue
-            parts = tile(layers, layer, label, [1.0] * count, names)  # type: ignore[arg-type]
+            parts = tile_layer(layers, layer, label, [1.0] * count, names)  # type: ignore[arg-type]
             assert [part.device for part in parts] == [name for name in names if name in {p.device for p in parts}]
             regions = [part.region for part in parts if part.region]
-            whole = full(output_shape(layers, layer))
-            assert bounding(regions) == whole
+            whole = full_region(output_shape(layers, layer))
+            assert bounding_region(regions) == whole
             assert sum(map(volume, regions)) == volume(whole)
 
 
@@ -113,12 +113,12 @@ def test_a_fused_tile_holds_all_that_its_own_layers_need_in_between(seed: int, r
     allowed = {layer.name for layer in cut_layers(layers)}
     for last in cut_layers(layers):
         chosen = largest_set(layers, last, lambda layer: layer.name in allowed)
-        assert exit_of(layers, chosen) is last
+        assert exit_layer(layers, chosen) is last
         wanted = [random_region(rng, layers, last) for _ in range(2)]
         for region, held in zip(wanted, fused_regions(layers, chosen, wanted), strict=True):
             assert contains(held[last.name], region)
             for name, made in held.items():  # a layer of which the tile needs nothing is not among them
-                for key, need in share_task(layers, layers.by_name[name], Share(made)).needs.items():
+                for key, need in make_share_task(layers, layers.layer_by_name[name], LayerShare(made)).needs.items():
                     maker = layers.producer.get(key.tensor)
                     if maker is not None and maker.name in held:
                         assert contains(held[maker.name], need)
@@ -135,6 +135,6 @@ def test_a_layer_that_stays_whole_cannot_be_in_a_fused_tile() -> None:
 
 def test_a_whole_plan_names_one_device_for_everything() -> None:
     layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("flatten",), ("fc", 5)])
-    plan = whole_plan(layers, "pi")
+    plan = single_device_plan(layers, "pi")
     assert list(plan.layers) == [layer.name for layer in layers.layers]
     assert plan.devices == plan.source == plan.sink == ("pi",)

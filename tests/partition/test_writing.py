@@ -12,11 +12,11 @@ from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import full, with_interval
-from dicompiler.partition.annotations import DEVICE, ends_of
+from dicompiler.ir.regions import full_region, with_interval
+from dicompiler.partition.annotations import DEVICE_KEY, read_source_and_sinks
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import partition
-from dicompiler.partition.tiling import cut_axis, whole_plan
+from dicompiler.partition.tiling import single_device_plan, split_axis
 
 
 def test_whole_layers_keep_their_nodes_as_they_are() -> None:
@@ -27,7 +27,7 @@ def test_whole_layers_keep_their_nodes_as_they_are() -> None:
         bare.CopyFrom(after)
         del bare.metadata_props[:]
         assert bare == before
-        assert marks(after)[DEVICE] == "a"
+        assert marks(after)[DEVICE_KEY] == "a"
 
 
 def test_cut_weights_are_just_the_part() -> None:
@@ -43,9 +43,9 @@ def test_large_weights_are_the_model_s_own_and_cuts_are_views_of_them() -> None:
     layers, model = prepared.layers, prepared.model
     assert layers is not None
     layer = next(layer for layer in layers.layers if layer.nodes[layer.anchor].op == "Gemm")
-    whole = full(output_shape(layers, layer))
-    cuts = cut_axis(layers, layer, 1, (1.0, 1.0))
-    plan = whole_plan(layers, "a")
+    whole = full_region(output_shape(layers, layer))
+    cuts = split_axis(layers, layer, 1, (1.0, 1.0))
+    plan = single_device_plan(layers, "a")
     parts = tuple(Part(device, with_interval(whole, 1, cut)) for device, cut in zip("ab", cuts, strict=True))
     placed = partition(changed(prepared, plan=changed(plan, layers={**plan.layers, layer.name: parts}))).model
     kept = {name for name in placed.weights if name in model.weights}
@@ -67,4 +67,4 @@ def test_initializers_that_nobody_reads_any_more_are_left_out() -> None:
 
 def test_source_and_further_sinks_are_said_of_the_model() -> None:
     placed = place(network(), Plan(WHOLE, ("a", "b"), ("a", "c"))).model
-    assert ends_of(placed.proto) == (("a", "b"), {"y@c": "y"})
+    assert read_source_and_sinks(placed.proto) == (("a", "b"), {"y@c": "y"})

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.segmentation import cut
-from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.partition.segmentation import build_program
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -54,9 +54,9 @@ def model() -> Model:
     return Model.load(proto)
 
 
-def run(model: Model, text: str, platform: Platform | None = None) -> Compilation:
-    passes = pipeline("normalise,infer-shapes,form-layers," + text)
-    return PassManager(passes).run(Compilation(model=model, platform=platform))
+def run(model: Model, text: str, platform: Platform | None = None) -> PipelineState:
+    passes = make_pipeline("normalise,infer-shapes,form-layers," + text)
+    return PassManager(passes).run(PipelineState(model=model, platform=platform))
 
 
 def parts(model: Model, text: str, layer: str, platform: Platform | None = None) -> tuple[Part, ...]:
@@ -69,7 +69,7 @@ def computes_the_same(model: Model, text: str) -> Routing:
     result = run(model, text + ",partition")
     assert result.plan is not None and result.routing is not None
     inputs = {"x": np.random.default_rng(2).integers(-4, 5, (1, 4, 9, 8)).astype(np.float32)}
-    execution = Executor(cut(result.model, result.plan.devices)).run(inputs)
+    execution = ProgramExecutor(build_program(result.model, result.plan.devices)).run(inputs)
     reference = run_model(model, inputs)
     assert np.array_equal(execution.outputs["y"], reference["y"])
     return result.routing
@@ -87,7 +87,7 @@ def test_an_absorbed_nodes_name_stands_for_its_layer_alone_and_in_ranges(model: 
 
 def test_place_moves_whole_layers(model: Model) -> None:
     assert parts(model, "place{layers=fc1..softmax device=d1}", "fc2") == (Part("d1"),)
-    assert len(computes_the_same(model, "place{layers=fc1..softmax device=d1}").received) == 2  # f there, y back
+    assert len(computes_the_same(model, "place{layers=fc1..softmax device=d1}").received_boxes) == 2  # f there, y back
 
 
 def test_tile_height_cuts_rows_evenly_or_by_shares(model: Model) -> None:
@@ -114,7 +114,7 @@ def test_fuse_tiles_grow_backwards_and_exchange_nothing_in_between(model: Model)
     rows = [part.region[2] for part in parts(model, text, "conv1") if part.region]
     assert rows == [(0, 6), (5, 9)]
     routing = computes_the_same(model, text)
-    assert not [box for box in routing.received if box.key.tensor in ("r1", "c2")]
+    assert not [box for box in routing.received_boxes if box.key.tensor in ("r1", "c2")]
     computes_the_same(model, "fuse-tiles{layers=conv1..pool rows=1 columns=2}")
 
 
@@ -148,7 +148,7 @@ def test_fuse_needs_no_exchange_between_its_two_layers(model: Model) -> None:
         graph = routing.layers
         between = graph.layers[graph.position[first] : graph.position[last]]
         inner = {layer.output for layer in between}
-        assert not [box for box in routing.received if box.key.tensor in inner and box.key.reduce is None]
+        assert not [box for box in routing.received_boxes if box.key.tensor in inner and box.key.reduce is None]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.normalising import assert_same, model, normal, ops
 
-from dicompiler.ir.onnx.model import Model, is_hollow
-from dicompiler_passes.folding import fold
+from dicompiler.ir.onnx.model import Model, is_placeholder
+from dicompiler_passes.folding import fold_constants
 
 
 def test_constant_nodes_of_every_kind_become_initializers_of_their_own_type() -> None:
@@ -33,7 +33,7 @@ def test_constant_nodes_of_every_kind_become_initializers_of_their_own_type() ->
         original.graph.node.append(helper.make_node("Constant", [], [kind], **{kind: value}))
         original.graph.output.append(helper.make_empty_tensor_value_info(kind))
     graph = (loaded := Model.load(original)).graph()
-    fold(graph)  # not normalise, which makes Identity nodes for outputs
+    fold_constants(graph)  # not normalise, which makes Identity nodes for outputs
     result = loaded.with_graph(graph)
     assert ops(result) == ["Relu"]
     types = {name: (dtype, shape) for name, (dtype, shape) in result.initializers().items()}
@@ -74,7 +74,7 @@ def test_large_constants_become_weights_whatever_form_they_had() -> None:
     original.graph.node.extend(nodes)
     result = normal(original)
     assert set(result.weights) == {"typed", "made", "held"}
-    assert all(is_hollow(t) for t in result.proto.graph.initializer)
+    assert all(is_placeholder(t) for t in result.proto.graph.initializer)
     assert_same(original, result, x=np.ones(300, np.float32))
 
 

@@ -49,7 +49,7 @@ def test_a_residual_add_goes_to_the_layer_of_its_last_produced_operand() -> None
         w=(4, 4, 1, 1),
     )
     assert groups(graph) == {"first": ["first"], "second": ["second"], "shortcut": ["shortcut", "add", "relu"]}
-    assert graph.by_name["shortcut"].inputs == ("x", "b")
+    assert graph.layer_by_name["shortcut"].inputs == ("x", "b")
 
 
 def test_x_times_sigmoid_x_is_absorbed_at_once() -> None:
@@ -114,7 +114,7 @@ def test_an_operator_without_a_rule_is_a_layer_that_stays_whole() -> None:
         HEAD + "net (float[1, 8] x) => (float[1, 8] y) <int64[8] n = {1, 1, 1, 1, 1, 1, 1, 1}> "
         "{ [turn] y = ReverseSequence (x, n) }",
     )
-    assert graph.layers[0].reason == "operator ReverseSequence has no rule"
+    assert graph.layers[0].whole_reason == "operator ReverseSequence has no rule"
 
 
 def test_what_an_edge_without_static_shape_joins_is_one_layer_with_all_in_between() -> None:
@@ -128,7 +128,7 @@ def test_what_an_edge_without_static_shape_joins_is_one_layer_with_all_in_betwee
         }"""
     )
     assert groups(graph) == {"turn": ["some", "turn"], "sign": ["sign"], "other": ["other"]}
-    assert "static shape" in graph.by_name["turn"].reason
+    assert "static shape" in graph.layer_by_name["turn"].whole_reason
 
 
 def test_an_element_wise_operator_whose_output_has_no_static_shape_is_a_layer() -> None:
@@ -137,7 +137,7 @@ def test_an_element_wise_operator_whose_output_has_no_static_shape_is_a_layer() 
         "{ [sign] y = Relu (x) n = Size (x) o = Constant <value_int = 0> () i = Constant <value_int = 1> () "
         "[places] p = Range (o, n, i) [far] z = Abs (p) }"
     )
-    assert "static shape" in graph.by_name["far"].reason
+    assert "static shape" in graph.layer_by_name["far"].whole_reason
 
 
 def test_what_control_flow_captures_is_one_layer_with_it() -> None:

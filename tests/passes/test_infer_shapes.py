@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler_passes.infer_shapes import InferShapes, parse_shapes
 from dicompiler_passes.normalise import normalise
@@ -30,15 +30,15 @@ def model(body: str, opset: int = 17) -> Model:
 
 def inferred(given_model: Model, *shape: str) -> Model:
     before = given_model.proto.SerializeToString()
-    result = InferShapes(shape).run(Compilation(given_model)).model
+    result = InferShapes(shape).run(PipelineState(given_model)).model
     result.check("inferred")
     assert given_model.proto.SerializeToString() == before
-    assert InferShapes(shape).run(Compilation(result)).model.proto == result.proto
+    assert InferShapes(shape).run(PipelineState(result)).model.proto == result.proto
     return result
 
 
 def shapes(result: Model) -> dict[str, Any]:
-    return {name: tensor.shape for name, tensor in result.tensors().items() if not tensor.constant}
+    return {name: tensor.shape for name, tensor in result.tensors().items() if not tensor.is_constant}
 
 
 def ops(result: Model) -> list[str]:
@@ -85,7 +85,7 @@ def test_a_named_dimension_has_one_size_everywhere() -> None:
     with pytest.raises(
         DicompilerError, match=r"dimension 0 \('N'\) is 6 where the model has 5: give it as --shape z=5x4$"
     ):
-        InferShapes(("x=5x4", "z=6x4")).run(Compilation(model(text)))
+        InferShapes(("x=5x4", "z=6x4")).run(PipelineState(model(text)))
 
 
 def test_what_the_file_says_counts_after_operators_that_onnx_does_not_know() -> None:
@@ -180,7 +180,7 @@ def test_inputs_of_unknown_rank_and_scalars_take_a_shape() -> None:
     assert shapes(inferred(Model(proto), "x=", "z=3")) == {"x": (), "z": (3,), "y": (3,)}
     assert shapes(inferred(Model(proto), "x=2x1", "z=3"))["y"] == (2, 3)
     with pytest.raises(DicompilerError, match=r"input 'x' has no shape: give it as --shape x=1x3x224x224"):
-        InferShapes(("z=3",)).run(Compilation(Model(proto)))
+        InferShapes(("z=3",)).run(PipelineState(Model(proto)))
 
 
 def test_inputs_that_are_no_tensors_are_left_alone() -> None:
@@ -188,7 +188,7 @@ def test_inputs_that_are_no_tensors_are_left_alone() -> None:
     result = inferred(loaded)
     assert ops(result) == ["ConcatFromSequence"]
     with pytest.raises(DicompilerError, match="no tensor"):
-        InferShapes(("s=3",)).run(Compilation(loaded))
+        InferShapes(("s=3",)).run(PipelineState(loaded))
 
 
 @pytest.mark.parametrize("file", sorted(LIGHT.glob("*.onnx")), ids=lambda file: file.stem)
@@ -224,7 +224,7 @@ def test_mistakes_are_one_line_that_names_the_remedy(
 ) -> None:
     loaded = model("g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }")
     with pytest.raises(DicompilerError) as caught:
-        InferShapes(shape).run(Compilation(loaded))
+        InferShapes(shape).run(PipelineState(loaded))
     assert type(caught.value) is kind
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -238,14 +238,14 @@ def test_an_open_dimension_without_a_name_and_one_of_minus_one_are_open() -> Non
             loaded = model("g (float[N, 3] x) => (float[A, B] y) { y = Relu (x) }")
             loaded.proto.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
         with pytest.raises(DicompilerError, match=r"dimension 0 of input 'x' is open: give it as --shape x=1x3$"):
-            InferShapes().run(Compilation(loaded))
+            InferShapes().run(PipelineState(loaded))
         assert shapes(inferred(loaded, "x=2x3"))["y"] == (2, 3)
 
 
 def test_shapes_that_contradict_each_other_are_refused() -> None:
     loaded = model("g (float[N, 3] x) => (float[4] y) <float[4, 3] w> { y = MatMul (x, x) }")
     with pytest.raises(DicompilerError, match=r"do not fit the model.*Incompatible dimensions") as caught:
-        InferShapes(("x=2x3",)).run(Compilation(loaded))
+        InferShapes(("x=2x3",)).run(PipelineState(loaded))
     assert "\n" not in str(caught.value)
 
 
@@ -263,7 +263,7 @@ def test_heads_that_do_not_fit_are_refused(node: str, words: str) -> None:
     head = '<ir_version: 11, opset_import: ["": 23, "com.microsoft": 1]>'
     text = f"{head} g (float[1, 4, 16] x) => (float[1, 4, 16] y) {{ y = {node} }}"
     with pytest.raises(DicompilerError, match=f"Attention 'y': {words}.*: correct the model$"):
-        InferShapes().run(Compilation(Model.load(onnx.parser.parse_model(text))))
+        InferShapes().run(PipelineState(Model.load(onnx.parser.parse_model(text))))
 
 
 SHORT = "its weights {} have the shape \\({}\\) where \\({}\\) fits 4 units"
@@ -294,7 +294,7 @@ def test_indices_kernels_and_weights_that_do_not_fit_are_refused(node: str, word
         proto.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), name))
     kind = re.escape(node.split()[0])
     with pytest.raises(DicompilerError, match=f"{kind} 'y': {words}: correct the model$"):
-        InferShapes().run(Compilation(Model.load(proto)))
+        InferShapes().run(PipelineState(Model.load(proto)))
 
 
 def test_parse_shapes_splits_at_the_last_equals_sign() -> None:

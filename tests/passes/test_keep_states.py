@@ -17,10 +17,10 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Loss
-from dicompiler.ir.platform import nameless
-from dicompiler.ir.states import states_of
-from dicompiler.verify.given import given_inputs
+from dicompiler.ir.plan import FailurePlan
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.ir.states import read_states
+from dicompiler.verify.given import prepare_inputs
 
 CELL = """<ir_version: 8, opset_import: ["" : 17]>
 cell ({dtype}[1, 4] x, {before}[{past}] h, float[1, 4] other) => ({dtype}[1, 4] y, {dtype}[1, 4] hn, float[1, 2] part)
@@ -40,7 +40,7 @@ def cell(dtype: str = "float", before: str = "float", past: str = "1, 4", number
 
 
 def pairs(model: Any, *state: str) -> Any:
-    return states_of(prepare(Model.load(model), state=state).model.proto)
+    return read_states(prepare(Model.load(model), state=state).model.proto)
 
 
 def decoder(**options: Any) -> onnx.ModelProto:
@@ -60,7 +60,9 @@ def test_usual_names_are_states_unless_there_are_to_be_none(caplog: pytest.LogCa
 
 def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_count() -> None:
     model = prepare(Model.load(decoder()), state="auto").model
-    assert states_of(model.proto) == tuple((f"past_key_values.0.{k}", f"present.0.{k}/kept") for k in ("key", "value"))
+    assert read_states(model.proto) == tuple(
+        (f"past_key_values.0.{k}", f"present.0.{k}/kept") for k in ("key", "value")
+    )
     shapes = {name: tensor.shape for name, tensor in model.tensors().items()}
     assert shapes["present.0.key/kept"] == shapes["past_key_values.0.key"] == (1, 2, 4, 8)
     unmasked = decoder()
@@ -104,28 +106,28 @@ def test_an_input_or_output_in_two_pairs_is_refused() -> None:
 
 
 def test_states_exclude_what_gives_frames_to_other_devices() -> None:
-    problem = load_problem(cell(), nameless(2))
-    plan = problem.whole("d0")
+    problem = load_problem(cell(), uniform_platform(2))
+    plan = problem.single_device_plan("d0")
     for given, what in (
         (replace(plan, replicas=({}, {"d0": "d1"})), "replicas"),
-        (replace(plan, losses=(Loss(("d1",), plan),)), "losses"),
+        (replace(plan, failures=(FailurePlan(("d1",), plan),)), "losses"),
     ):
         with pytest.raises(
             DicompilerError, match=f"^plan: {what}: state 'h' stays on its device from frame to frame, and"
         ):
             problem.estimate(given)
     with pytest.raises(DicompilerError, match=r"^survive 1: state 'h' is on one device, and lost with it: leave out"):
-        compile(cell(), nameless(2), survive=1)
+        compile(cell(), uniform_platform(2), survive=1)
     with pytest.raises(UsageError, match=r"^state: target 'tflm' keeps nothing from frame to frame: leave states out"):
-        compile(cell(), nameless(1), state="h=hn", target="tflm")
-    assert load_problem(cell(), nameless(1), target="tflm").layers.states == ()
+        compile(cell(), uniform_platform(1), state="h=hn", target="tflm")
+    assert load_problem(cell(), uniform_platform(1), target="tflm").layers.states == ()
 
 
 def test_a_number_beyond_its_table_is_named() -> None:
     model = prepare(Model.load(decoder(static=True)), state="auto").model
     given = {"input_ids": np.array([[20]]), "cache_position": np.array([1])}
     with pytest.raises(DicompilerError) as error:
-        given_inputs(model, given)
+        prepare_inputs(model, given)
     assert str(error.value) == (
         "input 'input_ids': 20 at [0, 0] is no row of 'embed_tokens.weight', which has 20: give numbers from 0 to 19"
     )
@@ -133,10 +135,10 @@ def test_a_number_beyond_its_table_is_named() -> None:
     with pytest.raises(
         DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is no row of 'past_key_values.0.key'"
     ):
-        given_inputs(model, given)
+        prepare_inputs(model, given)
     fused = prepare(Model.load(bert_fused())).model  # tables that a fused operator reads
     ids = {name: np.zeros((1, 8), np.int32) for name in ("input_ids", "token_type_ids", "mask")}
     with pytest.raises(
         DicompilerError, match=r"^input 'token_type_ids': 2 at \[0, 3\] is no row of 'c2', which has 2: "
     ):
-        given_inputs(fused, {**ids, "token_type_ids": ids["mask"] + 2 * (np.arange(8) == 3).astype(np.int32)})
+        prepare_inputs(fused, {**ids, "token_type_ids": ids["mask"] + 2 * (np.arange(8) == 3).astype(np.int32)})

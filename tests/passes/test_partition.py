@@ -9,13 +9,13 @@ import sys
 from support.placing import marks, network, place, rows
 
 from dicompiler.ir.plan import Plan
-from dicompiler.partition.annotations import DEVICE, ORIGIN, REGION
+from dicompiler.partition.annotations import DEVICE_KEY, ORIGIN_KEY, REGION_KEY
 
 
 def test_every_node_says_its_device_its_region_and_where_it_comes_from() -> None:
     halves = (rows("a", 0, 4), rows("b", 4, 8))
     placed = place(network(), Plan({"conv1": halves, "conv2": halves}, ("a",), ("a",))).model
-    found = {(marks(n)[ORIGIN], marks(n)[DEVICE], marks(n)[REGION]) for n in placed.proto.graph.node}
+    found = {(marks(n)[ORIGIN_KEY], marks(n)[DEVICE_KEY], marks(n)[REGION_KEY]) for n in placed.proto.graph.node}
     assert ("conv1", "a", "[0:1, 0:4, 0:4, 0:6]") in found
     assert ("conv2", "b", "[0:1, 0:4, 4:8, 0:6]") in found
     assert [n.doc_string for n in placed.proto.graph.node if n.op_type == "Conv"].count("the first") == 2

@@ -83,4 +83,4 @@ def test_a_sequence_of_unknown_length_stays_one_and_is_given_as_a_list(tmp_path:
     proto.graph.input.append(helper.make_tensor_value_info("sizes", TensorProto.INT64, [2]))
     made = dicompiler.compile(proto, "rpi4x2", output=tmp_path / "out")
     assert made.program is not None
-    assert [(value.name, value.sized) for value in made.program.outputs] == [("y", False)]
+    assert [(value.name, value.is_fixed_size) for value in made.program.outputs] == [("y", False)]

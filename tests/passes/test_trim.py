@@ -12,17 +12,17 @@ from support import modern
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.counting import flops
+from dicompiler.cost.counting import count_flops
 from dicompiler.driver.prepare import load_problem, prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region
 from dicompiler.partition.routing import route
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.testing import check_plan, cluster
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
+from dicompiler.testing import check_plan, make_cluster
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import run_model
 
@@ -70,19 +70,19 @@ def test_a_slice_that_trim_makes_takes_only_what_it_reads() -> None:
     """Of a tensor that is read in full by others, and of which several devices hold rows: a query of all keys."""
     proto = onnx.parser.parse_model(QUERY)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
-    problem = load_problem(proto, cluster("switch", 1, 1, 1))
+    problem = load_problem(proto, make_cluster("switch", 1, 1, 1))
     layers = problem.layers
-    (sliced,) = layers.sparing
-    assert layers.by_name[sliced].inputs == ("n",) and layers.tensors["q"].shape == (1, 1, 16)
+    (sliced,) = layers.rule_bound_nodes
+    assert layers.layer_by_name[sliced].inputs == ("n",) and layers.tensors["q"].shape == (1, 1, 16)
     parts = {layer.name: (Part("d1"),) for layer in layers.layers} | {sliced: (Part("d2"),)}
     parts["n"] = tuple(Part(f"d{i}", ((0, 1), (4 * i, 4 * i + 4), (0, 16))) for i in range(2))
-    plan = problem.plan(parts | {layers.producer["q"].name: (Part("d2"),)})
+    plan = problem.build_plan(parts | {layers.producer["q"].name: (Part("d2"),)})
 
     def received(there: LayerGraph) -> list[Region | None]:
-        return [box.region for box in route(there, plan, problem.platform.host_of).received if box.device == "d2"]
+        return [box.region for box in route(there, plan, problem.platform.host_of).received_boxes if box.device == "d2"]
 
     assert received(layers) == [((0, 1), (2, 3), (0, 16))]
-    assert len(received(replace(layers, sparing=frozenset()))) == 2  # all rows, of both devices
+    assert len(received(replace(layers, rule_bound_nodes=frozenset()))) == 2  # all rows, of both devices
     check_plan(problem, plan)
 
 
@@ -105,16 +105,16 @@ def test_the_one_row_that_is_read_of_a_quantised_layer_is_computed() -> None:
 
 def test_where_all_is_read_the_model_stays_as_it_is() -> None:
     model = Model.load(modern.MODERN["yolo"]())  # whose Slices take all that there is, each a part
-    passes = pipeline("normalise,infer-shapes,form-layers")
-    before = PassManager(passes).run(Compilation(model=model))
-    assert PassManager(pipeline("trim")).run(before) is before
+    passes = make_pipeline("normalise,infer-shapes,form-layers")
+    before = PassManager(passes).run(PipelineState(model=model))
+    assert PassManager(make_pipeline("trim")).run(before) is before
 
 
 def test_trim_refuses_a_plan_of_layers_as_they_were() -> None:
-    formed = PassManager(pipeline("normalise,infer-shapes,form-layers")).run(Compilation(model=first_row()))
+    formed = PassManager(make_pipeline("normalise,infer-shapes,form-layers")).run(PipelineState(model=first_row()))
     assert formed.layers is not None
     with pytest.raises(DicompilerError, match="there is a plan already"):
-        PassManager(pipeline("trim")).run(replace(formed, plan=whole_plan(formed.layers, "d0")))
+        PassManager(make_pipeline("trim")).run(replace(formed, plan=single_device_plan(formed.layers, "d0")))
 
 
 def test_one_device_computes_no_more_than_any_split_and_verify_sees_the_untrimmed_network(
@@ -123,8 +123,8 @@ def test_one_device_computes_no_more_than_any_split_and_verify_sees_the_untrimme
     caplog.set_level(logging.WARNING)
     result = dicompiler.compile(modern.MODERN["vit"](), "rpi4x2", "modnn", output=f"{tmp_path}/out")
     assert "read by nobody" not in caplog.text
-    assert result.reference is not None and result.single is not None and result.layers is not None
-    work = sum(flops(result.layers, layer) for layer in result.layers.layers)
-    assert sum(entry.flops for entry in result.single.devices) == work
+    assert result.reference is not None and result.single_device_metrics is not None and result.layers is not None
+    work = sum(count_flops(result.layers, layer) for layer in result.layers.layers)
+    assert sum(entry.flops for entry in result.single_device_metrics.devices) == work
     assert len(result.reference.proto.graph.node) < len(prepare(result.reference).model.proto.graph.node)
     assert result.verify().passed

@@ -11,9 +11,9 @@ from support.modern_net import MS, Net
 
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.comparison import compare
+from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
-from dicompiler.verify.given import given_inputs
+from dicompiler.verify.given import prepare_inputs
 
 SMALL = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
 CONVOLUTIONS: dict[str, dict[str, Any]] = {
@@ -39,10 +39,10 @@ def same(net: Net, output: str, shape: tuple[int, ...], operators: str, **others
     model = Model.load(net.model(types=types, ir=10))
     ready = prepare(model, state=None).model
     assert [node.op_type for node in ready.proto.graph.node] == operators.split()
-    feed = given_inputs(model)
+    feed = prepare_inputs(model)
     before, after = run_model(model, feed), run_model(ready, feed)
     for name in shapes:
-        check = compare(name, before[name], after[name])
+        check = compare_value(name, before[name], after[name])
         assert check.passed, check.detail
 
 

@@ -17,12 +17,12 @@ from support.modern_net import MS, Net
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import compare
-from dicompiler.verify.executor import Executor, run_model
-from dicompiler_passes.partition import Partition
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import compare_value
+from dicompiler.verify.executor import ProgramExecutor, run_model
+from dicompiler_passes.partition import PartitionPass
 
 OUTPUTS = ("y", "past_k", "past_v", "scores")
 
@@ -135,7 +135,7 @@ def grouped(d: Drawn) -> Model:
 def same(before: dict[str, Any], after: dict[str, Any]) -> None:
     assert before.keys() == after.keys()
     for name, array in before.items():
-        check = compare(name, array, after[name])
+        check = compare_value(name, array, after[name])
         assert check.passed, check.detail
 
 
@@ -159,7 +159,7 @@ def test_any_attention_that_is_opened_up_computes_the_same(build: Callable[[Draw
         if build is multi_head and "scores" in before:  # onnxruntime loads no copy whose scores nobody reads
             return
         plan = random_plan(Random(seed), ready.layers)
-        placed = Partition().run(Compilation(model=ready.model, layers=ready.layers, plan=plan))
-        same(before, Executor(cut(placed.model, plan.devices)).run(feed).outputs)
+        placed = PartitionPass().run(PipelineState(model=ready.model, layers=ready.layers, plan=plan))
+        same(before, ProgramExecutor(build_program(placed.model, plan.devices)).run(feed).outputs)
 
     holds()

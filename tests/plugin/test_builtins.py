@@ -12,14 +12,14 @@ import pytest
 from support.distributions import distribution, listed
 
 from dicompiler.plugin import builtins, hookspecs
-from dicompiler.plugin.entry_points import BUILTINS
+from dicompiler.plugin.entry_points import BUILTIN_PLUGINS
 from dicompiler.plugin.registry import registry
 
 
 @pytest.fixture
 def hooks() -> pluggy.HookRelay:
     """The hooks with nothing but the core's own plugin behind them."""
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager = pluggy.PluginManager(hookspecs.PLUGGY_PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(builtins)
     manager.check_pending()
@@ -51,16 +51,16 @@ class TestBuiltins:
 
     def test_the_tuple_for_checkouts_is_what_pyproject_states(self) -> None:
         document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-        assert dict(BUILTINS) == document["project"]["entry-points"]["dicompiler"]
+        assert dict(BUILTIN_PLUGINS) == document["project"]["entry-points"]["dicompiler"]
 
     def test_installed_and_on_the_path_is_once(self, site: Path) -> None:
         for version in ("7.1", "7.0"):
-            distribution(site / version, "dicompiler", version, dict(BUILTINS))
+            distribution(site / version, "dicompiler", version, dict(BUILTIN_PLUGINS))
         path = os.pathsep.join([str(site / "7.1"), str(site / "7.0"), *sys.path])
         plugins = listed(site, "plugins", PYTHONPATH=path)
-        assert {name: record["module"] for name, record in plugins.items()} == dict(BUILTINS)
+        assert {name: record["module"] for name, record in plugins.items()} == dict(BUILTIN_PLUGINS)
         assert {record["version"] for record in plugins.values()} == {"7.1"}
 
     def test_an_older_installed_distribution_does_not_hide_a_new_built_in(self, site: Path) -> None:
-        distribution(site, "dicompiler", "0.0.1", dict(BUILTINS[:2]))
-        assert listed(site, "plugins").keys() == dict(BUILTINS).keys()
+        distribution(site, "dicompiler", "0.0.1", dict(BUILTIN_PLUGINS[:2]))
+        assert listed(site, "plugins").keys() == dict(BUILTIN_PLUGINS).keys()

@@ -14,7 +14,7 @@ import pytest
 
 from dicompiler import networks
 from dicompiler.cli import main
-from dicompiler.plugin.registry import loaded
+from dicompiler.plugin.registry import load_installed
 
 SOURCE = """
 import math
@@ -161,7 +161,7 @@ def fails(
     The plugin's source comes first."""
     log = logging.getLogger("dicompiler")
     state = log.handlers, log.propagate
-    loaded.cache_clear()
+    load_installed.cache_clear()
     monkeypatch.delitem(sys.modules, "acme_bad", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.chdir(tmp_path)
@@ -181,7 +181,7 @@ def fails(
 
     yield run
     log.handlers, log.propagate = state
-    loaded.cache_clear()
+    load_installed.cache_clear()
     sys.modules.pop("acme_bad", None)
 
 

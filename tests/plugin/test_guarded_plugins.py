@@ -17,16 +17,16 @@ import dicompiler
 from dicompiler.base.errors import PluginError
 from dicompiler.base.specs import options_of, spec_of
 from dicompiler.cli import entry
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.plan import Plan, Share
+from dicompiler.ir.plan import LayerShare, Plan
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
-from dicompiler.plugin.registry import KINDS, Registry, registry
+from dicompiler.plugin.registry import PLUGIN_KINDS, Registry, registry
 from dicompiler.search.problem import RemoteEvaluator
-from dicompiler.testing import also, network
+from dicompiler.testing import build_network, temporarily_registered
 
 BAD = Plugin("bad", "bad_plugins", "acme-bad", "1.2")
 OF = "of acme-bad 1.2 (plugin 'bad')"
@@ -35,8 +35,8 @@ OF = "of acme-bad 1.2 (plugin 'bad')"
 def known() -> Registry:
     """What is built in, and the plugins with faults as a third party's."""
     things = {"strategies": bad.BadStrategy, "targets": bad.BadTarget, "cost_models": bad.BadCost}
-    more = {kind: plugins.checked(BAD, kind, cls) for kind, cls in things.items()}
-    given = {kind: {**registry().of(kind), one.name: one} for kind, one in more.items()}
+    more = {kind: plugins.make_entry(BAD, kind, cls) for kind, cls in things.items()}
+    given = {kind: {**registry().entries(kind), one.name: one} for kind, one in more.items()}
     return replace(registry(), **given)  # type: ignore[arg-type]
 
 
@@ -58,44 +58,44 @@ def test_a_copy_stays_guarded(again: Any) -> None:
     one = again(known().make("strategies", "bad-strategy{fault=type}"))
     assert one == bad.BadStrategy("type")
     with pytest.raises(PluginError) as caught:
-        one.plan(load_problem(network("branches"), "rpi4x2"))
+        one.plan(load_problem(build_network("branches"), "rpi4x2"))
     assert str(caught.value) == f"strategy 'bad-strategy' {OF}: plan() returned dict instead of a Plan"
 
 
 def test_what_is_built_in_is_handed_out_as_it_is() -> None:
-    for kind in KINDS:
-        for one in registry().of(kind).values():
+    for kind in PLUGIN_KINDS:
+        for one in registry().entries(kind).values():
             assert not hasattr(one.value, "__guard__") and inspect.unwrap(one.value) is one.value
-    given = Analytic(pools=False)
-    assert registry().adopt("cost_models", given) is given
+    given = AnalyticModel(pools=False)
+    assert registry().resolve("cost_models", given) is given
 
 
 def test_an_instance_is_adopted_as_if_it_had_been_made_by_its_name() -> None:
     given = bad.BadStrategy("type")
-    adopted = known().adopt("strategies", given)
+    adopted = known().resolve("strategies", given)
     assert type(adopted) is known().find("strategies", "bad-strategy").value and adopted == given
-    assert known().adopt("strategies", adopted) is adopted
+    assert known().resolve("strategies", adopted) is adopted
     assert type(given) is bad.BadStrategy
 
 
 def test_of_a_class_that_no_plugin_provides_exceptions_stay_and_wrong_results_name_the_module() -> None:
     with pytest.raises(KeyError):
-        compile(network("branches"), "rpi4x2", "single", cost=bad.Careful())
+        compile(build_network("branches"), "rpi4x2", "single", cost=bad.Careful())
     wrong = r"^strategy 'bad-strategy' of module support.bad_plugins: plan\(\) returned dict "
     with pytest.raises(PluginError, match=wrong):
-        compile(network("branches"), "rpi4x2", bad.BadStrategy("type"))
+        compile(build_network("branches"), "rpi4x2", bad.BadStrategy("type"))
     wrong = r"^cost model 'bad-cost' of module support.bad_plugins: layer 'c0' on pi01 takes -"
     with pytest.raises(PluginError, match=wrong):
-        compile(network("branches"), "rpi4x2", "single", cost=bad.BadCost("negative"))
+        compile(build_network("branches"), "rpi4x2", "single", cost=bad.BadCost("negative"))
 
 
 def test_a_plugin_may_expect_its_own_exceptions_of_itself() -> None:
-    problem = load_problem(network("branches"), "rpi4x2")
+    problem = load_problem(build_network("branches"), "rpi4x2")
     layers, devices = problem.layers, problem.platform.devices
-    cost = plugins.checked(BAD, "cost_models", bad.Careful).value()
-    assert cost.fill(layers, layers.layers[0], [Share()], devices).tolist() == [[1.0, 1.0]]
+    cost = plugins.make_entry(BAD, "cost_models", bad.Careful).value()
+    assert cost.fill(layers, layers.layers[0], [LayerShare()], devices).tolist() == [[1.0, 1.0]]
     with pytest.raises(PluginError, match=r"^plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"):
-        cost.seconds(layers, layers.layers[0], Share(), devices[0])
+        cost.seconds(layers, layers.layers[0], LayerShare(), devices[0])
 
 
 @pytest.mark.parametrize(
@@ -103,31 +103,33 @@ def test_a_plugin_may_expect_its_own_exceptions_of_itself() -> None:
 )
 def test_wrong_arrays_of_seconds_name_the_cost_model(fault: str, text: str) -> None:
     problem = load_problem(
-        network("branches"), "rpi4x3", cost=known().make("cost_models", f"bad-cost{{fault={fault}}}")
+        build_network("branches"), "rpi4x3", cost=known().make("cost_models", f"bad-cost{{fault={fault}}}")
     )
     layers, devices = problem.layers, problem.platform.devices
     with pytest.raises(PluginError, match=f"^cost model 'bad-cost' {re.escape(OF)}: .*{re.escape(text)}"):
-        problem.cost.fill(layers, layers.layers[0], [Share()], devices)
+        problem.cost_model.seconds_table(layers, layers.layers[0], [LayerShare()], devices)
 
 
 def test_a_problem_that_went_to_another_process_has_a_guarded_cost_model() -> None:
-    problem = load_problem(network("branches"), "rpi4x3", cost=known().make("cost_models", "bad-cost{fault=negative}"))
-    plan = registry().make("strategies", "modnn").plan(replace(problem, cost=Analytic()))
+    problem = load_problem(
+        build_network("branches"), "rpi4x3", cost=known().make("cost_models", "bad-cost{fault=negative}")
+    )
+    plan = registry().make("strategies", "modnn").plan(replace(problem, cost_model=AnalyticModel()))
     there: RemoteEvaluator = pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
     with pytest.raises(PluginError, match=f"^cost model 'bad-cost' {re.escape(OF)}: layer 'c0' on pi0. takes -"):
         there(plan)
 
 
 def test_auto_goes_on_where_a_third_partys_strategy_breaks() -> None:
-    problem = load_problem(network("branches"), "rpi4x2")
-    with also(bad.Breaking):
+    problem = load_problem(build_network("branches"), "rpi4x2")
+    with temporarily_registered(bad.Breaking):
         auto = registry().make("strategies", "auto{tries=0 strategies=breaking,single}")
         assert isinstance(auto.plan(replace(problem, objective="memory")), Plan)
 
 
 @pytest.mark.parametrize("function", ["piece", "reduction"])
 def test_a_rules_functions_name_the_plugin_where_they_break_and_can_be_pickled(function: str) -> None:
-    rule = plugins.checked(BAD, "operators", OperatorRule("Odd", bad.broken, reduction=bad.broken)).value
+    rule = plugins.make_entry(BAD, "operators", OperatorRule("Odd", bad.broken, reduction_length=bad.broken)).value
     again = pickle.loads(pickle.dumps(rule))
     assert again == rule
     with pytest.raises(PluginError, match=r"^plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"):
@@ -135,7 +137,7 @@ def test_a_rules_functions_name_the_plugin_where_they_break_and_can_be_pickled(f
 
 
 def test_a_family_that_makes_no_platform_is_named() -> None:
-    family = plugins.checked(BAD, "platforms", bad.bad_family("type")).value
+    family = plugins.make_entry(BAD, "platforms", bad.bad_family("type")).value
     with pytest.raises(PluginError) as caught:
         family.find("badx2")
     text = "platform 'badxN' of plugin 'bad' of acme-bad 1.2: make() returned str instead of a Platform"

@@ -12,9 +12,9 @@ import pytest
 
 from dicompiler.plugin import hookspecs
 from dicompiler.plugin.entry_points import Plugin
-from dicompiler.plugin.registry import KINDS, load
+from dicompiler.plugin.registry import PLUGIN_KINDS, load_plugins
 
-HOOKS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PROJECT}_spec")}
+HOOKS = {name: value for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PLUGGY_PROJECT}_spec")}
 
 
 class TestHooks:
@@ -62,17 +62,17 @@ class TestHooks:
     }
 
     def test_every_kind_has_a_hook(self) -> None:
-        assert sorted(HOOKS) == sorted(kind.hook for kind in KINDS.values())
-        assert self.PROVIDED.keys() == KINDS.keys()
+        assert sorted(HOOKS) == sorted(kind.hook for kind in PLUGIN_KINDS.values())
+        assert self.PROVIDED.keys() == PLUGIN_KINDS.keys()
 
-    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("kind", PLUGIN_KINDS)
     def test_its_docstring_has_an_example_that_works(
         self, kind: str, site: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        documented = inspect.cleandoc(HOOKS[KINDS[kind].hook].__doc__ or "")
+        documented = inspect.cleandoc(HOOKS[PLUGIN_KINDS[kind].hook].__doc__ or "")
         summary, _, example = documented.partition("\n\n")
         assert summary
-        assert example.startswith(f"@hookimpl\ndef {KINDS[kind].hook}():")
+        assert example.startswith(f"@hookimpl\ndef {PLUGIN_KINDS[kind].hook}():")
         package = f"documented_{kind}"
         (site / package).mkdir()
         (site / package / "__init__.py").touch()
@@ -81,7 +81,7 @@ class TestHooks:
         source = "from dicompiler.plugin_api import hookimpl\n" + example.replace("my_module", package)
         (site / package / "plugin.py").write_text(source)
         monkeypatch.syspath_prepend(site)
-        registry = load({}, [Plugin("documented", f"{package}.plugin", "acme", "1.0")])
+        registry = load_plugins({}, [Plugin("documented", f"{package}.plugin", "acme", "1.0")])
         assert registry.warnings == ()
         provided = registry.find(kind, self.PROVIDED[kind])
         assert (provided.distribution, provided.version, provided.plugin) == ("acme", "1.0", "documented")

@@ -16,7 +16,7 @@ from dicompiler.plugin.pass_manager import PassManager
 
 def test_dump_writes_the_graph_after_every_pass_and_the_plan_once_there_is_one(tmp_path: Path) -> None:
     directory = tmp_path / "dumps" / "new"
-    PassManager([Rename(), Annotate(), Rename("Neg")], [instruments.Dump(directory)]).run(compilation())
+    PassManager([Rename(), Annotate(), Rename("Neg")], [instruments.DumpAfterPass(directory)]).run(compilation())
     assert sorted(path.name for path in directory.iterdir()) == [
         "001_rename.onnx",
         "002_annotate.onnx",
@@ -32,7 +32,7 @@ def test_dump_writes_the_graph_after_every_pass_and_the_plan_once_there_is_one(t
 
 
 def test_print_after_prints_the_graph_after_every_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    PassManager([Annotate("d1"), Rename()], [instruments.PrintAfter()]).run(compilation())
+    PassManager([Annotate("d1"), Rename()], [instruments.PrintAfterPass()]).run(compilation())
     out, err = capsys.readouterr()
     assert out == ""
     assert "// after pass 1: annotate{device=d1}\n" in err
@@ -41,7 +41,7 @@ def test_print_after_prints_the_graph_after_every_pass(capsys: pytest.CaptureFix
 
 
 def test_timing_has_a_row_for_every_pass_that_ran_and_marks_the_one_that_failed() -> None:
-    timing = instruments.Timing()
+    timing = instruments.PassTiming()
     with pytest.raises(DicompilerError):
         PassManager([Annotate("d1"), Breaks("input"), Rename()], [timing]).run(compilation())
     assert [(text, failed) for text, _, failed in timing.rows] == [

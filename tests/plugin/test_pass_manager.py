@@ -9,13 +9,13 @@ import pytest
 from support.example_passes import Annotate, Breaks, Rename, compilation
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin import pass_manager
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
-from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.plugin.passes import Pass, PassFailure
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
+from dicompiler.plugin.passes import Pass, PassError
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class NeedsLayers(Pass):
     name: ClassVar[str] = "needs-layers"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         return compilation
 
 
@@ -35,20 +35,20 @@ class Recorder:
 
     calls: list[tuple[Any, ...]] = field(default_factory=list)
 
-    def before(self, index: int, step: Pass, compilation: Compilation) -> None:
+    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:
         self.calls.append(("before", index, step.name, compilation))
 
-    def after(self, index: int, step: Pass, compilation: Compilation) -> None:
+    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
         self.calls.append(("after", index, step.name, compilation))
 
-    def failed(self, index: int, step: Pass, compilation: Compilation, error: Exception) -> None:
+    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:
         self.calls.append(("failed", index, step.name, compilation, error))
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) -> None:
     """Makes the registry hold these passes and no others."""
     plugin = Plugin("acme", "acme_passes", of.get("name", "acme"), of.get("version", "1.2"))
-    passes = {cls.name: plugins.checked(plugin, "passes", cls) for cls in classes}
+    passes = {cls.name: plugins.make_entry(plugin, "passes", cls) for cls in classes}
     monkeypatch.setattr(pass_manager, "registry", lambda: plugins.Registry(passes=passes))
 
 
@@ -128,7 +128,7 @@ def test_instruments_see_what_goes_into_every_pass_and_what_comes_out() -> None:
 def test_instruments_see_a_failure_and_numbers_continue_where_asked() -> None:
     recorder = Recorder()
     with pytest.raises(DicompilerError, match="layer 'h' cannot be cut") as caught:
-        PassManager([Annotate(), Breaks("input"), Rename()], [recorder], first=7).run(compilation())
+        PassManager([Annotate(), Breaks("input"), Rename()], [recorder], first_index=7).run(compilation())
     assert [call[:3] for call in recorder.calls][2:] == [("before", 8, "breaks"), ("failed", 8, "breaks")]
     assert recorder.calls[-1][4] is caught.value
 
@@ -142,30 +142,28 @@ def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
 ) -> None:
     provide(monkeypatch, Breaks, name="acme-passes", version="3.1")
     with pytest.raises(PluginError) as caught:
-        PassManager(pipeline(f"breaks{{how={how}}}")).run(compilation())
+        PassManager(make_pipeline(f"breaks{{how={how}}}")).run(compilation())
     assert str(caught.value).startswith(f"pass 'breaks' of acme-passes 3.1 (plugin 'acme'): {cause}")
     provide(monkeypatch, Breaks, name="dicompiler", version="0.2")
-    with pytest.raises(PassFailure) as failed:
-        PassManager(pipeline(f"breaks{{how={how}}}")).run(compilation())
+    with pytest.raises(PassError) as failed:
+        PassManager(make_pipeline(f"breaks{{how={how}}}")).run(compilation())
     assert str(failed.value).startswith("pass 'breaks' of dicompiler 0.2: ")
     assert cause in str(failed.value)
 
 
 def test_a_pass_that_no_plugin_provides_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     provide(monkeypatch)
-    with pytest.raises(
-        PassFailure, match=rf"pass 'breaks' of module {Breaks.__module__.replace('.', '[.]')}: KeyError"
-    ):
+    with pytest.raises(PassError, match=rf"pass 'breaks' of module {Breaks.__module__.replace('.', '[.]')}: KeyError"):
         PassManager([Breaks()]).run(compilation())
 
 
 def test_pipeline_text_becomes_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     provide(monkeypatch, Annotate, Rename)
-    assert pipeline("annotate{device=pi01},rename") == (Annotate("pi01"), Rename())
+    assert make_pipeline("annotate{device=pi01},rename") == (Annotate("pi01"), Rename())
     with pytest.raises(UsageError, match="unknown pass 'renam' \\(did you mean 'rename'\\?\\)"):
-        pipeline("annotate,renam")
+        make_pipeline("annotate,renam")
     with pytest.raises(UsageError, match="unknown option 'devise' of 'annotate' \\(did you mean 'device'\\?\\)"):
-        pipeline("annotate{devise=pi01}")
+        make_pipeline("annotate{devise=pi01}")
 
 
 def test_a_pass_without_run_cannot_be_made() -> None:

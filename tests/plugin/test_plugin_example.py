@@ -19,8 +19,8 @@ import onnxruntime
 import pytest
 
 from dicompiler import networks
-from dicompiler.plugin.registry import KINDS
-from dicompiler.testing.targets import digests
+from dicompiler.plugin.registry import PLUGIN_KINDS
+from dicompiler.testing.targets import file_digests
 
 EXAMPLE = Path(__file__).parents[1] / "plugin_example"
 PROVIDED = {
@@ -108,7 +108,7 @@ def model(tmp_path: Path) -> Path:
 
 class TestInstalled:
     def test_all_it_provides_is_listed_with_options_distribution_and_version(self, installed: Environment) -> None:
-        assert {kind.replace("-", "_") for kind in PROVIDED} == {*KINDS}
+        assert {kind.replace("-", "_") for kind in PROVIDED} == {*PLUGIN_KINDS}
         listed = installed.listed()
         found = {kind: listed[kind][name] for kind, name in PROVIDED.items()}
         assert all(record.items() >= ORIGIN.items() for record in found.values())
@@ -183,7 +183,7 @@ def test_taken_away_it_leaves_no_trace(tmp_path: Path) -> None:
         """What is listed, and an artifact compiled without the plugin's things."""
         words = f"compile lenet.onnx --platform rpi4x2 --strategy modnn -o {output}".split()
         made.dicompiler(*words, cwd=tmp_path)
-        return made.listed(), digests(tmp_path / output)
+        return made.listed(), file_digests(tmp_path / output)
 
     files, (lists, artifact) = made.files, seen("before")
     made.install()

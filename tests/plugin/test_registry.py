@@ -15,7 +15,7 @@ from support.distributions import command, distribution, listed
 
 from dicompiler.base.errors import UsageError
 from dicompiler.plugin.entry_points import Plugin
-from dicompiler.plugin.registry import load
+from dicompiler.plugin.registry import load_plugins
 
 
 def install(site: Path, name: str, source: str, version: str = "1.0", point: str | None = None) -> None:
@@ -177,14 +177,14 @@ class TestRegistry:
             install(site, f"order-{name}", PASS.format(name=name))
         monkeypatch.syspath_prepend(site)
         found = [Plugin(f"order-{name}", f"order_{name}", f"order-{name}", "1.0") for name in ("zeta", "alpha")]
-        assert [*load({}, found).passes] == [*load({}, found[::-1]).passes] == ["alpha", "zeta"]
+        assert [*load_plugins({}, found).passes] == [*load_plugins({}, found[::-1]).passes] == ["alpha", "zeta"]
 
     def test_an_unknown_name_gets_the_nearest_and_the_word_for_its_kind(
         self, site: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         install(site, "registry-one", PASS.format(name="tile-height"))
         monkeypatch.syspath_prepend(site)
-        registry = load({}, [Plugin("one", "registry_one", "registry-one", "1.0")])
+        registry = load_plugins({}, [Plugin("one", "registry_one", "registry-one", "1.0")])
         with pytest.raises(UsageError, match=r"^unknown pass 'tile-heigth' \(did you mean 'tile-height'\?\)$"):
             registry.make("passes", "tile-heigth{parts=2}")
         with pytest.raises(UsageError, match=r"^unknown strategy 'dp' \(there are none\)$"):

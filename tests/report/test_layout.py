@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.report.layout import LANE, Layout, place
+from dicompiler.report.layout import LANE_WIDTH_PX, GraphLayout, layout_graph
 
 
 @st.composite
@@ -18,13 +18,13 @@ def graphs(draw: st.DrawFn) -> tuple[list[float], list[tuple[int, int]]]:
     return draw(st.lists(st.floats(20, 150), min_size=count, max_size=count)), edges
 
 
-def boxes(layout: Layout, widths: list[float]) -> dict[int, list[tuple[float, float]]]:
+def boxes(layout: GraphLayout, widths: list[float]) -> dict[int, list[tuple[float, float]]]:
     """Row → (left, right) of all boxes and lanes in it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for x, row, width in zip(layout.x, layout.row, widths, strict=True):
         found.setdefault(row, []).append((x - width / 2, x + width / 2))
     for x, row in layout.lanes:
-        found.setdefault(row, []).append((x - LANE / 2, x + LANE / 2))
+        found.setdefault(row, []).append((x - LANE_WIDTH_PX / 2, x + LANE_WIDTH_PX / 2))
     return found
 
 
@@ -34,7 +34,7 @@ def test_boxes_and_lanes_do_not_overlap_and_every_edge_leads_down_to_its_reader(
     graph: tuple[list[float], list[tuple[int, int]]],
 ) -> None:
     widths, edges = graph
-    layout = place(widths, edges)
+    layout = layout_graph(widths, edges)
     for own in boxes(layout, widths).values():
         ends = sorted(own)
         assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
@@ -44,6 +44,6 @@ def test_boxes_and_lanes_do_not_overlap_and_every_edge_leads_down_to_its_reader(
         at = (layout.x[b], layout.row[b])
         reader = b
         while at != (layout.x[a], layout.row[a]):
-            at = next(p[:2] for p, source, r in layout.pieces if p[2:] == at and source == a and r == reader)
+            at = next(p[:2] for p, source, r in layout.edge_pieces if p[2:] == at and source == a and r == reader)
             reader = -1
             assert at[1] >= layout.row[a]

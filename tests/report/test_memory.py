@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 from support.reports import made
 
-from dicompiler.cost.memory import memory_course, program_memory
-from dicompiler.driver.artifact import reopen
+from dicompiler.cost.memory import memory_timeline, program_memory
+from dicompiler.driver.artifact import reopen_artifact
 
 
 class TestMemory:
     @pytest.mark.parametrize(("network", "strategy"), [("lenet", "modnn"), ("mobilenet_v2", "dp"), ("tiny", "single")])
     def test_the_course_reaches_what_is_counted(self, tmp_path: Path, network: str, strategy: str) -> None:
-        compilation, _, _ = reopen(made(tmp_path, network, strategy=strategy))
+        compilation, _, _ = reopen_artifact(made(tmp_path, network, strategy=strategy))
         assert compilation.program is not None
-        used, courses = program_memory(compilation.program), memory_course(compilation.program)
-        assert {name: use.total for name, use in used.items()} == {name: one.peak for name, one in courses.items()}
+        used, courses = program_memory(compilation.program), memory_timeline(compilation.program)
+        assert {name: use.total for name, use in used.items()} == {
+            name: one.peak_bytes for name, one in courses.items()
+        }
         for device in compilation.program.devices:
             assert len(courses[device.device].buffers) == 2 * len(device.segments) + 1

@@ -21,10 +21,10 @@ from support.reports import made
 import dicompiler
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.report.facts import gather
-from dicompiler.report.page import report
-from dicompiler.report.timeline import measured, predicted
-from dicompiler.target.seal import seal
+from dicompiler.report.facts import load_report_data
+from dicompiler.report.page import render_report
+from dicompiler.report.timeline import measured_bars, predicted_bars
+from dicompiler.target.seal import write_integrity
 
 ODD = "a<b>&\"c'</script>"
 
@@ -69,8 +69,8 @@ def details(page: str) -> list[str]:
 
 class TestPage:
     def test_every_layer_and_part_of_the_plan_is_drawn(self, lenet: Path) -> None:
-        facts = gather(lenet)
-        page = report(facts)
+        facts = load_report_data(lenet)
+        page = render_report(facts)
         layers = [layer.name for layer in facts.routing.layers.layers]
         drawn = re.findall(r'class="node layer"', page)
         assert len(drawn) == len(layers) == 8
@@ -80,15 +80,15 @@ class TestPage:
             assert [line.partition(":")[0] for line in text.splitlines()[3:]] == [t.device for t in facts.tasks[name]]
 
     def test_the_bytes_it_shows_are_those_that_are_sent(self, lenet: Path) -> None:
-        facts = gather(lenet)
-        assert sum(facts.received.values()) == facts.metrics.total_bytes > 0
-        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes a frame"', report(facts))
+        facts = load_report_data(lenet)
+        assert sum(facts.received_bytes.values()) == facts.metrics.total_bytes > 0
+        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes a frame"', render_report(facts))
         assert sum(int(count) for _, _, count in cells) == facts.metrics.total_bytes
         assert {(a, b) for a, b, _ in cells} == {(t.sender, t.receiver) for t in facts.program.transfers}
 
     def test_the_predicted_timeline_is_the_simulation(self, lenet: Path) -> None:
-        facts = gather(lenet)
-        bars = predicted(facts)
+        facts = load_report_data(lenet)
+        bars = predicted_bars(facts)
         assert len(bars) == len(facts.simulation.spans)
         for device in facts.devices:
             computes = sum(bar.end - bar.start for bar in bars if (bar.device, bar.kind) == (device, "run"))
@@ -96,22 +96,24 @@ class TestPage:
         assert max(bar.end for bar in bars) <= facts.metrics.latency_s * (1 + 1e-9)
 
     def test_a_log_adds_every_segment_of_the_last_frame(self, lenet: Path, log: Path) -> None:
-        facts = gather(lenet, log=log)
-        bars = measured(facts)
+        facts = load_report_data(lenet, run_log=log)
+        bars = measured_bars(facts)
         for device in facts.program.devices:
-            own = [bar for bar in bars if bar.device == device.device and bar.current]
+            own = [bar for bar in bars if bar.device == device.device and bar.is_current_frame]
             assert sum(bar.kind == "run" for bar in own) == len(device.segments)
             assert sum(bar.kind == "send" for bar in own) == sum(s.kind == "send" for s in device.steps)
             assert all(0 <= bar.start <= bar.end for bar in own)
-        assert "measured, the last frame" in report(facts) and "measured, the last frame" not in report(gather(lenet))
+        assert "measured, the last frame" in render_report(facts) and "measured, the last frame" not in render_report(
+            load_report_data(lenet)
+        )
 
     def test_prediction_and_measurement_share_an_axis(self, lenet: Path, log: Path) -> None:
-        facts = gather(lenet, log=log)
-        page = report(facts)
+        facts = load_report_data(lenet, run_log=log)
+        page = render_report(facts)
         assert page.count('class="axis"') == 1 and page.count('class="note">measured<') == len(facts.devices)
         assert len(re.findall(r'class="row(?: odd)?"', page)) == 2 * len(facts.devices)
-        end = max(bar.end for bars in (predicted(facts), measured(facts)) for bar in bars)
-        last = max(predicted(facts), key=lambda bar: bar.end)
+        end = max(bar.end for bars in (predicted_bars(facts), measured_bars(facts)) for bar in bars)
+        last = max(predicted_bars(facts), key=lambda bar: bar.end)
         drawn = [int(x) + int(w) for x, w in re.findall(r'<rect x="(\d+)" y="\d+" width="(\d+)"[^>]*data-d=', page)]
         assert max(drawn) == pytest.approx(1e6, abs=2)
         assert any(abs(x - 1e6 * last.end / end) < 2 for x in drawn)
@@ -124,13 +126,13 @@ class TestPage:
 
     def test_names_are_escaped(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, odd_names())
-        page = report(gather(artifact))
+        page = render_report(load_report_data(artifact))
         assert "<b>&" not in page and page.count("</script>") == 1
         assert any(text.startswith(ODD) for text in details(page))
         assert "\x07" not in page
 
     def test_nothing_is_asked_of_a_network(self, lenet: Path, log: Path) -> None:
-        page = report(gather(lenet, log=log))
+        page = render_report(load_report_data(lenet, run_log=log))
         assert not re.findall(r"(?:https?:|//\w|url\(|@import|\bsrc=)", page)
         assert "default-src 'none'" in html.unescape(page)
 
@@ -150,32 +152,32 @@ class TestPage:
         assert pages[0] == pages[1]
 
     def test_the_plan_is_named_with_who_decided(self, lenet: Path, tmp_path: Path) -> None:
-        assert "of strategy modnn, for latency" in report(gather(lenet))
+        assert "of strategy modnn, for latency" in render_report(load_report_data(lenet))
         dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
-        assert "given as a file, for latency" in report(gather(tmp_path / "given"))
+        assert "given as a file, for latency" in render_report(load_report_data(tmp_path / "given"))
         (tmp_path / "given" / "reference" / "made.json").unlink()  # of a compilation that knows of none
-        seal(tmp_path / "given")
-        assert "who decided is not recorded" in report(gather(tmp_path / "given"))
+        write_integrity(tmp_path / "given")
+        assert "who decided is not recorded" in render_report(load_report_data(tmp_path / "given"))
 
     def test_more_devices_than_colours(self, tmp_path: Path) -> None:
-        page = report(gather(made(tmp_path, "lenet", platform="rpi4x12")))
+        page = render_report(load_report_data(made(tmp_path, "lenet", platform="rpi4x12")))
         assert 'class="chip d3 again">12<' in page
 
     def test_replicas(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", platform="rpi4x4", strategy="replicate", objective="throughput")
-        page = report(gather(artifact))
+        page = render_report(load_report_data(artifact))
         assert "replicas" in page and "time between frames is below" in page
 
     @pytest.mark.parametrize("target", ["mpi", "tflm"])
     def test_other_targets(self, tmp_path: Path, target: str) -> None:
         artifact = made(tmp_path, "lenet", target=target)
-        facts = gather(artifact)
-        assert f"target {target}" in report(facts) and facts.courses.keys() == set(facts.devices)
+        facts = load_report_data(artifact)
+        assert f"target {target}" in render_report(facts) and facts.memory_courses.keys() == set(facts.devices)
 
     def test_a_target_that_measures_sums_only(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", target="tflm")
         assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
-        assert "measures sums only" in report(gather(artifact, log=tmp_path / "run.json"))
+        assert "measures sums only" in render_report(load_report_data(artifact, run_log=tmp_path / "run.json"))
 
 
 class TestOther:

@@ -12,7 +12,7 @@ from support.browser import Browser, browser
 import dicompiler
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.report.facts import gather
+from dicompiler.report.facts import load_report_data
 
 PHONE = 360
 
@@ -59,7 +59,7 @@ def test_a_complaint_and_a_request_would_be_seen(chromium: Browser, tmp_path: Pa
 
 
 def test_all_layers_devices_and_segments_are_drawn(chromium: Browser, page: Path, artifact: Path) -> None:
-    facts = gather(artifact)
+    facts = load_report_data(artifact)
     chromium.open(page)
     count = "[...document.querySelectorAll('{}')].filter((e) => e.getBoundingClientRect().width > 0).length"
     assert chromium.value(count.format(".graph .layer")) == len(facts.routing.layers.layers)

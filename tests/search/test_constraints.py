@@ -8,25 +8,25 @@ import pytest
 from support.alone import posed
 from support.dealing import cluster, lenet
 from support.layer_graphs import stack
-from support.planning import cluster as rated
+from support.planning import make_cluster as rated
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device, Host, Network
-from dicompiler.ir.metrics import Occupied
+from dicompiler.ir.metrics import DeviceFootprint
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.constraints import (
     check_compute,
     check_constraints,
-    check_dealing,
-    check_occupied,
+    check_measured_memory,
+    check_target_support,
     fits_constraints,
     free_memory,
-    memory_lacking,
-    memory_needed,
-    memory_used,
+    missing_memory,
+    needed_memory,
+    used_memory,
 )
 from dicompiler.search.problem import Problem
 from dicompiler.target.interface import Target
@@ -71,19 +71,19 @@ def test_a_target_that_cannot_deal_refuses_before_it_writes() -> None:
 
     class Other(SocketsTarget):
         name = "other"
-        replicas = False
+        can_run_replicas = False
 
     with pytest.raises(DicompilerError, match=r"plan: replicas: target 'other' cannot deal out frames in turn"):
-        check_dealing(result.plan, Other())
-    check_dealing(result.plan, SocketsTarget())
-    assert not Target.replicas
+        check_target_support(result.plan, Other())
+    check_target_support(result.plan, SocketsTarget())
+    assert not Target.can_run_replicas
 
 
 def test_memory_counts_the_weights_of_all_roles() -> None:
     """d0 and d1 each hold the half that the other computes in the next frame."""
     problem = posed(rated("switch", 1, 1))
     names = [layer.name for layer in problem.layers.layers]
-    plan = problem.plan({name: (Part("d0" if i < len(names) - 2 else "d1"),) for i, name in enumerate(names)})
+    plan = problem.build_plan({name: (Part("d0" if i < len(names) - 2 else "d1"),) for i, name in enumerate(names)})
     crossed = replace(plan, replicas=({}, {"d0": "d1", "d1": "d0"}))
     halves, both = problem.evaluate(plan), problem.evaluate(crossed)
     total = sum(entry.weights for entry in halves.devices)
@@ -105,7 +105,7 @@ def two(memory: int = 2**30) -> Problem:
 def on(problem: Problem, *devices: str) -> Plan:
     """One device for each layer."""
     layers = problem.layers.layers
-    return problem.plan({layer.name: [Part(name)] for layer, name in zip(layers, devices, strict=True)})
+    return problem.build_plan({layer.name: [Part(name)] for layer, name in zip(layers, devices, strict=True)})
 
 
 def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
@@ -118,15 +118,15 @@ def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
 
 def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
     plan = on(two(), "a", "a", "b")
-    needed = memory_needed(two(), plan)
+    needed = needed_memory(two(), plan)
     assert set(needed) == {"cam", "a", "b"}
     most = max(needed, key=lambda host: needed[host])
     assert most == "b"  # 256 × 100 weights
     enough, tight = two(needed[most]), two(needed[most] - 1)
     assert fits_constraints(enough, plan, enough.estimate(plan))
-    assert memory_lacking(enough, plan) == {}
+    assert missing_memory(enough, plan) == {}
     assert not fits_constraints(tight, plan, tight.estimate(plan))
-    assert memory_lacking(tight, plan) == {"b": 1}
+    assert missing_memory(tight, plan) == {"b": 1}
     with pytest.raises(
         DicompilerError, match=r"plan: host b needs .*: give it less .* above all of layer 'fc3'"
     ) as raised:
@@ -140,7 +140,7 @@ def test_what_devices_of_one_host_need_adds_up() -> None:
     together = replace(problem, platform=replace(problem.platform, hosts=problem.platform.hosts[:1], devices=devices))
     plan = on(together, "a", "a", "b")
     metrics = together.estimate(plan)
-    assert memory_used(together.platform, metrics) == {"cam": sum(entry.needed for entry in metrics.devices)}
+    assert used_memory(together.platform, metrics) == {"cam": sum(entry.total_memory for entry in metrics.devices)}
     assert free_memory(together) == {"cam": 2**30}
 
 
@@ -154,9 +154,9 @@ def test_what_devices_of_one_host_need_adds_up() -> None:
 )
 def test_ram_and_flash_that_were_measured_are_limits_each_by_itself(ram: int, flash: int, message: str) -> None:
     platform = Platform("p", (Host("a", 200, flash=100),), (Device("a", "a", 1e6),), Network("switch", 1e6))
-    occupied = [Occupied("a", ram, flash, ("layer x", "weights of y"))]
+    occupied = [DeviceFootprint("a", ram, flash, ("layer x", "weights of y"))]
     if not message:
-        check_occupied(platform, occupied)
+        check_measured_memory(platform, occupied)
         return
     with pytest.raises(DicompilerError, match=message):
-        check_occupied(platform, occupied)
+        check_measured_memory(platform, occupied)

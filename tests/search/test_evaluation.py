@@ -14,7 +14,7 @@ from support.layer_graphs import rules
 from support.weighing import check_weighed
 
 from dicompiler import networks
-from dicompiler.driver.prepare import pose, prepare
+from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir.devices import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
@@ -70,6 +70,6 @@ def test_random_plans_are_weighed_as_they_are_written(
     [("light/densenet121", "modnn"), ("light/inception_v1", "modnn"), ("light/inception_v1", "pipeline")],
 )
 def test_networks_are_weighed_as_they_are_written(name: str, strategy: str) -> None:
-    problem = pose(replace(prepare(Model.load(networks.build(name, 0))), platform=Platform.load("rpi4x4")))
+    problem = make_problem(replace(prepare(Model.load(networks.build(name, 0))), platform=Platform.load("rpi4x4")))
     plan = registry().make("strategies", strategy).plan(problem)
     assert check_weighed(problem, plan).spans

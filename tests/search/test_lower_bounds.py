@@ -10,44 +10,44 @@ from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
-from dicompiler.cost.model import Analytic
-from dicompiler.driver.prepare import pose, prepare
+from dicompiler.cost.model import AnalyticModel
+from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.platform import Platform, nameless
+from dicompiler.ir.plan import LayerShare, Part
+from dicompiler.ir.platform import Platform, uniform_platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.lower_bounds import bound, latency_bound
+from dicompiler.search.lower_bounds import latency_bound, objective_bound
 
 
 @pytest.mark.parametrize("name", ["lenet", "resnet18"])
 @pytest.mark.parametrize("strategy", ["single", "modnn", "pipeline"])
 def test_no_plan_beats_the_bounds(name: str, strategy: str) -> None:
-    problem = pose(replace(prepare(Model.load(networks.build(name, 0))), platform=Platform.load("rpi4x4")))
+    problem = make_problem(replace(prepare(Model.load(networks.build(name, 0))), platform=Platform.load("rpi4x4")))
     metrics = problem.evaluate(registry().make("strategies", strategy).plan(problem))
-    least = bound(problem)
+    least = objective_bound(problem)
     assert least is not None and 0 < least <= metrics.latency_s * (1 + 1e-9)
-    period = bound(replace(problem, objective="throughput"))
+    period = objective_bound(replace(problem, objective="throughput"))
     assert period is not None and period <= metrics.period_s * (1 + 1e-9)
-    assert bound(replace(problem, objective="memory")) is None
+    assert objective_bound(replace(problem, objective="memory")) is None
 
 
 @dataclass(frozen=True)
-class Specialised(Analytic):
+class Specialised(AnalyticModel):
     """d0 is four times as fast as d1 on the first half of the layers, and four times as slow on the others."""
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:  # noqa: ARG002
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:  # noqa: ARG002
         early = layers.position[layer.name] < len(layers.layers) // 2
         return 1.0 if early == (device.name == "d0") else 4.0
 
 
 def test_the_bound_holds_for_devices_that_are_good_at_different_layers() -> None:
     model = Model.load(networks.build("lenet", 0))
-    posed = pose(replace(prepare(model), platform=nameless(2)), "throughput", Specialised())
+    posed = make_problem(replace(prepare(model), platform=uniform_platform(2)), "throughput", Specialised())
     count = len(posed.layers.layers)
     half = {layer.name: [Part("d0" if i < count // 2 else "d1")] for i, layer in enumerate(posed.layers.layers)}
-    period, least = posed.evaluate(posed.plan(half)).period_s, bound(posed)
+    period, least = posed.evaluate(posed.build_plan(half)).period_s, objective_bound(posed)
     assert least is not None and 0 < least <= period == pytest.approx(count // 2)
 
 
@@ -57,11 +57,11 @@ def test_no_random_plan_is_simulated_to_be_faster_than_the_bounds(network: int, 
     problem = random_problem(network)
     metrics = problem.evaluate(any_plan(seed, problem))
     found = latency_bound(problem)
-    assert 0 <= max(found.load, found.path) == found.seconds <= metrics.latency_s * (1 + 1e-9)
+    assert 0 <= max(found.load_s, found.path_s) == found.seconds <= metrics.latency_s * (1 + 1e-9)
     for objective in ("latency", "throughput", "2*latency+3*throughput", "latency+energy"):
-        least = bound(random_problem(network, objective))
-        assert least is not None and least <= metrics.value(objective) * (1 + 1e-9)
+        least = objective_bound(random_problem(network, objective))
+        assert least is not None and least <= metrics.objective_value(objective) * (1 + 1e-9)
 
 
 def test_an_objective_without_times_has_no_bound() -> None:
-    assert bound(random_problem(0, "memory+2*energy")) is None
+    assert objective_bound(random_problem(0, "memory+2*energy")) is None

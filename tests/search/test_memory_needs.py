@@ -13,11 +13,11 @@ from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device, Host, Network
-from dicompiler.ir.metrics import Occupied
+from dicompiler.ir.metrics import DeviceFootprint
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.search.constraints import MemoryNeed, check_occupied, check_program, memory_needs
+from dicompiler.search.constraints import HostMemoryNeed, check_measured_memory, check_program_memory, host_memory_needs
 from dicompiler_targets.sockets.target import SocketsTarget
 
 
@@ -34,9 +34,12 @@ USES = {"a0": MemoryUse(1, 20, 300, 4000), "a1": MemoryUse(5, 0, 0), "b": Memory
 
 def test_devices_of_a_host_need_its_memory_together_and_weights_lie_in_flash() -> None:
     platform = boards(Host("a", 9000), Host("b", 500, flash=100))
-    a, b = MemoryNeed("a", "memory", 4326, 9000), [MemoryNeed("b", "RAM", 80, 400), MemoryNeed("b", "flash", 7, 100)]
-    assert list(memory_needs(platform, USES)) == [a, *b]
-    assert list(memory_needs(platform, USES, together=True)) == [a, MemoryNeed("b", "memory", 87, 500), *b]
+    a, b = (
+        HostMemoryNeed("a", "memory", 4326, 9000),
+        [HostMemoryNeed("b", "RAM", 80, 400), HostMemoryNeed("b", "flash", 7, 100)],
+    )
+    assert list(host_memory_needs(platform, USES)) == [a, *b]
+    assert list(host_memory_needs(platform, USES, include_sum=True)) == [a, HostMemoryNeed("b", "memory", 87, 500), *b]
 
 
 @pytest.mark.parametrize(
@@ -54,40 +57,42 @@ def test_devices_of_a_host_need_its_memory_together_and_weights_lie_in_flash() -
 )
 def test_the_error_of_a_program_says_which_memory_is_short(host: Host, message: str) -> None:
     problem = load_problem(networks.build("lenet", 0), boards(host))
-    compilation = problem.sketch(problem.plan({layer.name: (Part("a0"),) for layer in problem.layers.layers}))
+    compilation = problem.draft_program(
+        problem.build_plan({layer.name: (Part("a0"),) for layer in problem.layers.layers})
+    )
     memory = {name: USES[name] for name in ("a0", "a1")}
     if not message:
-        check_program(compilation, memory, SocketsTarget())
+        check_program_memory(compilation, memory, SocketsTarget())
         return
     with pytest.raises(DicompilerError, match=f"plan: host a {message}"):
-        check_program(compilation, memory, SocketsTarget())
+        check_program_memory(compilation, memory, SocketsTarget())
 
 
 def test_the_error_of_a_measure_names_what_takes_most_of_the_memory_that_is_short() -> None:
-    measured = (Occupied("a0", 50, 30, ("p", "q")), Occupied("a1", 60, 10, ("r", "s")))
-    check_occupied(boards(Host("a", 150, flash=40)), measured)
+    measured = (DeviceFootprint("a0", 50, 30, ("p", "q")), DeviceFootprint("a1", 60, 10, ("r", "s")))
+    check_measured_memory(boards(Host("a", 150, flash=40)), measured)
     for host, message in (
         (Host("a", 149, flash=40), "needs 110 B of RAM, 1 B more than the 109 B that it has: cut r into smaller parts"),
         (Host("a", 150, flash=39), "needs 40 B of flash, 1 B more than the 39 B that it has: cut q into smaller parts"),
         (Host("a", 149), "needs 150 B of memory, 1 B more than the 149 B that it has: cut r into smaller parts"),
     ):
         with pytest.raises(DicompilerError, match=f"plan: host a {message}, or give it to another device"):
-            check_occupied(boards(host), measured)
+            check_measured_memory(boards(host), measured)
 
 
 def test_a_compilation_asks_its_target_once_for_the_memory_of_its_program(tmp_path: Path) -> None:
     asked: list[Program] = []
 
     class Listening(SocketsTarget):
-        def memory(self, program: Program) -> Mapping[str, int]:
+        def memory_overhead(self, program: Program) -> Mapping[str, int]:
             asked.append(program)
-            return super().memory(program)
+            return super().memory_overhead(program)
 
     problem = load_problem(networks.build("lenet", 0), "rpi4x2")
-    plan = problem.plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
+    plan = problem.build_plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
     result = compile(networks.build("lenet", 0), "rpi4x2", plan=plan, target=Listening(), output=tmp_path / "a")
     # Of devices without work, for what it always adds; and of the program.
     assert [bool(program.devices[0].segments) for program in asked] == [False, True]
     assert result.metrics is not None
-    added = SocketsTarget().memory(asked[1])
-    assert all(entry.added >= added[entry.device] for entry in result.metrics.devices)
+    added = SocketsTarget().memory_overhead(asked[1])
+    assert all(entry.overhead_bytes >= added[entry.device] for entry in result.metrics.devices)

@@ -7,17 +7,17 @@ from support.layer_graphs import stack, vgg16
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Platform, nameless
+from dicompiler.ir.platform import Platform, uniform_platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 
-FREE = Analytic(pools=False, elementwise=False, weights=False)
+FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def cluster(count: int, kind: str = "switch", links: tuple[Link, ...] = (), latency: float = 0.0) -> Platform:
@@ -39,12 +39,12 @@ def rows(start: int, stop: int, channels: int = 4) -> tuple[tuple[int, int], ...
 
 def test_source_and_sink_are_the_first_device_and_layers_stand_in_layer_order() -> None:
     problem = Problem(two_layers(), cluster(2))
-    plan = problem.plan({"conv2": (Part("d1"),), "conv1": (Part("d0"),)})
+    plan = problem.build_plan({"conv2": (Part("d1"),), "conv1": (Part("d0"),)})
     assert (plan.source, plan.sink) == (("cam",), ("cam",))
     assert list(plan.layers) == ["conv1", "conv2"]
     other = Problem(two_layers(), cluster(2), source=("d0", "d1"), sink=("d1",))
-    assert other.plan(plan.layers).source == ("d0", "d1")
-    assert other.plan(plan.layers).sink == ("d1",)
+    assert other.build_plan(plan.layers).source == ("d0", "d1")
+    assert other.build_plan(plan.layers).sink == ("d1",)
 
 
 def test_an_unknown_objective_or_device_names_the_nearest() -> None:
@@ -54,12 +54,12 @@ def test_an_unknown_objective_or_device_names_the_nearest() -> None:
         Problem(two_layers(), cluster(2), source=("kam",))
     problem = Problem(two_layers(), cluster(2))
     with pytest.raises(DicompilerError, match=r"unknown device 'd7'"):
-        problem.estimate(problem.plan({"conv1": (Part("d7"),), "conv2": (Part("d1"),)}))
+        problem.estimate(problem.build_plan({"conv1": (Part("d7"),), "conv2": (Part("d1"),)}))
 
 
 def test_a_pipeline_costs_its_layers_and_what_passes_between_them() -> None:
     problem = Problem(two_layers(), cluster(2), FREE)
-    metrics = problem.estimate(problem.plan({"conv1": (Part("d0"),), "conv2": (Part("d1"),)}))
+    metrics = problem.estimate(problem.build_plan({"conv1": (Part("d0"),), "conv2": (Part("d1"),)}))
     cam, d0, d1 = metrics.devices
     x, h, y = 4 * 2 * 16, 4 * 4 * 16, 4 * 3 * 16
     assert [(entry.sent, entry.received) for entry in (cam, d0, d1)] == [(x, y), (h, x), (y, h)]
@@ -78,7 +78,7 @@ def test_a_pipeline_costs_its_layers_and_what_passes_between_them() -> None:
 
 def test_height_tiles_send_their_halo_and_compute_side_by_side() -> None:
     problem = Problem(two_layers(), cluster(2), FREE, source=("d0",), sink=("d0",))
-    plan = problem.plan(
+    plan = problem.build_plan(
         {"conv1": (Part("d0", rows(0, 2)), Part("d1", rows(2, 4))), "conv2": (Part("d0"),)},
     )
     metrics = problem.estimate(plan)
@@ -94,17 +94,17 @@ def test_a_shared_medium_carries_one_box_at_a_time_and_a_switch_all_lines_at_onc
     times = {}
     for kind in ("switch", "shared", "gateway"):
         problem = Problem(two_layers(), cluster(3, kind), FREE, source=("d0", "d1"), sink=("d2",))
-        times[kind] = problem.estimate(problem.plan(parts))
+        times[kind] = problem.estimate(problem.build_plan(parts))
     part = 4 * 4 * 2 * 4
     assert times["switch"].total_bytes == times["shared"].total_bytes == 2 * part
     assert times["switch"].latency_s == pytest.approx(times["shared"].latency_s)  # both go to d2: its line is one
     assert times["gateway"] == times["shared"]
     everyone = {"conv1": (Part("d0"),), "conv2": (Part("d1", rows(0, 2, 3)), Part("d2", rows(2, 4, 3)))}
     problem = Problem(two_layers(), cluster(3), FREE, source=("d0",), sink=("d1", "d2"))
-    switch = problem.estimate(problem.plan(everyone)).latency_s
+    switch = problem.estimate(problem.build_plan(everyone)).latency_s
     shared = Problem(two_layers(), cluster(3, "shared"), FREE, source=("d0",), sink=("d1", "d2"))
     half = 4 * 3 * 2 * 4  # each of d1 and d2 sends its half to the other: at once on a switch
-    assert shared.estimate(problem.plan(everyone)).latency_s - switch == pytest.approx(half / 1e6)
+    assert shared.estimate(problem.build_plan(everyone)).latency_s - switch == pytest.approx(half / 1e6)
 
 
 def test_links_and_latency_count_and_the_devices_of_one_host_need_no_network() -> None:
@@ -112,14 +112,14 @@ def test_links_and_latency_count_and_the_devices_of_one_host_need_no_network() -
     plain = Problem(two_layers(), cluster(2), FREE, source=("d0",), sink=("d1",))
     slow = Problem(two_layers(), cluster(2, links=(Link(("d1", "d0"), 4e6, 2.0),)), FREE, source=("d0",), sink=("d1",))
     late = Problem(two_layers(), cluster(2, latency=1.5), FREE, source=("d0",), sink=("d1",))
-    base = plain.estimate(plain.plan(parts))
+    base = plain.estimate(plain.build_plan(parts))
     sent = 4 * 4 * 16 / 1e6
-    assert slow.estimate(plain.plan(parts)).latency_s == pytest.approx(base.latency_s + 2.0 + sent)
-    assert late.estimate(plain.plan(parts)).latency_s == pytest.approx(base.latency_s + 1.5)
+    assert slow.estimate(plain.build_plan(parts)).latency_s == pytest.approx(base.latency_s + 2.0 + sent)
+    assert late.estimate(plain.build_plan(parts)).latency_s == pytest.approx(base.latency_s + 1.5)
     network = Network("switch", 8e6)
     board = Platform("b", (Host("h", 2**30),), (Device("d0", "h", 1e9), Device("d1", "h", 1e9)), network)
     near = Problem(two_layers(), board, FREE, source=("d0",), sink=("d1",))
-    metrics = near.estimate(near.plan(parts))
+    metrics = near.estimate(near.build_plan(parts))
     assert metrics.latency_s == pytest.approx(base.latency_s - sent)
     assert metrics.total_bytes == base.total_bytes
     assert metrics.memory == sum(entry.memory for entry in metrics.devices)
@@ -127,7 +127,7 @@ def test_links_and_latency_count_and_the_devices_of_one_host_need_no_network() -
 
 def test_partial_sums_travel_to_the_merger_and_are_added_there() -> None:
     problem = Problem(two_layers(), cluster(2), FREE, source=("d0", "d1"), sink=("d0",))
-    plan = problem.plan(
+    plan = problem.build_plan(
         {"conv1": (Part("d0", None, (0, 1)), Part("d1", None, (1, 2)), Part("d0")), "conv2": (Part("d0"),)}
     )
     metrics = problem.estimate(plan)
@@ -145,13 +145,13 @@ def test_vgg16_on_one_rpi4_takes_the_published_2_32_seconds() -> None:
     boards = Platform.load("rpi4x1")
     cam = (Host("cam", 2**30), *boards.hosts), (Device("cam", "cam", 0.0), *boards.devices)
     problem = Problem(vgg16(), Platform("with cam", *cam, boards.network), FREE)
-    plan = problem.plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
+    plan = problem.build_plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
     assert problem.estimate(plan).latency_s == pytest.approx(2.3235, abs=5e-5)
 
 
 def test_without_a_model_nothing_can_be_played() -> None:
     layers = prepare(Model.load(networks.build("lenet", 0))).layers
     assert layers is not None
-    problem = Problem(layers, nameless(2))
+    problem = Problem(layers, uniform_platform(2))
     with pytest.raises(DicompilerError, match="made without a model"):
         problem.evaluate(registry().make("strategies", "single").plan(problem))

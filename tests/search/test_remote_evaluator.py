@@ -49,7 +49,7 @@ def test_what_cannot_be_evaluated_gives_its_error_there_too() -> None:
     wrong = replace(plan, layers={**plan.layers, name: (Part("nobody"),)})
     there = pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
     for referee in (RemoteEvaluator(problem), there):
-        found = referee.attempt(wrong)
+        found = referee.evaluate_or_error(wrong)
         assert isinstance(found, DicompilerError) and "nobody" in str(found)
-        assert repr(referee.attempt(plan)) == repr(problem.evaluate(plan))
+        assert repr(referee.evaluate_or_error(plan)) == repr(problem.evaluate(plan))
     assert [str(found) for found in problem.evaluate_all([wrong])] == [str(there.attempt(wrong))]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from support.planning import cluster
+from support.planning import make_cluster
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -17,7 +17,7 @@ from dicompiler.ir.devices import Host
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.plugin.registry import registry
-from dicompiler.search.allowance import Allowance
+from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
@@ -25,12 +25,12 @@ from dicompiler_strategies.gradient.strategy import Gradient
 from dicompiler_strategies.heads import Heads
 from dicompiler_strategies.single import Single
 
-Search = Callable[[Problem, Allowance], Plan]
+Search = Callable[[Problem, WorkBudget], Plan]
 
 
-def by_cpsat(problem: Problem, allowance: Allowance) -> Plan:
+def by_cpsat(problem: Problem, allowance: WorkBudget) -> Plan:
     strategy = CpSat(time=1)
-    return strategy.evaluated(strategy.tables(problem, allowance), allowance).plan
+    return strategy.plan_over_tables(strategy.build_tables(problem, allowance), allowance).plan
 
 
 SEARCHES: dict[str, Search] = {
@@ -41,7 +41,7 @@ SEARCHES: dict[str, Search] = {
 
 
 def posed(name: str = "tiny", memory: int = 0) -> Problem:
-    problem = load_problem(Model.load(networks.build(name, 0)), cluster("switch", 1, 1, 1))
+    problem = load_problem(Model.load(networks.build(name, 0)), make_cluster("switch", 1, 1, 1))
     if not memory:
         return problem
     hosts = tuple(Host(host.name, memory) for host in problem.platform.hosts)
@@ -51,60 +51,60 @@ def posed(name: str = "tiny", memory: int = 0) -> Problem:
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("part", [0.8, 0.5])
 def test_a_search_stops_where_its_work_is_over_and_says_so(name: str, part: float) -> None:
-    problem, whole = posed(), Allowance()
+    problem, whole = posed(), WorkBudget()
     assert SEARCHES[name](problem, whole).note == ""
-    allowance = Allowance(part * whole.spent)
+    allowance = WorkBudget(part * whole.spent_s)
     plan = SEARCHES[name](problem, allowance)
-    assert allowance.spent <= 1.1 * allowance.seconds
-    said = f"the search ended after its budget of {allowance.seconds:g} s"
-    assert plan.note == (said if allowance.late else "")  # with tables of fewer choices all of it can be done
-    assert allowance.late or name == "gradient"
+    assert allowance.spent_s <= 1.1 * allowance.limit_s
+    said = f"the search ended after its budget of {allowance.limit_s:g} s"
+    assert plan.note == (said if allowance.was_exceeded else "")  # with tables of fewer choices all of it can be done
+    assert allowance.was_exceeded or name == "gradient"
     problem.evaluate(plan)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
 def test_the_clock_decides_nothing_where_only_work_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem, whole = posed(), Allowance()
+    problem, whole = posed(), WorkBudget()
     SEARCHES[name](problem, whole)
-    expected = SEARCHES[name](problem, Allowance(0.6 * whole.spent))
+    expected = SEARCHES[name](problem, WorkBudget(0.6 * whole.spent_s))
     clock = itertools.count(0.0, 1e6)
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    assert SEARCHES[name](problem, Allowance(0.6 * whole.spent)) == expected
+    assert SEARCHES[name](problem, WorkBudget(0.6 * whole.spent_s)) == expected
 
 
 @pytest.mark.parametrize("name", ["cpsat", "gradient"])
 def test_a_search_with_memory_limits_stops_too(name: str) -> None:
-    problem, whole = posed(memory=60_000), Allowance()
+    problem, whole = posed(memory=60_000), WorkBudget()
     SEARCHES[name](problem, whole)
-    allowance = Allowance(0.7 * whole.spent)
+    allowance = WorkBudget(0.7 * whole.spent_s)
     with contextlib.suppress(DicompilerError):  # where no plan that fits is found in time
         SEARCHES[name](problem, allowance)
-    assert allowance.spent <= 1.1 * allowance.seconds
+    assert allowance.spent_s <= 1.1 * allowance.limit_s
 
 
 def test_heads_counts_its_work_and_has_a_plan_of_the_first_tables_at_least() -> None:
     small = {"size": 3, "layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "vocabulary": 20}
-    problem = load_problem(networks.build("llama_small", 1, **small), cluster("switch", 1, 1))
-    whole = Allowance()
+    problem = load_problem(networks.build("llama_small", 1, **small), make_cluster("switch", 1, 1))
+    whole = WorkBudget()
     best = Heads().plan_within(problem, whole)
-    assert best.note == "" and whole.spent > 0 and best == Heads(waves=False).plan(problem)
+    assert best.note == "" and whole.spent_s > 0 and best == Heads(waves=False).plan(problem)
     late = Heads(budget=1e-9).plan(problem)
     assert late.note == "the search ended after its budget of 1e-09 s"
-    least = Allowance(1e-9)
-    assert Heads().plan_within(problem, least).note == late.note and 0 < least.spent < whole.spent
+    least = WorkBudget(1e-9)
+    assert Heads().plan_within(problem, least).note == late.note and 0 < least.spent_s < whole.spent_s
     problem.evaluate(late)
 
 
 def test_a_strategy_that_counts_nothing_is_asked_for_its_plan() -> None:
-    problem, allowance = posed(), Allowance(1.0)
+    problem, allowance = posed(), WorkBudget(1.0)
     assert Single().plan_within(problem, allowance) == Single().plan(problem)
-    assert allowance.spent == 0.0 and not allowance.late
+    assert allowance.spent_s == 0.0 and not allowance.was_exceeded
 
 
 def test_a_deadline_stops_a_search() -> None:
-    allowance = Allowance(deadline=0.0)
-    assert allowance.over() and allowance.late and not allowance.step()
-    assert allowance.spent == 0.0
+    allowance = WorkBudget(deadline=0.0)
+    assert allowance.is_exceeded() and allowance.was_exceeded and not allowance.try_steps()
+    assert allowance.spent_s == 0.0
     with pytest.raises(DicompilerError, match="tables: the budget is over before they are filled: give a larger one"):
         Gradient().plan_within(posed(), allowance)
 

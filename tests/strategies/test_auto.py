@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import pytest
 from support.alone import posed
-from support.planning import cluster as rated
+from support.planning import make_cluster as rated
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -24,14 +24,14 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.allowance import Allowance
+from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidates import neighbours, optima
+from dicompiler_strategies.candidates import find_optima, neighbours
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 QUICK = ("single", "pipeline", "modnn")
 
@@ -44,9 +44,9 @@ def problem(name: str = "resnet18", platform: str = "rpi4x4", objective: str = "
 def test_it_is_never_worse_than_those_it_asks(objective: str) -> None:
     posed = problem(objective=objective)
     plan = Auto(strategies=QUICK, tries=6).plan(posed)
-    mine = posed.evaluate(plan).value(objective)
+    mine = posed.evaluate(plan).objective_value(objective)
     for name in QUICK:
-        assert mine <= posed.evaluate(registry().make("strategies", name).plan(posed)).value(objective)
+        assert mine <= posed.evaluate(registry().make("strategies", name).plan(posed)).objective_value(objective)
 
 
 def test_the_same_on_every_run_and_marked_where_time_ran_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -63,7 +63,7 @@ def test_the_single_device_wins_where_the_network_is_slow() -> None:
     slow = replace(Platform.load("rpi4x4"), network=Network("shared", 1e5))
     posed = replace(problem("lenet"), platform=slow)
     plan = Auto(tries=4, strategies=QUICK).plan(posed)
-    assert posed.evaluate(plan).latency_s == pytest.approx(posed.alone[1].latency_s)
+    assert posed.evaluate(plan).latency_s == pytest.approx(posed.best_single_device[1].latency_s)
 
 
 def test_plans_that_do_not_fit_the_memory_are_left_out() -> None:
@@ -145,8 +145,8 @@ def test_cpsat_tries_plans_as_auto_does_and_what_it_tries_pays() -> None:
 
 def test_neighbours_differ_and_are_legal() -> None:
     posed = problem("lenet", "rpi4x3")
-    made = tables(posed)
-    start = next(optima(made))
+    made = build_cost_tables(posed)
+    start = next(find_optima(made))
     moves = neighbours(made, start, seed=1)
     for _ in range(12):
         posed.estimate(made.plan(next(moves)))
@@ -163,7 +163,7 @@ def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:
     sums = {}
     for objective in ("latency", "energy", "latency+0.1*energy"):
         problem = load_problem(networks.build("lenet", 0), "rpi4x3", objective=objective)
-        sums[objective] = problem.evaluate(Auto(tries=8).plan(problem)).value("latency+0.1*energy")
+        sums[objective] = problem.evaluate(Auto(tries=8).plan(problem)).objective_value("latency+0.1*energy")
     assert sums["latency+0.1*energy"] <= min(sums["latency"], sums["energy"]) * (1 + 1e-9)
 
 
@@ -199,13 +199,13 @@ def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_s
 
 def test_the_tables_of_a_small_budget_do_not_pay() -> None:
     posed = problem("lenet")
-    asked = CpSat().asked(posed)
-    assert CpSat().affordable(posed, 1e3) == asked != CpSat().affordable(posed, 1e-3)
+    asked = CpSat().requested_choices(posed)
+    assert CpSat().affordable_choices(posed, 1e3) == asked != CpSat().affordable_choices(posed, 1e-3)
 
 
 def test_what_takes_long_ends_with_the_budget() -> None:
     lenet = problem("lenet")
     with pytest.raises(DicompilerError, match="the budget is over before they are filled"):
-        CpSat().tables(lenet, Allowance(deadline=0.0))
+        CpSat().build_tables(lenet, WorkBudget(deadline=0.0))
     found = Dp(budget=1e-9).plan(lenet)  # of the smallest team alone
     assert replace(found, note="") == Dp(devices=1).plan(lenet) and "budget of 1e-09 s" in found.note

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part
-from dicompiler.ir.platform import Platform, nameless
+from dicompiler.ir.platform import Platform, uniform_platform
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.modnn import Modnn
-from dicompiler_strategies.pipeline import Pipeline, balance
+from dicompiler_strategies.pipeline import Pipeline, balance_runs
 from dicompiler_strategies.single import Single
 
-FREE = Analytic(pools=False, elementwise=False, weights=False)
+FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def platform(*rates: float) -> Platform:
@@ -113,7 +113,7 @@ def test_the_slowest_run_is_as_fast_as_any_cut_allows(data: st.DataObject) -> No
     def slowest(ends: tuple[int, ...]) -> int:
         return max(sum(row[a:b]) for row, a, b in zip(costs, (0, *ends), ends, strict=False))
 
-    ends = balance(costs)
+    ends = balance_runs(costs)
     assert len(ends) == devices
     assert list(ends) == sorted(ends)
     assert ends[-1] == count
@@ -139,7 +139,7 @@ def test_modnn_follows_the_rows_through_a_shuffle_and_leaves_the_rest_whole() ->
 
 def test_a_layer_with_fewer_rows_than_devices_uses_fewer() -> None:
     layers = stack((1, 3, 3, 3), [("conv", 8, 3, 1, 1, 1)])
-    plan = Modnn().plan(Problem(layers, nameless(5)))
+    plan = Modnn().plan(Problem(layers, uniform_platform(5)))
     assert [part.device for part in plan.layers["conv1"]] == ["d0", "d1", "d2"]
 
 

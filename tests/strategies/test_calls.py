@@ -9,49 +9,51 @@ import pytest
 from support.layer_graphs import stack
 
 from dicompiler import networks
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
-from dicompiler.testing import cluster
-from dicompiler_strategies.genetic.analytic import analytic_model
+from dicompiler.testing import make_cluster
+from dicompiler_strategies.genetic.analytic import build_batched_model
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
-COSTS = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, call=5e-4, cold=2e-4)
+COSTS = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, call=5e-4, cold_call=2e-4)
 
 
 def seconds(posed: Problem, devices: list[int]) -> tuple[float, float]:
     """Whole layers on these devices: by the tables and by the batched model."""
-    found = tables(posed, ChoiceSet(("whole",)))
+    found = build_cost_tables(posed, ChoiceSet(("whole",)))
     labels = [[choice.label for choice in own] for own in found.choices]
-    value = found.value([own.index(f"whole d{d}") for own, d in zip(labels, devices, strict=True)])
-    return value, float(analytic_model(posed).evaluate(np.array([devices])).latency_s[0])
+    value = found.total_seconds([own.index(f"whole d{d}") for own, d in zip(labels, devices, strict=True)])
+    return value, float(build_batched_model(posed).evaluate(np.array([devices])).latency_s[0])
 
 
-@pytest.mark.parametrize("costs", [COSTS, replace(COSTS, latency=0.0, send=0.0, receive=0.0), replace(COSTS, cold=0.0)])
+@pytest.mark.parametrize(
+    "costs", [COSTS, replace(COSTS, latency=0.0, send=0.0, receive=0.0), replace(COSTS, cold_call=0.0)]
+)
 def test_segments_in_turn_on_two_devices_cost_what_the_simulator_says(costs: RuntimeCosts) -> None:
     """Nothing overlaps in a plan that goes to and fro. The call of the first segment waits for no message: the fast
     models leave it out, of all plans alike."""
-    posed = load_problem(networks.build("lenet", 0), cluster("switch", 1, 1))
-    posed = replace(posed, runtime={device.name: costs for device in posed.platform.devices})
+    posed = load_problem(networks.build("lenet", 0), make_cluster("switch", 1, 1))
+    posed = replace(posed, runtime_costs={device.name: costs for device in posed.platform.devices})
     count = len(posed.layers.layers)
     fro = [i % 2 for i in range(count)]
-    plan = analytic_model(posed).plan(np.array(fro))
+    plan = build_batched_model(posed).plan(np.array(fro))
     jobs = [len(device.jobs) for device in posed.workload(plan)[1].devices]
     assert min(jobs) > 1 and sum(jobs) == count + 1  # the last delivers what came back
     simulated = posed.evaluate(plan).latency_s
     for value in seconds(posed, fro):
-        assert value == pytest.approx(simulated - costs.calls(2) / 2)
+        assert value == pytest.approx(simulated - costs.call_seconds(2) / 2)
 
 
 def test_a_device_that_computes_once_is_never_cold() -> None:
-    posed = load_problem(networks.build("lenet", 0), cluster("switch", 1, 1))
-    free = posed.evaluate(posed.whole("d0")).latency_s
-    posed = replace(posed, runtime={device.name: COSTS for device in posed.platform.devices})
-    assert posed.evaluate(posed.whole("d0")).latency_s == pytest.approx(free + COSTS.call)
+    posed = load_problem(networks.build("lenet", 0), make_cluster("switch", 1, 1))
+    free = posed.evaluate(posed.single_device_plan("d0")).latency_s
+    posed = replace(posed, runtime_costs={device.name: COSTS for device in posed.platform.devices})
+    assert posed.evaluate(posed.single_device_plan("d0")).latency_s == pytest.approx(free + COSTS.call)
     for value in seconds(posed, [0] * len(posed.layers.layers)):
         assert value == pytest.approx(free)
 
@@ -64,10 +66,10 @@ def test_on_one_host_a_message_wakes_its_receiver_too(latency: float) -> None:
     platform = Platform("test", hosts, devices, Network("switch", 1e8, latency))
     layers = stack((1, 4, 8, 8), [("conv", 4, 3, 1, 1, 1)] * 4)
     waking = RuntimeCosts(latency=5e-3)
-    free = Problem(layers, platform, Analytic())
-    posed = replace(free, runtime={device.name: waking for device in devices})
+    free = Problem(layers, platform, AnalyticModel())
+    posed = replace(free, runtime_costs={device.name: waking for device in devices})
     for where, messages in (([0, 1, 1, 0], 2), ([0, 1, 0, 1], 4), ([0, 2, 1, 0], 3), ([0, 0, 0, 0], 0)):
         before, after = seconds(free, where), seconds(posed, where)
         assert after == pytest.approx([value + messages * waking.latency for value in before])
-        plan = analytic_model(posed).plan(np.array(where))
+        plan = build_batched_model(posed).plan(np.array(where))
         assert posed.estimate(plan).latency_s == pytest.approx(after[0])

@@ -9,10 +9,10 @@ from dicompiler.base.errors import UsageError
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
-from dicompiler.partition.plan_rules import check
+from dicompiler.partition.plan_rules import check_plan
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.tables.choices import KINDS, Choice, ChoiceSet, choices, coarser
+from dicompiler_strategies.tables.choices import SPLIT_KINDS, Choice, ChoiceSet, list_choices, next_smaller_extent
 
 
 def boards(*rates: float, memory: tuple[int, ...] = ()) -> Platform:
@@ -53,24 +53,26 @@ def labelled(found: tuple[Choice, ...], label: str) -> Choice:
 def test_every_choice_is_legal_and_routed_and_stands_once(make: object, rates: tuple[float, ...]) -> None:
     layers = make()  # type: ignore[operator]
     problem = Problem(layers, boards(*rates))
-    found = [choices(problem, layer) for layer in layers.layers]
+    found = [list_choices(problem, layer) for layer in layers.layers]
     for i in range(max(map(len, found))):
-        plan = problem.plan(
+        plan = problem.build_plan(
             {layer.name: own[i % len(own)].parts for layer, own in zip(layers.layers, found, strict=True)}
         )
-        check(layers, plan)
+        check_plan(layers, plan)
         route(layers, plan)
     for own in found:
         assert len({choice.parts for choice in own}) == len(own)
-        assert own[0].kind == "whole" and own[0].parts[0].device == problem.platform.fastest.name
-        assert {part.device for choice in own for part in choice.parts} <= {d.name for d in problem.platform.computing}
+        assert own[0].kind == "whole" and own[0].parts[0].device == problem.platform.fastest_device.name
+        assert {part.device for choice in own for part in choice.parts} <= {
+            d.name for d in problem.platform.computing_devices
+        }
 
 
 def test_all_kinds_appear_where_the_rules_allow_them() -> None:
     layers = small()
     problem = Problem(layers, boards(1, 1, 1, 1))
-    kinds = [{choice.kind for choice in choices(problem, layer)} for layer in layers.layers]
-    assert kinds[0] == set(KINDS)
+    kinds = [{choice.kind for choice in list_choices(problem, layer)} for layer in layers.layers]
+    assert kinds[0] == set(SPLIT_KINDS)
     assert "lip" not in kinds[2] and "lip" not in kinds[3]  # a pool and a grouped convolution sum over nothing
     assert kinds[-1] == {"whole", "lop", "lip"}
 
@@ -80,19 +82,19 @@ def test_extra_rows_let_a_run_of_layers_go_without_an_exchange() -> None:
     problem = Problem(layers, boards(1, 1, 1, 1), source=("d0", "d1", "d2", "d3"))
     names = [layer.name for layer in layers.layers]
     labels = ["height 4 of 2 +3", "height 4 +2", "height 4 +1", "height 4"] + ["whole d0"] * 4
-    found = {layer.name: choices(problem, layer) for layer in layers.layers}
+    found = {layer.name: list_choices(problem, layer) for layer in layers.layers}
     chosen = {}
     for name, label in zip(names, labels, strict=True):
         wanted = [c for c in found[name] if c.label in (label, label.replace(" of 2", ""))]
         chosen[name] = wanted[0].parts
-    routing = route(layers, problem.plan(chosen))
-    assert {box.key.tensor for box in routing.received} == {"conv4.y"}
+    routing = route(layers, problem.build_plan(chosen))
+    assert {box.key.tensor for box in routing.received_boxes} == {"conv4.y"}
 
 
 def test_shares_follow_rates_and_memories_and_the_fastest_devices_come_first() -> None:
     layers = stack((1, 4, 24, 24), [("conv", 8, 3, 1, 1, 1)])
     problem = Problem(layers, boards(1, 2, 1, memory=(2**30, 2**30, 4 * 2**30)))
-    found = choices(problem, layers.layers[0])
+    found = list_choices(problem, layers.layers[0])
 
     def rows(label: str) -> list[tuple[str, tuple[int, int]]]:
         return [(p.device, p.region[2]) for p in labelled(found, label).parts if p.region is not None]
@@ -106,21 +108,23 @@ def test_partial_sums_take_the_ranges_of_the_channels_before_them() -> None:
     """FUSE: LOP and then LIP without an exchange, through a Flatten too, where the shares are not even."""
     layers = stack((1, 4, 6, 6), [("conv", 7, 3, 1, 1, 1), ("flatten",), ("fc", 5)])
     problem = Problem(layers, boards(1, 1, 1), source=("d0", "d1", "d2"))
-    found = [choices(problem, layer) for layer in layers.layers]
+    found = [list_choices(problem, layer) for layer in layers.layers]
     picked = [
         labelled(found[0], "lop 3"),
         labelled(found[1], "lop 3"),
         labelled(found[2], "lip 3 > one"),
     ]
-    routing = route(layers, problem.plan({layer.name: c.parts for layer, c in zip(layers.layers, picked, strict=True)}))
-    assert [box.key.reduce for box in routing.received] == [(108, 180), (180, 252)]
+    routing = route(
+        layers, problem.build_plan({layer.name: c.parts for layer, c in zip(layers.layers, picked, strict=True)})
+    )
+    assert [box.key.reduce for box in routing.received_boxes] == [(108, 180), (180, 252)]
 
 
 def test_cuts_at_the_next_smaller_map() -> None:
     layers = stack((1, 3, 20, 20), [("conv", 4, 3, 1, 1, 1), ("pool", 2, 2, 0)])
     first, pool = layers.layers
-    assert coarser(layers, first, "height") == 10 and coarser(layers, pool, "height") == 0
-    found = choices(Problem(layers, boards(1, 1, 1, 1)), first)
+    assert next_smaller_extent(layers, first, "height") == 10 and next_smaller_extent(layers, pool, "height") == 0
+    found = list_choices(Problem(layers, boards(1, 1, 1, 1)), first)
     rows = [part.region[2] for part in labelled(found, "height 4 of 2").parts if part.region is not None]
     assert rows == [(0, 6), (6, 10), (10, 16), (16, 20)]
 
@@ -144,7 +148,7 @@ def test_a_sequence_that_becomes_a_small_image_has_no_choice_for_each_of_its_row
     posed = Problem(layers, boards(1, 1))
     extras = [
         c
-        for c in choices(posed, layers.layers[0], ChoiceSet(kinds=("height",), shares=("equal",)))
+        for c in list_choices(posed, layers.layers[0], ChoiceSet(kinds=("height",), shares=("equal",)))
         if " of 64" in c.label
     ]
     assert 0 < len(extras) <= 4 * 4
@@ -159,5 +163,5 @@ def test_strides_that_make_one_axis_smaller_leave_the_other_as_it_is() -> None:
         }""",
         w=(4, 4, 3, 3),
     )
-    found = choices(Problem(layers, boards(1, 1, 1, 1)), layers.layers[0], ChoiceSet(kinds=("grid",)))
+    found = list_choices(Problem(layers, boards(1, 1, 1, 1)), layers.layers[0], ChoiceSet(kinds=("grid",)))
     assert any("grid" in choice.label for choice in found)

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from support.layer_graphs import stack, vgg16
 
-from dicompiler.cost.metrics import measure
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.metrics import estimate_metrics
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import WireTypes, on_wire
+from dicompiler.ir.wire import WireDtypes, with_wire_dtypes
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import Tables, tables, total
+from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables, sum_tables
 
 RPI4 = 13.6e9
-PAPERS = Analytic(pools=False, elementwise=False, weights=False)
+PAPERS = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def cluster(network: Network, *rates: float, gateway: bool = True) -> Platform:
@@ -51,47 +51,47 @@ NETWORKS = {
 
 
 APART = ("one", "channels", "rows")  # ways to merge partial sums that leave no piece on several devices
-RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, byte=1e-9, gap=5e-5, call=1e-4, headers=0.05)
+RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, per_byte=1e-9, gap=5e-5, call=1e-4, header_share=0.05)
 
 
 def test_messages_and_calls_cost_what_the_estimate_says() -> None:
     """Copies apart, which an estimate does not know; where several devices hold the same, another may send it."""
     platform = cluster(NETWORKS["switch"], 1e9, 2e9, 1e9)
     runtime = {device.name: RUNTIME for device in platform.devices}
-    problem = Problem(chain(), platform, PAPERS, runtime=runtime)
-    found = tables(problem, ChoiceSet(extra=0, finishes=APART))
+    problem = Problem(chain(), platform, PAPERS, runtime_costs=runtime)
+    found = build_cost_tables(problem, ChoiceSet(extra_rows=0, merges=APART))
     many = selections(found, 60)
     plans = [found.plan(selection) for selection in many.tolist()]
     pairs = [
         (problem.estimate(plan).latency_s, value)
-        for plan, value in zip(plans, found.values(many), strict=True)
-        if not route(problem.layers, plan, platform.host_of).dropped
+        for plan, value in zip(plans, found.total_seconds_of(many), strict=True)
+        if not route(problem.layers, plan, platform.host_of).dropped_tasks
     ]
     assert len(pairs) > 20
     for estimated, value in pairs:
         assert value == pytest.approx(estimated, rel=1e-9)
-    for costs in (replace(RUNTIME, copy=1e-6), replace(RUNTIME, slice=1e-3)):
-        copying = replace(problem, runtime=dict.fromkeys(runtime, costs))
-        dearer = tables(copying, ChoiceSet(extra=0, finishes=APART)).values(many)
-        assert (dearer >= found.values(many)).all() and (dearer > found.values(many)).any()
+    for costs in (replace(RUNTIME, per_copied_byte=1e-6), replace(RUNTIME, per_copy=1e-3)):
+        copying = replace(problem, runtime_costs=dict.fromkeys(runtime, costs))
+        dearer = build_cost_tables(copying, ChoiceSet(extra_rows=0, merges=APART)).total_seconds_of(many)
+        assert (dearer >= found.total_seconds_of(many)).all() and (dearer > found.total_seconds_of(many)).any()
 
 
 def test_on_one_medium_few_messages_are_supposed() -> None:
     """Who sends is not looked at there: as few as can be, from as many as hold a share."""
     platform = cluster(NETWORKS["shared"], 1e9, 1e9, 1e9, 1e9)
     free = Problem(chain(), platform, PAPERS)
-    costly = replace(free, runtime={device.name: replace(RUNTIME, gap=0.0) for device in platform.devices})
-    found = tables(costly, ChoiceSet(extra=1, finishes=APART))
+    costly = replace(free, runtime_costs={device.name: replace(RUNTIME, gap=0.0) for device in platform.devices})
+    found = build_cost_tables(costly, ChoiceSet(extra_rows=1, merges=APART))
     many = selections(found, 60)
-    before = tables(free, ChoiceSet(extra=1, finishes=APART)).values(many)
-    for selection, value, least in zip(many.tolist(), found.values(many), before, strict=True):
+    before = build_cost_tables(free, ChoiceSet(extra_rows=1, merges=APART)).total_seconds_of(many)
+    for selection, value, least in zip(many.tolist(), found.total_seconds_of(many), before, strict=True):
         plan = found.plan(selection)
-        dropped = route(costly.layers, plan, platform.host_of).dropped  # which the tables count
+        dropped = route(costly.layers, plan, platform.host_of).dropped_tasks  # which the tables count
         assert least <= value
         assert dropped or value <= costly.estimate(plan).latency_s * (1 + 1e-9)
 
 
-def selections(found: Tables, count: int) -> np.ndarray:
+def selections(found: CostTables, count: int) -> np.ndarray:
     rng = np.random.default_rng(3)
     return np.stack([rng.integers(0, len(own), count) for own in found.choices], axis=1)
 
@@ -100,24 +100,24 @@ def selections(found: Tables, count: int) -> np.ndarray:
 @pytest.mark.parametrize("rates", [(1e9, 1e9, 1e9, 1e9), (4e9, 1e9, 2e9)])
 @pytest.mark.parametrize(("gateway", "wire"), [(True, ()), (False, ()), (False, (("*", "int8"),))])
 def test_values_are_the_estimates_latency_and_routings_bytes(
-    name: str, rates: tuple[float, ...], gateway: bool, wire: WireTypes
+    name: str, rates: tuple[float, ...], gateway: bool, wire: WireDtypes
 ) -> None:
     """On a chain with fewer extra rows than a share has, so that no part is left out as unread."""
-    problem = Problem(on_wire(chain(), wire), cluster(NETWORKS[name], *rates, gateway=gateway), PAPERS)
-    found = tables(problem, ChoiceSet(extra=1))
+    problem = Problem(with_wire_dtypes(chain(), wire), cluster(NETWORKS[name], *rates, gateway=gateway), PAPERS)
+    found = build_cost_tables(problem, ChoiceSet(extra_rows=1))
     many = selections(found, 60)
-    values = found.values(many)
+    values = found.total_seconds_of(many)
     same = 0
     for selection, value in zip(many.tolist(), values, strict=True):
         plan = found.plan(selection)
         routing = route(problem.layers, plan, problem.platform.host_of)
-        if routing.dropped:  # the one thing in which they differ on a chain
+        if routing.dropped_tasks:  # the one thing in which they differ on a chain
             continue
         same += 1
-        metrics = measure(problem.layers, problem.platform, problem.cost, plan)
+        metrics = estimate_metrics(problem.layers, problem.platform, problem.cost_model, plan)
         assert value == pytest.approx(metrics.latency_s, rel=1e-9)
         assert moved(found, selection) == routing.total_bytes
-        weights = {d.name: sum(own[c, i] for own, c in zip(found.weights, selection, strict=True))
+        weights = {d.name: sum(own[c, i] for own, c in zip(found.weight_bytes, selection, strict=True))
                    for i, d in enumerate(problem.platform.devices)}  # fmt: skip
         assert {entry.device: entry.weights for entry in metrics.devices} == {
             entry.device: weights[entry.device] for entry in metrics.devices
@@ -125,20 +125,20 @@ def test_values_are_the_estimates_latency_and_routings_bytes(
     assert same > 20
 
 
-def moved(found: Tables, selection: list[int]) -> int:
+def moved(found: CostTables, selection: list[int]) -> int:
     """Bytes that travel for one frame."""
-    return round(float(total(found.node_traffic, found.traffic, np.asarray([selection]))[0]))
+    return round(float(sum_tables(found.node_bytes, found.edge_bytes, np.asarray([selection]))[0]))
 
 
 @pytest.mark.parametrize("name", ["switch", "links"])
 def test_on_lines_that_differ_values_are_the_estimate_where_shares_do_not_overlap(name: str) -> None:
     problem = Problem(chain(), cluster(NETWORKS[name], 1e9, 1e9, 1e9), PAPERS)
-    found = tables(problem, ChoiceSet(extra=0, finishes=APART))
+    found = build_cost_tables(problem, ChoiceSet(extra_rows=0, merges=APART))
     for selection in selections(found, 40).tolist():
         plan = found.plan(selection)
-        if not route(problem.layers, plan, problem.platform.host_of).dropped:
-            expected = measure(problem.layers, problem.platform, problem.cost, plan).latency_s
-            assert found.value(selection) == pytest.approx(expected, rel=1e-9)
+        if not route(problem.layers, plan, problem.platform.host_of).dropped_tasks:
+            expected = estimate_metrics(problem.layers, problem.platform, problem.cost_model, plan).latency_s
+            assert found.total_seconds(selection) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
@@ -149,7 +149,7 @@ def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
     layers = prepare(Model.load(build("tiny"))).layers
     assert layers is not None
     problem = Problem(layers, cluster(NETWORKS["shared"], 1e9, 1e9, 1e9), PAPERS)
-    found = tables(problem, ChoiceSet(extra=1))
+    found = build_cost_tables(problem, ChoiceSet(extra_rows=1))
     more = 0
     for selection in selections(found, 25).tolist():
         routing = route(layers, found.plan(selection), problem.platform.host_of)
@@ -161,24 +161,24 @@ def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
 def test_the_published_figures_of_vgg16() -> None:
     """One device 2.324 s, with input and output on a gateway; MoDNN's rows on four 0.907 s."""
     problem = Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS)
-    found = tables(problem)
-    assert found.value([0] * 22) == pytest.approx(2.324, abs=5e-4)
+    found = build_cost_tables(problem)
+    assert found.total_seconds([0] * 22) == pytest.approx(2.324, abs=5e-4)
     labels = [[choice.label for choice in own] for own in found.choices]
     rows = [own.index("height 4 near") if "height 4 near" in own else max(own.index(n) for n in own if n == "height 4")
             if "height 4" in own else 0 for own in labels]  # fmt: skip
     rows[18:] = [0, 0, 0, 0]
-    assert found.value(rows) == pytest.approx(0.907, abs=1.5e-3)
+    assert found.total_seconds(rows) == pytest.approx(0.907, abs=1.5e-3)
 
 
 def test_twenty_thousand_selections_in_a_second() -> None:
-    found = tables(Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS))
+    found = build_cost_tables(Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS))
     many = selections(found, 20_000)
     start = time.process_time()
-    values = found.values(many)
+    values = found.total_seconds_of(many)
     assert time.process_time() - start < 1 and len(values) == 20_000
 
 
 def test_layers_of_equal_structure_share_their_arrays() -> None:
     rows = [("conv", 8, 3, 1, 1, 1)] * 4
-    found = tables(Problem(stack((1, 8, 16, 16), rows), cluster(NETWORKS["shared"], 1e9, 1e9), PAPERS))
-    assert found.edge[1, 2] is found.edge[2, 3] and found.footprints[1] is found.footprints[2]
+    found = build_cost_tables(Problem(stack((1, 8, 16, 16), rows), cluster(NETWORKS["shared"], 1e9, 1e9), PAPERS))
+    assert found.edge_seconds[1, 2] is found.edge_seconds[2, 3] and found.footprints[1] is found.footprints[2]

@@ -20,30 +20,30 @@ from support.modern_net import Net
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
-from dicompiler.search.allowance import Allowance
+from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.joint import relaxation
-from dicompiler_strategies.joint.elimination import graph, min_marginals, minimise
-from dicompiler_strategies.joint.fitting import fitting
-from dicompiler_strategies.joint.model import JointModel, joint_model
-from dicompiler_strategies.joint.relaxation import Relaxed, coordinate_descent, relax
-from dicompiler_strategies.joint.search import JointSolution, solve
-from dicompiler_strategies.joint.solving import Effort, finish
+from dicompiler_strategies.joint.elimination import build_elimination_order, min_marginals, minimise_exactly
+from dicompiler_strategies.joint.fitting import affordable_choices
+from dicompiler_strategies.joint.model import JointModel, build_joint_model
+from dicompiler_strategies.joint.relaxation import RelaxedProblem, coordinate_descent, relax_with_prices
+from dicompiler_strategies.joint.search import JointSolution, solve_jointly
+from dicompiler_strategies.joint.solving import SolverEffort, solve_remaining
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.single import Single
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
-PAPERS = Analytic(pools=False, elementwise=False, weights=False)
+PAPERS = AnalyticModel(pools=False, elementwise=False, weights=False)
 RPI4 = 13.6e9
 
 
@@ -67,7 +67,7 @@ def small() -> LayerGraph:
 
 
 def solved(strategy: CpSat, problem: Problem) -> JointSolution:
-    return strategy.solve(strategy.tables(problem))
+    return strategy.solve(strategy.build_tables(problem))
 
 
 @st.composite
@@ -82,13 +82,13 @@ def graphs(draw: st.DrawFn) -> tuple[list[int], dict[tuple[int, int], np.ndarray
 @settings(max_examples=80, deadline=None)
 def test_elimination_finds_the_minimum_and_every_min_marginal(problem: tuple) -> None:  # type: ignore[type-arg]
     sizes, edge, node = problem
-    plan = graph(sizes, list(edge))
+    plan = build_elimination_order(sizes, list(edge))
     everything = {
         selection: sum(own[c] for own, c in zip(node, selection, strict=True))
         + sum(table[selection[i], selection[j]] for (i, j), table in edge.items())
         for selection in itertools.product(*map(range, sizes))
     }
-    least, chosen = minimise(plan, node, edge)
+    least, chosen = minimise_exactly(plan, node, edge)
     assert least == pytest.approx(min(everything.values())) == pytest.approx(everything[chosen])
     for v, own in enumerate(min_marginals(plan, node, edge)):
         for c, value in enumerate(own):
@@ -97,11 +97,11 @@ def test_elimination_finds_the_minimum_and_every_min_marginal(problem: tuple) ->
 
 def test_the_optimum_is_that_of_all_selections() -> None:
     problem = Problem(small(), cluster(2e8, 1e8), PAPERS)
-    options = ChoiceSet(extra=1, bases=("balanced",), shares=("equal",))
-    found = solve(tables(problem, options))
-    known = tables(problem, options)
+    options = ChoiceSet(extra_rows=1, row_cuts=("balanced",), shares=("equal",))
+    found = solve_jointly(build_cost_tables(problem, options))
+    known = build_cost_tables(problem, options)
     every = np.array(list(itertools.product(*(range(len(own)) for own in known.choices))))
-    assert found.proven and found.value == pytest.approx(known.values(every).min())
+    assert found.is_proven and found.value == pytest.approx(known.total_seconds_of(every).min())
     assert found.bound == pytest.approx(found.value)
     assert problem.estimate(found.plan).latency_s <= found.value * (1 + 1e-9)
     assert "barrier" in found.text() and "proven optimal" in found.text() and "analytic" in found.text()
@@ -116,7 +116,7 @@ def test_vgg16_is_proven_in_the_published_barrier_model(devices: int, kinds: tup
     problem = Problem(vgg16(), cluster(*[RPI4] * devices, gateway=True), PAPERS)
     allowed = tuple(kind for kind in CpSat().kinds if kind not in kinds)
     found = solved(CpSat(kinds=allowed), problem)
-    assert found.proven and found.value <= expected
+    assert found.is_proven and found.value <= expected
     assert problem.estimate(found.plan).latency_s == pytest.approx(found.value, rel=1e-6)
     assert found.value < problem.estimate(Modnn().plan(problem)).latency_s
 
@@ -128,37 +128,41 @@ def test_no_objective_is_worse_than_one_device(objective: str, kind: str) -> Non
     found = solved(CpSat(time=2), problem)
     route(problem.layers, found.plan)
     assert found.bound <= found.value * (1 + 1e-9)
-    single = problem.estimate(Single().plan(problem)).value(objective)
-    assert problem.estimate(found.plan).value(objective) <= single * (1 + 1e-9)
+    single = problem.estimate(Single().plan(problem)).objective_value(objective)
+    assert problem.estimate(found.plan).objective_value(objective) <= single * (1 + 1e-9)
 
 
 def test_cp_sat_proves_what_elimination_finds() -> None:
     """From nothing but the tables: every choice there, no value known."""
-    known = tables(Problem(small(), cluster(2e8, 1e8), PAPERS), ChoiceSet(extra=1, bases=("balanced",)))
-    whole = joint_model(known)
-    proof = relax(whole)
-    nothing = Relaxed(0.0, None, np.inf, whole, tuple(np.zeros(len(own)) for own in whole.node))
-    found = finish(nothing, Effort())
+    known = build_cost_tables(
+        Problem(small(), cluster(2e8, 1e8), PAPERS), ChoiceSet(extra_rows=1, row_cuts=("balanced",))
+    )
+    whole = build_joint_model(known)
+    proof = relax_with_prices(whole)
+    nothing = RelaxedProblem(0.0, None, np.inf, whole, tuple(np.zeros(len(own)) for own in whole.node))
+    found = solve_remaining(nothing, SolverEffort())
     assert found.best is not None
     assert found.value == pytest.approx(proof.value) and found.bound == pytest.approx(proof.value, rel=1e-5)
 
 
 def test_memory_is_a_hard_limit_and_the_bound_holds_for_it() -> None:
     free = Problem(small(), cluster(2e9, 2e9, 2e9), PAPERS)
-    known = tables(free, ChoiceSet(extra=0, bases=("balanced",), shares=("equal",)))
-    need = free.estimate(solve(known).plan).memory
+    known = build_cost_tables(free, ChoiceSet(extra_rows=0, row_cuts=("balanced",), shares=("equal",)))
+    need = free.estimate(solve_jointly(known).plan).memory
     every = np.array(list(itertools.product(*(range(len(own)) for own in known.choices))))
     limit = int(need * 0.7)
     tight = replace(free, platform=cluster(2e9, 2e9, 2e9, memory=limit))
-    found = solve(tables(tight, known.options))
+    found = solve_jointly(build_cost_tables(tight, known.options))
     assert tight.estimate(found.plan).memory <= limit
     best = np.inf
-    for selection, value in sorted(zip(map(tuple, every), known.values(every), strict=True), key=lambda pair: pair[1]):
+    for selection, value in sorted(
+        zip(map(tuple, every), known.total_seconds_of(every), strict=True), key=lambda pair: pair[1]
+    ):
         if tight.estimate(known.plan(selection)).memory <= limit:
             best = value
             break
     assert found.bound <= best * (1 + 1e-9) and best <= found.value * (1 + 1e-9)
-    assert found.proven and found.value == pytest.approx(best)
+    assert found.is_proven and found.value == pytest.approx(best)
 
 
 def test_where_no_plan_fits_the_error_says_how_much_would_do_and_the_layer() -> None:
@@ -175,8 +179,8 @@ def test_equal_options_give_equal_plans() -> None:
     problem = Problem(small(), cluster(2e8, 1e8, 1e8), PAPERS, "throughput")
     first, second = (solved(CpSat(time=0.5, seed=3), problem) for _ in range(2))
     assert first.plan == second.plan and first.value == second.value
-    known = tables(problem, ChoiceSet(extra=1, bases=("nearest",)))
-    whole = joint_model(known)
+    known = build_cost_tables(problem, ChoiceSet(extra_rows=1, row_cuts=("nearest",)))
+    whole = build_joint_model(known)
     start = tuple(0 for _ in known.choices)
     assert whole.value(coordinate_descent(whole, start)) <= whole.value(start)
 
@@ -189,7 +193,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, object]) -> No
 
 def test_ctrl_c_gives_the_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> None:
     problem = Problem(vgg16(), cluster(*[RPI4] * 4, gateway=True), PAPERS, "throughput")
-    known = tables(problem, ChoiceSet(extra=0, bases=("nearest",)))
+    known = build_cost_tables(problem, ChoiceSet(extra_rows=0, row_cuts=("nearest",)))
     timer = threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT))
 
     def note(record: logging.LogRecord) -> bool:
@@ -201,26 +205,28 @@ def test_ctrl_c_gives_the_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> 
     logger.addFilter(note)
     try:
         with caplog.at_level(logging.INFO, logger="dicompiler"):
-            found = solve(known, Effort(time=1e6))
+            found = solve_jointly(known, SolverEffort(deterministic_s=1e6))
     finally:
         logger.removeFilter(note)
         timer.cancel()
-    assert found.interrupted and "interrupted" in found.plan.note and not found.proven
+    assert found.interrupted and "interrupted" in found.plan.note and not found.is_proven
     assert "best plan so far" in caplog.text
     route(problem.layers, found.plan)
 
 
 def test_large_problems_get_a_smaller_choice_set() -> None:
     problem = Problem(small(), cluster(*[1e9] * 16, kind="switch"), PAPERS)
-    chosen = fitting(problem, ChoiceSet())
-    assert chosen != ChoiceSet() and len(chosen.counts) < 15
+    chosen = affordable_choices(problem, ChoiceSet())
+    assert chosen != ChoiceSet() and len(chosen.device_counts) < 15
     found = solved(CpSat(time=1), problem)
-    assert found.proven and chosen.text() == found.choice_set
+    assert found.is_proven and chosen.describe() == found.choice_set
 
 
 def test_little_time_for_tables_means_a_smaller_choice_set() -> None:
     problem = Problem(small(), cluster(*[1e9] * 4, kind="switch"), PAPERS)
-    sizes = [sum(CpSat().tables(problem, Allowance(seconds)).counts) for seconds in (math.inf, 120, 0.1, 0.04)]
+    sizes = [
+        sum(CpSat().build_tables(problem, WorkBudget(seconds)).choice_counts) for seconds in (math.inf, 120, 0.1, 0.04)
+    ]
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
 
 
@@ -247,11 +253,11 @@ def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
     random = np.random.default_rng(3)
     node = tuple(random.random(4) for _ in range(6))
     edge = {(i, j): 0.1 * random.random((4, 4)) for i in range(6) for j in range(i + 1, 6)}
-    model = JointModel(node, edge, alive=tuple(np.arange(4) for _ in range(6)))
+    model = JointModel(node, edge, kept_choices=tuple(np.arange(4) for _ in range(6)))
     best = min(model.value(selection) for selection in itertools.product(range(4), repeat=6))
     monkeypatch.setattr(relaxation, "LIMIT", 2**6)
     monkeypatch.setattr(relaxation, "coordinate_descent", lambda _model, selection, _allowance: selection)
-    found = relaxation.unrelaxed(model, [(0,) * 6])
+    found = relaxation.bound_without_elimination(model, [(0,) * 6])
     assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)
 
 
@@ -264,12 +270,12 @@ def test_a_state_that_would_travel_is_no_part_of_a_stream() -> None:
     model = net.model(types=[onnx.helper.make_tensor_value_info(last, 1, (1, 1, 64))])
     platform = cluster(1e3, 1e3, kind="switch")
     problem = load_problem(model, platform, objective="throughput", state=[f"past={last}"])
-    filled = CpSat().tables(problem)
+    filled = CpSat().build_tables(problem)
     whole = [
         {parts[0].device: i for i, choice in enumerate(choices) if len(parts := choice.parts) == 1}
         for choices in filled.choices
     ]
-    joint = joint_model(filled)
+    joint = build_joint_model(filled)
     here, there = (joint.value([whole[0]["d0"], whole[1]["d0"], whole[2][device]]) for device in ("d0", "d1"))
     assert there > 1.5 * here
     check_constraints(problem, CpSat().plan(problem))

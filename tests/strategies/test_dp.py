@@ -12,101 +12,101 @@ import onnx
 import pytest
 from support.generators import integers, random_model
 from support.layer_graphs import formed, rules, stack, vgg16
-from support.planning import FREE, cluster, verify
+from support.planning import FREE, make_cluster, verify
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.runtime import RuntimeCosts
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Share
+from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import on_wire
+from dicompiler.ir.wire import with_wire_dtypes
 from dicompiler.networks import build
-from dicompiler.partition.bounds_inference import output_shape, share_task
-from dicompiler.partition.segmentation import cut
+from dicompiler.partition.bounds_inference import make_share_task, output_shape
+from dicompiler.partition.segmentation import build_program
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 from dicompiler_strategies.dp import Dp
-from dicompiler_strategies.dp.boxes import Boxes, missing
-from dicompiler_strategies.dp.coopai import CL, FL, chain
-from dicompiler_strategies.dp.moves import Rules, moves, parts
-from dicompiler_strategies.dp.rows import row_maps, union
-from dicompiler_strategies.dp.search import Pricing, cheapest_path
+from dicompiler_strategies.dp.boxes import DeviceBoxes, missing_elements
+from dicompiler_strategies.dp.coopai import ConvolutionalLayer, FullyConnectedLayer, build_chain
+from dicompiler_strategies.dp.moves import CandidateRules, build_candidate_runs, run_parts
+from dicompiler_strategies.dp.rows import bounding_rows, build_row_maps
+from dicompiler_strategies.dp.search import RunPricing, find_cheapest_path
 from dicompiler_strategies.dp.strategy import candidate_counts
-from dicompiler_strategies.dp.team import Facts, Form, Team
+from dicompiler_strategies.dp.team import DeviceTeam, ProblemFacts, TensorForm
 from dicompiler_strategies.stahl import Stahl
-from dicompiler_strategies.tables.lines import Lines, lines
+from dicompiler_strategies.tables.lines import LinkLoads, build_link_loads
 
 
 def test_the_chain_has_the_pools_with_their_convolutions() -> None:
-    layers = chain(vgg16())
-    assert [type(layer) for layer in layers] == [CL] * 13 + [FL] * 3
+    layers = build_chain(vgg16())
+    assert [type(layer) for layer in layers] == [ConvolutionalLayer] * 13 + [FullyConnectedLayer] * 3
     assert layers[1].names == ("conv2", "pool3")
     first = layers[1]
-    assert isinstance(first, CL)
-    assert first.computes([(0, 4), (4, 112)]) == [(0, 8), (8, 224)]
-    assert first.reads([(0, 8), (8, 224)]) == [(0, 9), (7, 224)]
+    assert isinstance(first, ConvolutionalLayer)
+    assert first.computed_rows([(0, 4), (4, 112)]) == [(0, 8), (8, 224)]
+    assert first.read_rows([(0, 8), (8, 224)]) == [(0, 9), (7, 224)]
 
 
 def test_row_maps_say_what_the_rules_say_of_any_interval() -> None:
     graph = stack((1, 2, 23, 9), [("conv", 3, 5, 2, 1, 1), ("pool", 3, 1, 1), ("conv", 3, 3, 1, 1, 1)])
     for layer in graph.layers:
-        own = row_maps(graph)[layer.name]
+        own = build_row_maps(graph)[layer.name]
         for start, stop in ((0, 1), (2, 5), (own.height - 1, own.height), (0, own.height)):
             region = [(0, 1), (0, 3), (start, stop), (0, 1)]
             region[3] = (0, output_shape(graph, layer)[3])
-            task = share_task(graph, layer, Share(tuple(region)))
+            task = make_share_task(graph, layer, LayerShare(tuple(region)))
             (need,) = task.needs.values()
-            assert own.need(layer.inputs[0], [(start, stop), (0, 0)]) == [need[2], (0, 0)]
-    assert union([(0, 0), (2, 4), (1, 3)], [(5, 7), (0, 0), (2, 9)]) == [(5, 7), (2, 4), (1, 9)]
+            assert own.read_rows(layer.inputs[0], [(start, stop), (0, 0)]) == [need[2], (0, 0)]
+    assert bounding_rows([(0, 0), (2, 4), (1, 3)], [(5, 7), (0, 0), (2, 9)]) == [(5, 7), (2, 4), (1, 9)]
 
 
 def test_rules_are_asked_for_the_rows_that_shares_end_at_alone() -> None:
     layers = stack((1, 2, 4000, 1), [("conv", 3, 3, 1, 1, 1), ("pool", 3, 1, 1)])
     Dp().plan(Problem(layers, Platform.load("rpi4x4")))
-    assert all(len(own.single._known) < 100 for own in row_maps(layers).values())
+    assert all(len(own.single._known) < 100 for own in build_row_maps(layers).values())
 
 
 def test_what_is_missing_is_what_is_needed_and_not_held() -> None:
-    held = Boxes.of((4, 6), [((0, 4), (0, 3)), ((0, 4), (3, 6)), None])
-    need = Boxes.of((4, 6), [((0, 4), (0, 4)), ((1, 4), (2, 6)), ((0, 4), (0, 6))])
-    assert missing(need, held).tolist() == [[0, 3, 12], [4, 0, 12], [0, 0, 0]]
-    everywhere = Boxes.of((4, 6), [((0, 4), (0, 6)), ((0, 4), (0, 6)), None])
-    assert missing(need, everywhere, copies=True).tolist() == [[0, 0, 24], [0, 0, 0], [0, 0, 0]]
+    held = DeviceBoxes.from_regions((4, 6), [((0, 4), (0, 3)), ((0, 4), (3, 6)), None])
+    need = DeviceBoxes.from_regions((4, 6), [((0, 4), (0, 4)), ((1, 4), (2, 6)), ((0, 4), (0, 6))])
+    assert missing_elements(need, held).tolist() == [[0, 3, 12], [4, 0, 12], [0, 0, 0]]
+    everywhere = DeviceBoxes.from_regions((4, 6), [((0, 4), (0, 6)), ((0, 4), (0, 6)), None])
+    assert missing_elements(need, everywhere, has_copies=True).tolist() == [[0, 0, 24], [0, 0, 0], [0, 0, 0]]
 
 
-def network(platform: Platform, **runtime: RuntimeCosts) -> Lines:
-    return lines(Problem(LayerGraph((), {}, (), ()), platform, runtime=runtime))
+def network(platform: Platform, **runtime: RuntimeCosts) -> LinkLoads:
+    return build_link_loads(Problem(LayerGraph((), {}, (), ()), platform, runtime_costs=runtime))
 
 
 def test_the_network_is_as_busy_as_its_kind_says() -> None:
     count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
     rate = 8 / 1e6
     for kind, most in (("shared", 4500), ("gateway", 4500), ("switch", 3500)):
-        platform = cluster(kind, 1, 1, 1, bandwidth=1e6)
-        assert network(platform).time(count) == pytest.approx(most * rate)
-        slow = replace(platform, network=replace(platform.network, latency=0.1, message=0.01))
+        platform = make_cluster(kind, 1, 1, 1, bandwidth=1e6)
+        assert network(platform).transfer_seconds(count) == pytest.approx(most * rate)
+        slow = replace(platform, network=replace(platform.network, latency=0.1, message_overhead_s=0.01))
         messages = 2 if kind == "switch" else 3
-        assert network(slow).time(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
+        assert network(slow).transfer_seconds(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
 
 
 def test_runtimes_take_their_time_at_both_ends() -> None:
     """Device 1 sends both messages that arrive at 0 and 2; 0 sends one; the last receiver also joins what came."""
     count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
-    platform = cluster("switch", 1, 1, 1, bandwidth=1e6)
+    platform = make_cluster("switch", 1, 1, 1, bandwidth=1e6)
     bytes_s = 3500 * 8 / 1e6
     costs = {"send": 0.5, "receive": 2.0, "byte": 1e-3, "call": 4.0, "headers": 0.1, "gap": 0.25, "copy": 1e-2}
     costs["slice"] = 0.125
     one = {device.name: RuntimeCosts(**costs) for device in platform.devices}
     sending, receiving = 2 * 0.5 + 3.5, 2.0 + 3.0 + 4.0
     lines_s = 1.1 * bytes_s + 2 * 0.25
-    assert network(platform, **one).time(count) == pytest.approx(sending + lines_s + receiving)
-    joined = network(platform, **one).time(count, np.array([3500.0, 1000, 500]))
+    assert network(platform, **one).transfer_seconds(count) == pytest.approx(sending + lines_s + receiving)
+    joined = network(platform, **one).transfer_seconds(count, np.array([3500.0, 1000, 500]))
     assert joined == pytest.approx(sending + lines_s + receiving + 35.0 + 0.125)
 
 
@@ -119,22 +119,22 @@ CHAIN = [
 @pytest.mark.parametrize("kind", ["shared", "switch", "gateway"])
 def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
     """All rows of moves, tried one by one, come to no less."""
-    problem = Problem(stack((1, 3, 16, 16), CHAIN), cluster(kind, 0.05, 0.03), FREE)
-    team = Team.of(Facts(problem), ("d0", "d1"))
-    known = moves(team, Rules(channels=True))
+    problem = Problem(stack((1, 3, 16, 16), CHAIN), make_cluster(kind, 0.05, 0.03), FREE)
+    team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
+    known = build_candidate_runs(team, CandidateRules(allow_channels=True))
     layers = problem.layers.layers
-    output = Boxes.of((1, 10), [((0, 1), (0, 10)), None])  # the sink is d0
+    output = DeviceBoxes.from_regions((1, 10), [((0, 1), (0, 10)), None])  # the sink is d0
 
-    def least(place: int, form: Form) -> float:
+    def least(place: int, form: TensorForm) -> float:
         """The cheapest way from `place` on, where the tensor before it lies in `form`: plain recursion, no table."""
         if place == len(layers):
-            held = team.held(layers[-1].output, form)
-            return float(team.lines.time(4 * missing(output, held, form == "everywhere")))
+            held = team.held_boxes(layers[-1].output, form)
+            return float(team.link_loads.transfer_seconds(4 * missing_elements(output, held, form == "everywhere")))
         ways = known[place]
         tensor = layers[place].inputs[0]
-        return min(move.time(team, {tensor: form})[0] + least(move.stop, move.after) for move in ways)
+        return min(move.cost_for_forms(team, {tensor: form})[0] + least(move.stop, move.form) for move in ways)
 
-    assert cheapest_path(team, known, Pricing(problem)).seconds == pytest.approx(least(0, "source"))
+    assert find_cheapest_path(team, known, RunPricing(problem)).seconds == pytest.approx(least(0, "source"))
 
 
 def branched(*ops: str) -> LayerGraph:
@@ -164,35 +164,39 @@ def branched(*ops: str) -> LayerGraph:
 @pytest.mark.parametrize("kind", ["shared", "switch"])
 def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, ops: tuple[str, ...]) -> None:
     """All rows of moves, tried one by one with the forms of all tensors in mind, come to no less."""
-    problem = Problem(branched(*ops), cluster(kind, 0.002, 0.001, bandwidth=1e7), FREE)
-    team = Team.of(Facts(problem), ("d0", "d1"))
-    known = moves(team, Rules(channels=True))
+    problem = Problem(branched(*ops), make_cluster(kind, 0.002, 0.001, bandwidth=1e7), FREE)
+    team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
+    known = build_candidate_runs(team, CandidateRules(allow_channels=True))
     layers = problem.layers.layers
     shape = output_shape(problem.layers, layers[-1])
-    output = Boxes.of(shape, [tuple((0, size) for size in shape), None])  # the sink is d0
+    output = DeviceBoxes.from_regions(shape, [tuple((0, size) for size in shape), None])  # the sink is d0
 
-    def least(place: int, forms: dict[str, Form]) -> float:
+    def least(place: int, forms: dict[str, TensorForm]) -> float:
         if place == len(layers):
             form = forms[layers[-1].output]
-            held = team.held(layers[-1].output, form)
-            return float(team.lines.time(4 * missing(output, held, form == "everywhere")))
+            held = team.held_boxes(layers[-1].output, form)
+            return float(team.link_loads.transfer_seconds(4 * missing_elements(output, held, form == "everywhere")))
         costs = []
         for move in known[place]:
-            made: dict[str, Form] = {name: move.after for layer in layers[place : move.stop] for name in layer.outputs}
-            costs.append(move.time(team, forms)[0] + least(move.stop, {**forms, **made}))
+            made: dict[str, TensorForm] = {
+                name: move.form for layer in layers[place : move.stop] for name in layer.outputs
+            }
+            costs.append(move.cost_for_forms(team, forms)[0] + least(move.stop, {**forms, **made}))
         return min(costs)
 
     assert any(len(layer.inputs) > 1 for layer in layers) and len(known[0]) > 3
-    assert cheapest_path(team, known, Pricing(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
+    assert find_cheapest_path(team, known, RunPricing(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
 
 
 def test_what_the_search_predicts_is_what_the_plan_sends() -> None:
-    narrow = on_wire(vgg16(), (("*", "bfloat16"),))
+    narrow = with_wire_dtypes(vgg16(), (("*", "bfloat16"),))
     for rates, kind in product(((1, 1, 1, 1), (3, 1, 0.7), (0, 2, 1)), ("shared", "switch")):
-        problem = Problem(vgg16() if kind == "shared" else narrow, cluster(kind, *(10 * rate for rate in rates)), FREE)
-        team = Team.of(Facts(problem), [device.name for device in problem.platform.computing])
-        found = cheapest_path(team, moves(team, Rules()), Pricing(problem))
-        plan = problem.plan({name: own for move in found.moves for name, own in parts(team, move).items()})
+        problem = Problem(
+            vgg16() if kind == "shared" else narrow, make_cluster(kind, *(10 * rate for rate in rates)), FREE
+        )
+        team = DeviceTeam.build(ProblemFacts(problem), [device.name for device in problem.platform.computing_devices])
+        found = find_cheapest_path(team, build_candidate_runs(team, CandidateRules()), RunPricing(problem))
+        plan = problem.build_plan({name: own for move in found.runs for name, own in run_parts(team, move).items()})
         metrics = problem.estimate(plan)
         assert metrics.total_bytes == found.total_bytes > 0
         assert metrics.latency_s == pytest.approx(found.seconds, rel=0.01)
@@ -205,8 +209,8 @@ def test_devices_of_one_host_talk_for_nothing() -> None:
     problem = Problem(vgg16(), Platform.load("jetson-nx2"), FREE)
     metrics = problem.estimate(Dp(shares="equal", devices=2).plan(problem))
     assert metrics.latency_s <= problem.estimate(Dp(devices=1).plan(problem)).latency_s
-    team = Team.of(Facts(problem), ("nx01_gpu", "nx01_cpu"))
-    assert team.lines.time(np.array([[0.0, 1e9], [1e9, 0.0]])) == 0
+    team = DeviceTeam.build(ProblemFacts(problem), ("nx01_gpu", "nx01_cpu"))
+    assert team.link_loads.transfer_seconds(np.array([[0.0, 1e9], [1e9, 0.0]])) == 0
 
 
 @pytest.mark.parametrize("kind", ["shared", "switch"])
@@ -216,14 +220,14 @@ def test_blocks_that_are_left_out_would_not_have_been_chosen(kind: str, monkeypa
         (stack((1, 3, 32, 32), CHAIN), (0.1, 0.1)),
         (formed(small("tiny")), (0.01, 0.02)),
     ):
-        problem = Problem(graph, cluster(kind, *rates), FREE)
-        team = Team.of(Facts(problem), [device.name for device in problem.platform.devices])
-        few = moves(team, Rules())
+        problem = Problem(graph, make_cluster(kind, *rates), FREE)
+        team = DeviceTeam.build(ProblemFacts(problem), [device.name for device in problem.platform.devices])
+        few = build_candidate_runs(team, CandidateRules())
         with monkeypatch.context() as patch:
             patch.setattr("dicompiler_strategies.dp.moves._exchange", lambda *_: float("inf"))
-            every = moves(team, Rules())
+            every = build_candidate_runs(team, CandidateRules())
         assert sum(map(len, few)) < sum(map(len, every))
-        least = [cheapest_path(team, some, Pricing(problem)).cost for some in (few, every)]
+        least = [find_cheapest_path(team, some, RunPricing(problem)).cost for some in (few, every)]
         assert least[0] == pytest.approx(least[1])
 
 
@@ -240,7 +244,7 @@ def test_mls_is_no_worse_than_sls_and_better_than_one_device() -> None:
 
 
 def test_a_faster_device_gets_more_rows() -> None:
-    problem = Problem(vgg16(), cluster("switch", 10, 13, 0), FREE)
+    problem = Problem(vgg16(), make_cluster("switch", 10, 13, 0), FREE)
 
     def rows(strategy: Dp) -> tuple[int, int]:
         plan = strategy.plan(problem)
@@ -281,18 +285,18 @@ def small(name: str) -> onnx.ModelProto:
         ("tiny", Dp(), "shared", (0.01, 0.02, 0.01)),
         ("tiny", Dp(method="sls", devices=3), "switch", (0.01, 0.02, 0.01)),
         ("quirks", Dp(channels=True, devices=3), "switch", (0.01, 0.01, 0.01)),
-        ("squeezenet", Dp(span=6), "switch", (0.01, 0.01, 0.02)),
+        ("squeezenet", Dp(max_block_layers=6), "switch", (0.01, 0.01, 0.02)),
     ],
 )
 def test_plans_verify_exactly_and_send_what_they_predict(
     name: str, strategy: Dp, kind: str, rates: tuple[float, ...]
 ) -> None:
-    plan = verify(small(name), cluster(kind, *rates, bandwidth=1e8), strategy)
+    plan = verify(small(name), make_cluster(kind, *rates, bandwidth=1e8), strategy)
     assert len(plan.devices) > 1
 
 
 def test_branches_are_cut_into_fused_tiles_as_well() -> None:
-    problem = Problem(formed(build("tiny")), cluster("switch", 0.01, 0.01), objective="latency")
+    problem = Problem(formed(build("tiny")), make_cluster("switch", 0.01, 0.01), objective="latency")
     plan = Dp().plan(problem)
     assert sum(len(own) == 2 for own in plan.layers.values()) > len(plan.layers) / 2
     maps = [plan.layers[name] for name in ("stem", "res1", "res2", "concat")]
@@ -313,11 +317,11 @@ def test_a_layer_that_cannot_be_cut_is_computed_whole() -> None:
         s=(3,),
         n=(1,),
     )
-    problem = Problem(graph, cluster("switch", 0.001, 0.002))
+    problem = Problem(graph, make_cluster("switch", 0.001, 0.002))
     plan = Dp().plan(problem)
     problem.estimate(plan)
-    assert [len(plan.layers[layer.name]) for layer in graph.layers if layer.reason] == [1] * sum(
-        bool(layer.reason) for layer in graph.layers
+    assert [len(plan.layers[layer.name]) for layer in graph.layers if layer.whole_reason] == [1] * sum(
+        bool(layer.whole_reason) for layer in graph.layers
     )
     assert any(len(own) > 1 for own in plan.layers.values())
 
@@ -327,12 +331,12 @@ def test_a_layer_that_cannot_be_cut_is_computed_whole() -> None:
 def test_random_networks_get_plans_that_compute_what_the_whole_computes(seed: int, strategy: Strategy) -> None:
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(Random(seed))))
     layers = form_layers(model, rules())
-    problem = Problem(layers, cluster(("switch", "shared")[seed % 2], 1e-6, 2e-6, 1e-6))
+    problem = Problem(layers, make_cluster(("switch", "shared")[seed % 2], 1e-6, 2e-6, 1e-6))
     plan = strategy.plan(problem)
-    placed = Partition().run(Compilation(model=model, layers=layers, plan=plan))
+    placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=plan))
     inputs = integers(Random(seed), model.proto)
     reference = run_model(model, inputs)
-    execution = Executor(cut(placed.model, plan.devices)).run(inputs)
+    execution = ProgramExecutor(build_program(placed.model, plan.devices)).run(inputs)
     for outputs in execution.delivered.values():
         for name, value in outputs.items():
             np.testing.assert_array_equal(reference[name], value)
@@ -340,18 +344,18 @@ def test_random_networks_get_plans_that_compute_what_the_whole_computes(seed: in
 
 
 def test_energy_and_communication_are_sums_that_it_can_make_small() -> None:
-    platform = cluster("switch", 0.01, 0.01, power=(5.0, 1.0))
+    platform = make_cluster("switch", 0.01, 0.01, power=(5.0, 1.0))
     for objective in ("energy", "communication"):
         problem = Problem(formed(build("tiny")), platform, objective=objective)
-        least = problem.estimate(Dp().plan(problem)).value(objective)
-        assert least <= problem.estimate(Dp(devices=1).plan(problem)).value(objective)
-        assert least <= problem.estimate(Dp().plan(replace(problem, objective="latency"))).value(objective)
+        least = problem.estimate(Dp().plan(problem)).objective_value(objective)
+        assert least <= problem.estimate(Dp(devices=1).plan(problem)).objective_value(objective)
+        assert least <= problem.estimate(Dp().plan(replace(problem, objective="latency"))).objective_value(objective)
 
 
 def test_a_memory_limit_is_kept_where_a_plan_can_keep_it() -> None:
     graph, whole = vgg16(), 4 * 138_344_128
     for share, possible in ((2.0, True), (0.5, True), (0.3, True), (0.02, False)):
-        platform = cluster("shared", 13.6, 13.6, 13.6, 13.6, memory=int(share * whole))
+        platform = make_cluster("shared", 13.6, 13.6, 13.6, 13.6, memory=int(share * whole))
         problem = Problem(graph, platform, FREE)
         if not possible:
             message = r"dp: no plan found fits the memory: host d\d has 11.1 MB and would need at least .* MB: .*'fc20'"
@@ -364,21 +368,21 @@ def test_a_memory_limit_is_kept_where_a_plan_can_keep_it() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    problem = Problem(vgg16(), cluster("switch", 1, 1))
+    problem = Problem(vgg16(), make_cluster("switch", 1, 1))
     with pytest.raises(DicompilerError, match=r"dp: devices=3, and the platform 'switch2' has 2 that compute: take 0"):
         Dp(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):
         Dp(devices=-1)
     with pytest.raises(ValueError, match="span must be 0"):
-        Dp(span=-1)
+        Dp(max_block_layers=-1)
     with pytest.raises(UsageError, match=r"dp: objective 'memory' .*known: latency, energy, communication"):
         Dp().plan(replace(problem, objective="memory"))
     with pytest.raises(UsageError, match=r"dp: objective 'energy' .*known: latency\)"):
         Dp(paper=True).plan(replace(problem, objective="energy"))
     with pytest.raises(DicompilerError, match="identical devices, and these have several rates"):
-        Dp(paper=True).plan(Problem(vgg16(), cluster("switch", 1, 2)))
+        Dp(paper=True).plan(Problem(vgg16(), make_cluster("switch", 1, 2)))
     with pytest.raises(DicompilerError, match="is on a branch: leave paper=true out"):
-        Dp(paper=True).plan(Problem(formed(build("tiny")), cluster("switch", 1, 1)))
+        Dp(paper=True).plan(Problem(formed(build("tiny")), make_cluster("switch", 1, 1)))
 
 
 def test_the_numbers_of_devices_that_are_tried_grow_slowly() -> None:
@@ -398,8 +402,8 @@ def test_the_evaluator_of_a_problem_with_a_model_is_asked_about_memory() -> None
     model = Model.load(small("lenet"))
     layers = prepare(model).layers
     assert layers is not None
-    platform = cluster("switch", 0.01, 0.01, memory=170_000)
+    platform = make_cluster("switch", 0.01, 0.01, memory=170_000)
     problem = Problem(layers, platform, model=model)
     plan = Dp().plan(problem)
     assert problem.evaluate(plan).memory <= 170_000 < problem.evaluate(Dp(devices=1).plan(
-        replace(problem, platform=cluster("switch", 0.01, 0.01)))).memory  # fmt: skip
+        replace(problem, platform=make_cluster("switch", 0.01, 0.01)))).memory  # fmt: skip

@@ -10,8 +10,8 @@ from support.layer_graphs import alexnet, stack, vgg16
 
 from dicompiler.base.errors import UsageError
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.networks import parameters
-from dicompiler_strategies.dp.coopai import Result, best_k, chain, mls
+from dicompiler.networks import count_parameters
+from dicompiler_strategies.dp.coopai import CoopaiResult, best_k, build_chain, minimise_latency
 
 F, G = 13.6e9, 100e6  # a Raspberry Pi 4, and the gateway
 
@@ -31,10 +31,12 @@ GRAPHS: dict[str, Callable[[], LayerGraph]] = {"alexnet": lambda: alexnet(1), "v
 
 
 @cache
-def results(name: str) -> tuple[list[Result], list[Result]]:
+def results(name: str) -> tuple[list[CoopaiResult], list[CoopaiResult]]:
     """(MLS, SLS) for 1 to 10 devices."""
-    layers = chain(GRAPHS[name]())
-    return [mls(layers, F, G, k) for k in COUNTS], [mls(layers, F, G, k, single=True) for k in COUNTS]
+    layers = build_chain(GRAPHS[name]())
+    return [minimise_latency(layers, F, G, k) for k in COUNTS], [
+        minimise_latency(layers, F, G, k, single=True) for k in COUNTS
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +67,6 @@ def test_the_times_of_vgg16_are_those_recomputed_from_the_paper() -> None:
 
 
 def test_the_alexnet_of_the_paper_can_be_built() -> None:
-    assert parameters("alexnet", columns="two-column", size=227) == 62_378_344  # table I: 62 million
+    assert count_parameters("alexnet", columns="two-column", size=227) == 62_378_344  # table I: 62 million
     with pytest.raises(UsageError, match=r"alexnet: unknown columns 'two' \(known: one-column, two-column\)"):
-        parameters("alexnet", columns="two")
+        count_parameters("alexnet", columns="two")

@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from support.planning import cluster
+from support.planning import make_cluster
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.lower_bounds import bound
+from dicompiler.search.lower_bounds import objective_bound
 from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import INTERRUPTED
+from dicompiler.search.strategy import INTERRUPTED_NOTE
 from dicompiler_strategies.gradient.strategy import Gradient
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 SPECS = {
     "auto": "auto{tries=4}",
@@ -56,7 +56,7 @@ def test_its_plan_verifies_sends_what_was_predicted_and_is_the_same_again(spec: 
     assert result.metrics is not None and result.program is not None and result.plan is not None
     assert sum(transfer.value.nbytes for transfer in result.program.transfers) == result.metrics.total_bytes
     problem = load_problem(model, "rpi4x3")
-    least = bound(problem)
+    least = objective_bound(problem)
     assert least is not None and least <= result.metrics.latency_s * (1 + 1e-9)
     assert registry().make("strategies", spec).plan(problem).layers == result.plan.layers
 
@@ -78,7 +78,7 @@ def heavy() -> onnx.ModelProto:
 
 def roomy(mebibytes: int) -> Platform:
     """Four hosts with so much memory each: the weights are 48 MiB, a process of the sockets target takes 61."""
-    return cluster("switch", *[13.6] * 4, bandwidth=1e9, memory=mebibytes * MIB)
+    return make_cluster("switch", *[13.6] * 4, bandwidth=1e9, memory=mebibytes * MIB)
 
 
 @pytest.mark.parametrize("spec", [SPECS[name] for name in ("auto", "cpsat", "dp", "gradient", "genetic")])
@@ -90,7 +90,7 @@ def test_the_memory_that_the_target_adds_counts_in_the_search(spec: str, tmp_pat
         compile(heavy(), roomy(limit), "single", output=tmp_path / "one")
     result = compile(heavy(), roomy(limit), spec, output=tmp_path / "out")
     assert result.plan is not None and len({part.device for own in result.plan.layers.values() for part in own}) > 1
-    assert result.metrics is not None and max(entry.needed for entry in result.metrics.devices) <= limit * MIB
+    assert result.metrics is not None and max(entry.total_memory for entry in result.metrics.devices) <= limit * MIB
 
 
 def test_a_limit_that_no_plan_keeps_is_told_with_one_that_would_do(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_limit_that_no_plan_keeps_is_told_with_one_that_would_do(tmp_path: Pat
 
 
 @dataclass(frozen=True)
-class Stopping(Analytic):
+class Stopping(AnalyticModel):
     """Ctrl-C comes with the cost of so many pieces."""
 
     left: list[int] = field(default_factory=list, compare=False)
@@ -123,7 +123,7 @@ def test_an_interrupt_gives_the_best_plan_of_dp_so_far() -> None:
     asked = 10**6 - costs.left[0]
     assert whole.note == ""
     found = dp.plan(Problem(problem.layers, problem.platform, Stopping(left=[asked])))
-    assert found.note == INTERRUPTED
+    assert found.note == INTERRUPTED_NOTE
     problem.estimate(found)
     with pytest.raises(KeyboardInterrupt):
         dp.plan(Problem(problem.layers, problem.platform, Stopping(left=[1])))
@@ -132,14 +132,14 @@ def test_an_interrupt_gives_the_best_plan_of_dp_so_far() -> None:
 def test_an_interrupt_gives_the_best_plan_of_the_gradient_so_far() -> None:
     problem = load_problem(networks.build("lenet", 1), "rpi4x4")
     strategy = Gradient(iterations=10**9, restarts=4)
-    known = tables(problem, strategy.choices(problem))
+    known = build_cost_tables(problem, strategy.choice_set(problem))
     timer = threading.Timer(2.0, lambda: signal.raise_signal(signal.SIGINT))
     timer.start()
     try:
-        plan = strategy.plan_of(known)
+        plan = strategy.plan_over_tables(known)
     finally:
         timer.cancel()
-    assert plan.note == INTERRUPTED
+    assert plan.note == INTERRUPTED_NOTE
     problem.estimate(plan)
 
 

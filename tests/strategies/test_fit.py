@@ -17,14 +17,14 @@ from dicompiler.base.schema import load_json
 from dicompiler.cli.entry import main
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Part, Share
-from dicompiler.ir.platform import to_toml
-from dicompiler.networks.builder import Builder
-from dicompiler.partition.bounds_inference import share_task
+from dicompiler.ir.plan import LayerShare, Part
+from dicompiler.ir.platform import platform_to_toml
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.partition.bounds_inference import make_share_task
 from dicompiler.plugin.registry import registry
-from dicompiler_strategies.fit_memory import memory_need
+from dicompiler_strategies.fit_memory import estimate_arena
 from dicompiler_targets.tflm import measure
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -41,11 +41,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The uncut network on a board that is large enough."""
     directory = tmp_path_factory.mktemp("whole") / "out"
     compilation = fitted(model(), boards(1, "4 MiB"), directory)
-    assert compilation.occupied == compilation.occupied_single and compilation.occupied[0].ram > 112 * KIB
+    assert compilation.footprints == compilation.single_device_footprints and compilation.footprints[0].ram > 112 * KIB
     return directory
 
 
-def lanes(compilation: Compilation) -> int:
+def lanes(compilation: PipelineState) -> int:
     """The most tiles of a layer on one device."""
     assert compilation.plan is not None
     every = [[part.device for part in parts] for parts in compilation.plan.layers.values()]
@@ -56,8 +56,8 @@ def lanes(compilation: Compilation) -> int:
 def test_one_board_takes_the_coarsest_tiles_one_after_another(ram: int, whole: Path, tmp_path: Path) -> None:
     platform = boards(1, f"{ram} KiB")
     compilation = fitted(model(), platform, tmp_path / "out")
-    (found,) = compilation.occupied
-    assert found.ram <= ram * KIB < compilation.occupied_single[0].ram
+    (found,) = compilation.footprints
+    assert found.ram <= ram * KIB < compilation.single_device_footprints[0].ram
     assert same_bits(model(), tmp_path / "out", whole)
     most = lanes(compilation)
     assert most > 1
@@ -68,13 +68,13 @@ def test_one_board_takes_the_coarsest_tiles_one_after_another(ram: int, whole: P
 
 def test_several_boards_are_as_few_as_can_be_and_each_fits(whole: Path, tmp_path: Path) -> None:
     compilation = fitted(model(), boards(6, "64 KiB"), tmp_path / "out")
-    count = len(compilation.occupied)
-    assert 2 <= count <= 4 and all(one.ram <= 64 * KIB for one in compilation.occupied)
+    count = len(compilation.footprints)
+    assert 2 <= count <= 4 and all(one.ram <= 64 * KIB for one in compilation.footprints)
     assert lanes(compilation) == 1 and same_bits(model(), tmp_path / "out", whole)
     with pytest.raises(DicompilerError, match="nothing fits"):
         fitted(model(), boards(count - 1, "64 KiB"), tmp_path / "fewer", "fit{tiles=1}")
     serial = fitted(model(), boards(6, "64 KiB"), tmp_path / "serial", "fit{serial=true}")
-    assert len(serial.occupied) == 1 and lanes(serial) > 1
+    assert len(serial.footprints) == 1 and lanes(serial) > 1
 
 
 def test_an_arena_that_is_shared_is_the_least_that_runs(tmp_path: Path) -> None:
@@ -83,19 +83,19 @@ def test_an_arena_that_is_shared_is_the_least_that_runs(tmp_path: Path) -> None:
     arenas = {segment["model"]: segment["arena"] for segment in manifest["segments"] if segment["model"]}
     assert 1 < len(arenas) < len(manifest["segments"])
     for name, arena in arenas.items():
-        trials = measure.Trials((tmp_path / "out" / "m1" / name).read_bytes())
-        assert trials.fits(arena) and not trials.fits(arena - 64)
+        trials = measure.ArenaTrials((tmp_path / "out" / "m1" / name).read_bytes())
+        assert trials.fits_arena(arena) and not trials.fits_arena(arena - 64)
         trials.close()
 
 
 def test_weights_too_many_for_one_board_are_cut_by_channels(tmp_path: Path) -> None:
-    net = Builder("dense", (1, 3, 8, 8))
+    net = NetworkBuilder("dense", (1, 3, 8, 8))
     x = net.flatten(net.conv("input", "conv", 16, 3, 1, 1), "flatten")
-    network = Model.load(net.model(net.gemm(x, "classifier", 100), 0))
+    network = Model.load(net.to_model(net.gemm(x, "classifier", 100), 0))
     compilation = fitted(network, boards(3, "64 KiB", "256 KiB"), tmp_path / "out")
     assert compilation.plan is not None
     assert len(compilation.plan.layers["classifier"]) > 1
-    assert all(one.flash <= 256 * KIB for one in compilation.occupied)
+    assert all(one.flash <= 256 * KIB for one in compilation.footprints)
     assert compilation.verify().passed
 
 
@@ -117,13 +117,13 @@ def test_the_estimate_is_near_what_is_measured() -> None:
     problem = load_problem(model(), boards(1, "4 MiB"))
     layers = problem.layers.layers
     for size in (1, 2, 5, len(layers)):
-        plan = problem.plan({layer.name: [Part("m1", lane=i // size % 2)] for i, layer in enumerate(layers)})
-        program = problem.sketch(plan).program
+        plan = problem.build_plan({layer.name: [Part("m1", lane=i // size % 2)] for i, layer in enumerate(layers)})
+        program = problem.draft_program(plan).program
         assert program is not None
         runs = [layers[start : start + size] for start in range(0, len(layers), size)]
-        tasks = [[share_task(problem.layers, layer, Share()) for layer in run] for run in runs]
-        estimate = max(memory_need(problem.layers, own, 0).arena for own in tasks)
-        (found,) = TflmTarget(margin=0.0).occupied(program)
+        tasks = [[make_share_task(problem.layers, layer, LayerShare()) for layer in run] for run in runs]
+        estimate = max(estimate_arena(problem.layers, own, 0).arena for own in tasks)
+        (found,) = TflmTarget(margin=0.0).device_footprints(program)
         assert abs(found.details["arena"] - estimate) <= 0.05 * estimate
 
 
@@ -131,7 +131,7 @@ def test_the_command_prints_ram_and_flash_before_anyone_flashes_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     onnx.save(model().to_proto(), tmp_path / "net.onnx")
-    (tmp_path / "boards.toml").write_text(to_toml(boards(1, "64 KiB")))
+    (tmp_path / "boards.toml").write_text(platform_to_toml(boards(1, "64 KiB")))
     line = ["compile", str(tmp_path / "net.onnx"), "--platform", str(tmp_path / "boards.toml"), "--fit"]
     line += ["--target", "tflm", "-o", str(tmp_path / "out")]
     assert main(line) == 0

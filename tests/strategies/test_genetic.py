@@ -20,18 +20,24 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import Platform, nameless
-from dicompiler.ir.wire import WireTypes, on_wire
+from dicompiler.ir.platform import Platform, uniform_platform
+from dicompiler.ir.wire import WireDtypes, with_wire_dtypes
 from dicompiler.networks import build
-from dicompiler.search.fronts import AUTODICE, FRONT_OBJECTIVES, Front, Measurement, objective_values
+from dicompiler.search.fronts import (
+    AUTODICE_OBJECTIVES,
+    FRONT_OBJECTIVES,
+    MeasuredMetrics,
+    ParetoFront,
+    objective_values,
+)
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import analytic_model
-from dicompiler_strategies.genetic.exploring import Options, explore, stages
+from dicompiler_strategies.genetic.analytic import build_batched_model
+from dicompiler_strategies.genetic.exploring import ExplorationOptions, explore, plan_stages
 from dicompiler_strategies.genetic.measuring import OnThisHost
-from dicompiler_strategies.genetic.search import spread
+from dicompiler_strategies.genetic.search import select_spread
 from dicompiler_strategies.genetic.strategy import Genetic
 
-SMALL = Options(population=20, generations=12, measured=4)
+SMALL = ExplorationOptions(population=20, generations=12, measured=4)
 
 
 def branches() -> LayerGraph:
@@ -84,7 +90,7 @@ def chain() -> LayerGraph:
 
 def check_agreement(problem: Problem, rows: np.ndarray) -> None:
     """Every number of the batched model is that of the plan's own estimate."""
-    tables = analytic_model(problem)
+    tables = build_batched_model(problem)
     found = tables.evaluate(rows)
     names = [device.name for device in problem.platform.devices]
     for p, row in enumerate(rows):
@@ -104,10 +110,10 @@ def check_agreement(problem: Problem, rows: np.ndarray) -> None:
     ("ends", "wire"), [(((), ()), ()), ((("b0",), ("a1", "c0")), ()), ((("b0",), ("a1", "c0")), (("*", "float16"),))]
 )
 def test_the_batched_model_says_what_each_plan_is_estimated_at(
-    kind: str, ends: tuple[tuple[str, ...], ...], wire: WireTypes
+    kind: str, ends: tuple[tuple[str, ...], ...], wire: WireDtypes
 ) -> None:
     rng = np.random.default_rng(1)
-    problem = Problem(on_wire(branches(), wire), boards(kind), source=ends[0], sink=ends[1])
+    problem = Problem(with_wire_dtypes(branches(), wire), boards(kind), source=ends[0], sink=ends[1])
     rows = rng.integers(0, 5, (40, len(problem.layers.layers)))
     check_agreement(
         problem, np.concatenate((rows, np.sort(rows[:10], axis=1), np.tile(np.arange(5), (len(rows[0]), 1)).T))
@@ -118,9 +124,9 @@ def test_the_batched_model_says_what_each_plan_is_estimated_at(
 def test_the_batched_model_agrees_where_runtimes_cost_something(kind: str) -> None:
     """Of a row of layers, of which each waits for one message; devices differ in what theirs cost."""
     layers, platform = stack((1, 4, 16, 16), [("conv", 4, 3, 1, 1, 1)] * 6), boards(kind)
-    costs = RuntimeCosts(1e-4, 3e-4, 2e-4, 1e-9, 5e-5, call=1e-4, cold=3e-5, headers=0.05)
-    runtime = {device.name: costs.times(1 + i) for i, device in enumerate(platform.devices)}
-    problem = Problem(layers, platform, source=("a0",), runtime=runtime)
+    costs = RuntimeCosts(1e-4, 3e-4, 2e-4, 1e-9, 5e-5, call=1e-4, cold_call=3e-5, header_share=0.05)
+    runtime = {device.name: costs.scaled_by(1 + i) for i, device in enumerate(platform.devices)}
+    problem = Problem(layers, platform, source=("a0",), runtime_costs=runtime)
     check_agreement(problem, np.random.default_rng(3).integers(0, 5, (30, 6)))
 
 
@@ -144,7 +150,7 @@ def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
         }"""
     )
     problem = Problem(layers, equal(2))
-    tables = analytic_model(problem)
+    tables = build_batched_model(problem)
     rows = np.array(list(np.ndindex(*(2,) * len(layers.layers))))
     found = tables.evaluate(rows)
     for p, row in enumerate(rows):
@@ -155,23 +161,23 @@ def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
 
 
 def test_a_stage_has_half_the_devices_of_the_next_and_no_generation_is_lost() -> None:
-    assert [devices for devices, _ in stages(8, 0, 400)] == [2, 4, 8]
-    assert [devices for devices, _ in stages(6, 0, 400)] == [2, 3, 6]
-    assert stages(1, 0, 7) == ((1, 7),)
-    assert stages(8, 1, 7) == ((8, 7),)
+    assert [devices for devices, _ in plan_stages(8, 0, 400)] == [2, 4, 8]
+    assert [devices for devices, _ in plan_stages(6, 0, 400)] == [2, 3, 6]
+    assert plan_stages(1, 0, 7) == ((1, 7),)
+    assert plan_stages(8, 1, 7) == ((8, 7),)
     for devices, generations in ((8, 1), (64, 20), (5, 3)):
-        found = stages(devices, 0, generations)
+        found = plan_stages(devices, 0, generations)
         assert sum(share for _, share in found) == generations
         assert found[-1][0] == devices
 
 
 def test_a_spread_has_the_ends_of_a_front() -> None:
     points = np.array([[0.0, 9.0], [1.0, 8.9], [5.0, 4.0], [5.1, 3.9], [9.0, 0.0]])
-    assert spread(points, 3) in ([0, 2, 4], [0, 3, 4])
-    assert spread(points, 9) == [0, 1, 2, 3, 4]
+    assert select_spread(points, 3) in ([0, 2, 4], [0, 3, 4])
+    assert select_spread(points, 9) == [0, 1, 2, 3, 4]
 
 
-def dominates(a: Front, i: int, j: int) -> bool:
+def dominates(a: ParetoFront, i: int, j: int) -> bool:
     first, second = ([a.points[k].objectives[name] for name in a.objectives] for k in (i, j))
     return first != second and all(x <= y for x, y in zip(first, second, strict=True))
 
@@ -186,7 +192,7 @@ def test_no_plan_of_a_front_dominates_another_and_the_numbers_are_the_plans_own(
     for point in front.points:
         metrics = problem.estimate(point.plan)
         assert point.objectives == objective_values(problem.platform, metrics, front.objectives)
-    assert front.level == "measured"
+    assert front.metrics_source == "measured"
 
 
 def test_the_same_seed_gives_the_same_front_and_another_seed_another() -> None:
@@ -210,7 +216,7 @@ def test_the_hook_decides_on_the_second_level() -> None:
         seen.append(plan)
         own = problem.estimate(plan)
         energy = {entry.device: 100.0 + len(seen) for entry in own.devices}
-        return Measurement(
+        return MeasuredMetrics(
             own.devices, own.latency_s, 7.0, own.energy_j, own.memory, own.total_bytes, device_energy_j=energy
         )
 
@@ -233,7 +239,7 @@ def test_plans_are_measured_by_real_runs_on_this_host_and_by_a_power_reader(tmp_
     front = explore(problem, replace(SMALL, measured=2), measure=runs)
     assert {device for device, _ in read} <= {"d0", "d1"}
     for point in front.points:
-        period, memory, energy = (point.objectives[name] for name in AUTODICE)
+        period, memory, energy = (point.objectives[name] for name in AUTODICE_OBJECTIVES)
         assert 0 < period < 60
         assert energy == pytest.approx(5.0 * period)
         assert memory == max(entry.memory for entry in problem.estimate(point.plan).devices)
@@ -241,7 +247,9 @@ def test_plans_are_measured_by_real_runs_on_this_host_and_by_a_power_reader(tmp_
 
 def test_without_a_reader_the_energy_is_that_of_the_platforms_figures() -> None:
     problem = Problem(chain(), equal(2))
-    entry = problem.estimate(problem.plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})).devices[0]
+    entry = problem.estimate(
+        problem.build_plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})
+    ).devices[0]
     measured = replace(entry, compute_s=2.0)
     assert OnThisHost(problem, Path())._energy(measured, 5.0) == 3.0 * 2.0 + 1.0 * 3.0
 
@@ -276,15 +284,15 @@ def test_ctrl_c_gives_the_front_so_far() -> None:
         if len(told) == 5:
             raise KeyboardInterrupt
 
-    front = explore(problem, SMALL, tell=stop)
-    assert (front.interrupted, front.level) == (True, "analytic")
+    front = explore(problem, SMALL, progress=stop)
+    assert (front.interrupted, front.metrics_source) == (True, "analytic")
     assert {point.plan.note for point in front.points} == {"the search for it was interrupted"}
 
     def interrupted(plan: Plan) -> Metrics:
         raise KeyboardInterrupt(plan)
 
     front = explore(problem, SMALL, measure=interrupted)
-    assert (front.interrupted, front.level) == (True, "analytic")
+    assert (front.interrupted, front.metrics_source) == (True, "analytic")
 
 
 def test_ctrl_c_in_the_first_generation_of_a_stage_gives_the_front_of_the_stage_before() -> None:
@@ -297,9 +305,9 @@ def test_ctrl_c_in_the_first_generation_of_a_stage_gives_the_front_of_the_stage_
     def at_once(text: str) -> None:
         raise KeyboardInterrupt(text)
 
-    second = explore(problem, replace(SMALL, measured=0), tell=stop)
+    second = explore(problem, replace(SMALL, measured=0), progress=stop)
     assert second.interrupted
-    with_one = explore(problem, replace(SMALL, measured=0), tell=at_once)
+    with_one = explore(problem, replace(SMALL, measured=0), progress=at_once)
     assert with_one.interrupted
     assert (
         max(len(point.plan.devices) for point in with_one.points)
@@ -309,7 +317,7 @@ def test_ctrl_c_in_the_first_generation_of_a_stage_gives_the_front_of_the_stage_
 
 
 def test_one_device_has_one_plan() -> None:
-    front = explore(Problem(chain(), nameless(1)), SMALL)
+    front = explore(Problem(chain(), uniform_platform(1)), SMALL)
     assert [set(point.plan.layers.values()) for point in front.points] == [{(Part("d0"),)}]
 
 
@@ -317,11 +325,11 @@ def test_the_strategy_gives_the_best_plan_for_the_objective() -> None:
     for objective in ("throughput", "memory", "communication"):
         problem = Problem(chain(), equal(4), objective=objective)
         genetic = Genetic(population=20, generations=10, measured=4)
-        best = problem.estimate(genetic.plan(problem)).value(objective)
+        best = problem.estimate(genetic.plan(problem)).objective_value(objective)
         front = genetic.front(problem)
-        assert best <= min(problem.estimate(point.plan).value(objective) for point in front.points) * 1.2
-        alone = problem.estimate(problem.plan({layer.name: (Part("d0"),) for layer in problem.layers.layers}))
-        assert best <= alone.value(objective)
+        assert best <= min(problem.estimate(point.plan).objective_value(objective) for point in front.points) * 1.2
+        alone = problem.estimate(problem.build_plan({layer.name: (Part("d0"),) for layer in problem.layers.layers}))
+        assert best <= alone.objective_value(objective)
 
 
 def test_memory_is_a_hard_limit() -> None:
@@ -357,16 +365,18 @@ def test_split_points_beat_the_naive_encoding_and_stages_beat_one_in_hypervolume
 
     rows = [("conv", 8 + 2 * i, 3, 2 if i % 12 == 11 else 1, 1, 1) for i in range(48)]
     problem = Problem(stack((1, 3, 128, 128), rows), equal(8))
-    alone = analytic_model(problem).evaluate(np.zeros((1, len(rows)), int))
-    worst = np.array([alone.objective(name)[0] for name in AUTODICE])
+    alone = build_batched_model(problem).evaluate(np.zeros((1, len(rows)), int))
+    worst = np.array([alone.objective(name)[0] for name in AUTODICE_OBJECTIVES])
 
     def median(naive: bool, count: int) -> float:
         volumes = []
         for seed in range(5):
-            options = Options(AUTODICE, "naive" if naive else "split", 40, 15, stages=count, measured=0, paper=True)
+            options = ExplorationOptions(
+                AUTODICE_OBJECTIVES, "naive" if naive else "split", 40, 15, stages=count, measured=0, paper=True
+            )
             front = explore(problem, replace(options, seed=seed))
             assert front.evaluations <= 40 * 15
-            points = np.array([[point.objectives[name] for name in AUTODICE] for point in front.points])
+            points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])
             volumes.append(float(HV(ref_point=np.ones(3))(points / worst)))
         return statistics.median(volumes)
 

@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler_strategies.genetic.encoding import ChoicePerLayer, Naive, SplitPoints
+from dicompiler_strategies.genetic.encoding import ChoiceEncoding, NaiveEncoding, SplitPointEncoding
 
 
 def test_split_points_decode_as_in_the_papers_figure() -> None:
-    encoding = SplitPoints(8, (1, 2, 3, 4), 4)
+    encoding = SplitPointEncoding(8, (1, 2, 3, 4), 4)
     genes = np.array([[0, 2, 4, 5, 1, 2, 3, 4]])
     assert encoding.decode(genes).tolist() == [[1, 1, 2, 2, 3, 4, 4, 4]]
     assert encoding.encode(encoding.decode(genes)).tolist() == genes.tolist()
@@ -21,25 +21,25 @@ def test_split_points_decode_as_in_the_papers_figure() -> None:
 def test_chromosomes_stay_legal_and_survive_a_round_trip(layers: int, devices: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     names = tuple(range(3, 3 + devices))
-    for encoding in (Naive(layers, names), SplitPoints(layers, names, devices)):
+    for encoding in (NaiveEncoding(layers, names), SplitPointEncoding(layers, names, devices)):
         genes = encoding.sample(rng, 9)
         genes = encoding.mutate(rng, encoding.cross(rng, genes, genes[::-1]))
         rows = encoding.decode(genes)
         assert rows.shape == (9, layers)
         assert set(rows.ravel()) <= set(names)
         assert np.array_equal(encoding.decode(encoding.encode(rows)), rows)
-        if isinstance(encoding, SplitPoints):
+        if isinstance(encoding, SplitPointEncoding):
             assert max(np.count_nonzero(np.diff(row)) for row in rows) < devices
 
 
 def test_a_plan_of_too_many_runs_keeps_the_longest() -> None:
-    encoding = SplitPoints(8, (0, 1), 3)
+    encoding = SplitPointEncoding(8, (0, 1), 3)
     assert encoding.decode(encoding.encode(np.array([[0, 0, 1, 0, 0, 0, 1, 1]]))).tolist() == [[0, 0, 0, 0, 0, 0, 1, 1]]
 
 
 def test_runs_of_layers_take_choices_of_one_label() -> None:
     labels = (("whole", "rows"), ("whole",), ("whole", "lop", "rows"))
-    encoding = ChoicePerLayer(3, labels, ((0, 1), (0,), (0, 2)))
-    assert encoding.uniform().tolist() == [[0, 0, 0], [1, 0, 2]]
+    encoding = ChoiceEncoding(3, labels, ((0, 1), (0,), (0, 2)))
+    assert encoding.uniform_plans().tolist() == [[0, 0, 0], [1, 0, 2]]
     rows = encoding.mutate(np.random.default_rng(0), encoding.sample(np.random.default_rng(0), 50))
     assert {tuple(row) for row in rows} == {(a, 0, b) for a in (0, 1) for b in (0, 2)}

@@ -13,25 +13,25 @@ from support.generators import random_model
 from support.layer_graphs import formed, stack, vgg16
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.specs import instantiate, parse
-from dicompiler.cost.model import Analytic
+from dicompiler.base.specs import instantiate, parse_spec
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler_strategies import dicompiler_strategies
 from dicompiler_strategies.gradient import paper
-from dicompiler_strategies.gradient.landscape import Landscape
-from dicompiler_strategies.gradient.opportunities import Space, covering, space
-from dicompiler_strategies.gradient.polish import Polish
-from dicompiler_strategies.gradient.relax import Descent, FlatLandscape, descend
-from dicompiler_strategies.gradient.strategy import Gradient, some_counts
-from dicompiler_strategies.joint.elimination import graph, minimise
+from dicompiler_strategies.gradient.landscape import ObjectiveTables
+from dicompiler_strategies.gradient.opportunities import OpportunitySpace, build_space, cover_extent
+from dicompiler_strategies.gradient.polish import LocalSearch
+from dicompiler_strategies.gradient.relax import DescentSettings, FlatTables, minimise_relaxation
+from dicompiler_strategies.gradient.strategy import Gradient, default_device_counts
+from dicompiler_strategies.joint.elimination import build_elimination_order, minimise_exactly
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import tables
+from dicompiler_strategies.tables.cost_tables import build_cost_tables
 from dicompiler_strategies.tables.footprints import Floats
 
-FREE = Analytic(pools=False, elementwise=False, weights=False)
+FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 QUICK = Gradient(restarts=8, iterations=10)
 
 
@@ -77,16 +77,18 @@ def branched() -> LayerGraph:
     )
 
 
-def optimum(land: Landscape) -> float:
+def optimum(land: ObjectiveTables) -> float:
     """The exact minimum over all selections."""
-    return minimise(graph([len(own) for own in land.node], list(land.edge)), land.node, land.edge)[0]
+    return minimise_exactly(
+        build_elimination_order([len(own) for own in land.node], list(land.edge)), land.node, land.edge
+    )[0]
 
 
-def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> Landscape:
+def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> ObjectiveTables:
     """Random tables over a chain with one shortcut."""
     rng = np.random.default_rng(seed)
     pairs = [*itertools.pairwise(range(len(sizes))), (0, len(sizes) - 1)]
-    return Landscape(
+    return ObjectiveTables(
         tuple(rng.uniform(0, 1, size) for size in sizes),
         {(i, j): rng.uniform(0, 1, (sizes[i], sizes[j])) for i, j in pairs},
         tuple(np.arange(size) for size in sizes),
@@ -98,15 +100,17 @@ def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> Land
 
 def test_the_strategy_is_among_the_built_in_ones_and_its_options_can_be_written() -> None:
     assert Gradient in dicompiler_strategies()
-    spec = parse("gradient{paper=true partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}")
+    spec = parse_spec(
+        "gradient{paper=true partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}"
+    )
     expected = Gradient(True, "proportional", 2, learning_rate=0.4, iterations=7, seed=3)
     assert instantiate(Gradient, spec) == expected
 
 
-def expected_cost(land: Landscape, p: np.ndarray, memory: float) -> np.ndarray:
+def expected_cost(land: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
     """(restarts,) of probabilities (restarts, n): Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess."""
     rows = np.split(p, np.cumsum([len(costs) for costs in land.node])[:-1], axis=1)
-    cost = p @ np.concatenate(land.node) + memory * land.excess(p @ np.concatenate(land.weights))
+    cost = p @ np.concatenate(land.node) + memory * land.relative_excess(p @ np.concatenate(land.weights))
     return cost + sum(np.einsum("ri,ij,rj->r", rows[a], table, rows[b]) for (a, b), table in land.edge.items())
 
 
@@ -114,13 +118,13 @@ def expected_cost(land: Landscape, p: np.ndarray, memory: float) -> np.ndarray:
 def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None:
     land = random_landscape(1, (3, 4, 2, 5), limits)
     land = dataclasses.replace(land, limits=land.limits * 0.6)
-    relaxed = FlatLandscape(land)
+    relaxed = FlatTables(land)
     memory = 0.7
     W = np.random.default_rng(2).normal(size=(3, 14))
     p = relaxed.softmax(W)
-    found = p * relaxed.centred(p, relaxed.slope(p, memory))
+    found = p * relaxed.centre_gradient(p, relaxed.loss_gradient(p, memory))
     if limits:  # the penalty is at work in at least one restart
-        assert not np.allclose(relaxed.slope(p, memory), relaxed.slope(p))
+        assert not np.allclose(relaxed.loss_gradient(p, memory), relaxed.loss_gradient(p))
     for column in range(W.shape[1]):
         step = np.zeros_like(W)
         step[:, column] = 1e-6
@@ -130,10 +134,10 @@ def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None
 
 @pytest.mark.parametrize("penalty", [True, False])
 def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> None:
-    made = space(Problem(branched(), platform(1, 2, 1.5), FREE), ("equal", "proportional"), 2, not penalty)
+    made = build_space(Problem(branched(), platform(1, 2, 1.5), FREE), ("equal", "proportional"), 2, not penalty)
     rng = np.random.default_rng(3)
-    W = paper.initial(made, 2, 0, heuristics=False)
-    g = paper.loss(made, W, penalty).gradient
+    W = paper.initial_weights(made, 2, 0, heuristics=False)
+    g = paper.relaxed_loss(made, W, penalty).gradient
 
     def slope(layer: int | None, place: tuple[int, ...]) -> Floats:
         """The central difference in W_l of a layer, or in W_dev."""
@@ -141,7 +145,7 @@ def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> Non
         for sign in (1, -1):
             W_l, W_dev = [own.copy() for own in W.W_l], W.W_dev.copy()
             np.moveaxis(W_dev if layer is None else W_l[layer], 0, -1)[place] += sign * 1e-6
-            ends.append(paper.loss(made, paper.Weights(tuple(W_l), W_dev), penalty).L)
+            ends.append(paper.relaxed_loss(made, paper.RelaxationWeights(tuple(W_l), W_dev), penalty).L)
         return (ends[0] - ends[1]) / 2e-6
 
     scale = np.abs(g.W_dev).max()
@@ -153,19 +157,19 @@ def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> Non
         assert slope(None, place) == pytest.approx(np.moveaxis(g.W_dev, 0, -1)[place], abs=1e-6 * scale, rel=1e-5)
 
 
-def by_hand() -> Space:
+def by_hand() -> OpportunitySpace:
     """Two layers on two devices. Layer 0 whole (10 or 20 ms) or in two slices (4 or 8 ms, 6 or 12 ms), layer 1 whole (3
     or 5 ms). It takes in 4 bytes, hands on 2 (slices a half each) and puts out 6."""
     cost = np.zeros((2, 2, 2))
     cost[0, 0], cost[1, 0], cost[1, 1] = (10, 20), (4, 8), (6, 12)
     overlap = np.zeros((2, 2, 1, 2))
     overlap[0, 0, 0, 0], overlap[1, :, 0, 0] = 2, (1, 1)
-    return Space(
+    return OpportunitySpace(
         problem=Problem(small(), platform(1, 1)),
         devices=platform(1, 1).devices,
         opportunities=((), ()),
         group=(np.array([0, 1]), np.array([2])),
-        real=(np.array([[True, False], [True, True]]), np.array([[True, False]])),
+        has_sublayer=(np.array([[True, False], [True, True]]), np.array([[True, False]])),
         cost=(cost, np.array([[[3.0, 5.0], [0.0, 0.0]]])),
         overlap={(0, 1): overlap},
         inputs={0: np.array([[4.0, 0.0], [2.0, 2.0]])},
@@ -173,7 +177,7 @@ def by_hand() -> Space:
         B=np.array([[0.0, 3.0], [3.0, 0.0]]),
         B_in=np.array([0.0, 0.5]),
         B_out=np.array([0.25, 0.0]),
-        width=(1, 2, 1),
+        group_sizes=(1, 2, 1),
     )
 
 
@@ -181,22 +185,22 @@ def test_the_papers_equations_come_to_what_they_come_to_by_hand() -> None:
     ln3 = np.log(3.0)
     W_dev = np.zeros((1, 3, 2, 2))
     W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]  # softmax: ¾ ¼ and ¼ ¾; everywhere else ½ ½
-    W = paper.Weights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)  # softmax(W_l): ¼ ¾ and 1
+    W = paper.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)  # softmax(W_l): ¼ ¾ and 1
     # (3) whole: ½·10 + ½·20 = 15; slices: ¾·4 + ¼·8 = 5 and ¼·6 + ¾·12 = 10.5; layer 1: 4.
     # (4) X = ‖(¾ ¼) − (¼ ¾)‖ / √2 = ½; (5), (6) L_pen = ½ · min(5, 10.5) = 2.5; (1) L_part = 15 and 13.
     # (7) L_0 = ¼·15 + ¾·13 = 13.5, L_1 = 4.
     # (8)-(10) whole: 2 bytes · 3 · (½·½ + ½·½) = 3; slices: 1·3·½ twice = 3; (11) 3.
     # (12) whole: 4·½·0.5 = 1; slices: 2·¼·0.5 + 2·¾·0.5 = 1; (13) 1. (14), (15) 6·½·0.25 = 0.75.
-    latency = paper.loss(by_hand(), W).L
+    latency = paper.relaxed_loss(by_hand(), W).L
     assert latency == pytest.approx([13.5 + 4 + 3 + 1 + 0.75])
     # (2) energy without L_pen: ¼·15 + ¾·15.5.
-    energy = paper.loss(by_hand(), W, penalty=False).L
+    energy = paper.relaxed_loss(by_hand(), W, penalty=False).L
     assert energy == pytest.approx([15.375 + 4 + 3 + 1 + 0.75])
-    assert paper.decode(by_hand(), W, 0)[0] == (1, (0, 1))
+    assert paper.decode_weights(by_hand(), W, 0)[0] == (1, (0, 1))
 
 
 def test_fused_slices_pass_nothing_but_to_their_own_parents() -> None:
-    made = space(Problem(small(), platform(1, 1), FREE), ("equal",), 2, energy=False)
+    made = build_space(Problem(small(), platform(1, 1), FREE), ("equal",), 2, energy=False)
     labels = [[(own.depth, len(own.regions)) for own in pos] for pos in made.opportunities]
     # Whole, two slices, and fused with the next one or two layers; fc whole only.
     basic = [(0, 1), (0, 2)]
@@ -210,8 +214,8 @@ def test_fused_slices_pass_nothing_but_to_their_own_parents() -> None:
 
 
 def test_shares_of_slices_cover_all_rows_once() -> None:
-    assert covering([(0, 5), (3, 8)], 8) == [(0, 4), (4, 8)]
-    assert covering([(1, 3), None, (5, 7)], 9) == [(0, 5), None, (5, 9)]
+    assert cover_extent([(0, 5), (3, 8)], 8) == [(0, 4), (4, 8)]
+    assert cover_extent([(1, 3), None, (5, 7)], 9) == [(0, 5), None, (5, 9)]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(4, 0.867), (8, 1.082)])
@@ -225,29 +229,39 @@ def test_paper_reproduces_an_independent_recomputation_on_vgg16(count: int, expe
 def test_vgg16_comes_within_3_percent_of_the_optimum_over_the_same_choices(count: int) -> None:
     problem = Problem(vgg16(), boards(count), FREE)
     # A choice set of its own, so that the test does not take longer when the default one grows.
-    found = tables(problem, ChoiceSet(extra=3, shares=("equal",), counts=(2, 3, count), each=False))
-    best = Gradient().search(found)
-    exact = minimise(graph([len(own) for own in found.node], list(found.edge)), found.node, found.edge)[0]
+    found = build_cost_tables(
+        problem, ChoiceSet(extra_rows=3, shares=("equal",), device_counts=(2, 3, count), each_device=False)
+    )
+    best = Gradient().search_tables(found)
+    exact = minimise_exactly(
+        build_elimination_order([len(own) for own in found.node_seconds], list(found.edge_seconds)),
+        found.node_seconds,
+        found.edge_seconds,
+    )[0]
     assert exact <= best.value * (1 + 1e-12)
     assert best.value <= 1.03 * exact
-    assert found.value(best.selection) == pytest.approx(best.value)
+    assert found.total_seconds(best.selection) == pytest.approx(best.value)
     assert problem.estimate(found.plan(best.selection)).latency_s == pytest.approx(best.value)
 
 
 @pytest.mark.parametrize("kind", ["shared", "switch"])
 def test_unequal_devices_and_branches_come_within_3_percent(kind: str) -> None:
     problem = Problem(branched(), platform(0.02, 0.04, 0.01, kind=kind))
-    found = tables(problem, Gradient().choices(problem))
-    exact = minimise(graph([len(own) for own in found.node], list(found.edge)), found.node, found.edge)[0]
-    assert Gradient().search(found).value <= 1.03 * exact
+    found = build_cost_tables(problem, Gradient().choice_set(problem))
+    exact = minimise_exactly(
+        build_elimination_order([len(own) for own in found.node_seconds], list(found.edge_seconds)),
+        found.node_seconds,
+        found.edge_seconds,
+    )[0]
+    assert Gradient().search_tables(found).value <= 1.03 * exact
 
 
 def test_descent_and_polish_find_the_least_of_random_landscapes_more_often_than_not() -> None:
     hits, plain = 0, 0
     for seed in range(20):
         land = random_landscape(seed, (6, 5, 7, 6, 5, 6))
-        decoded = descend(land, Descent(restarts=8, seed=seed))
-        polished = Polish(land).run(decoded)
+        decoded = minimise_relaxation(land, DescentSettings(restarts=8, seed=seed))
+        polished = LocalSearch(land).run(decoded)
         assert land.values(polished)[0] <= land.values(decoded).min()
         assert land.values(polished).tolist() == sorted(land.values(polished))
         plain += bool(land.values(decoded).min() <= optimum(land) * (1 + 1e-9))
@@ -261,9 +275,9 @@ def test_a_ration_of_memory_is_kept_where_that_can_be() -> None:
     for seed in range(10):
         land = random_landscape(seed, (5, 5, 5, 5), limits=2)
         every = np.array(list(itertools.product(range(5), repeat=4)))
-        fitting = every[land.excess(land.loads(every)) == 0]
-        best = Polish(land).run(descend(land, Descent(restarts=8)))[:1]
-        assert land.excess(land.loads(best))[0] == 0
+        fitting = every[land.relative_excess(land.weight_loads(every)) == 0]
+        best = LocalSearch(land).run(minimise_relaxation(land, DescentSettings(restarts=8)))[:1]
+        assert land.relative_excess(land.weight_loads(best))[0] == 0
         near += bool(land.values(best)[0] <= 1.1 * land.values(fitting).min())
     assert near >= 8
 
@@ -275,7 +289,7 @@ def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplo
     layers = formed(random_model(Random(seed)))
     problem = Problem(layers, platform(1, 2, 0, 1, kind="switch"), objective=objective)
     for strategy in (
-        dataclasses.replace(QUICK, counts=(3,)),
+        dataclasses.replace(QUICK, device_counts=(3,)),
         Gradient(paper=True, partition="all"),
         Gradient(paper=True, initialisation="random", seed=seed, restarts=2),
     ):
@@ -289,12 +303,12 @@ def test_energy_is_the_least_of_all_selections_by_estimate() -> None:
     devices = platform(0.01, 0.03)
     quiet = tuple(dataclasses.replace(device, power_network=0.0) for device in devices.devices)
     problem = Problem(layers, dataclasses.replace(devices, devices=quiet), objective="energy")
-    found = tables(problem, dataclasses.replace(QUICK, fusion_limit=1).choices(problem))
+    found = build_cost_tables(problem, dataclasses.replace(QUICK, fusion_limit=1).choice_set(problem))
     every = [
         problem.estimate(found.plan(selection)).energy_j
         for selection in itertools.product(*(range(len(own)) for own in found.choices))
     ]
-    best = QUICK.search(found)
+    best = QUICK.search_tables(found)
     assert best.value == pytest.approx(min(every))
     assert problem.estimate(found.plan(best.selection)).energy_j == pytest.approx(min(every))
 
@@ -327,7 +341,10 @@ def test_the_same_seed_gives_the_same_plan() -> None:
     problem = Problem(branched(), platform(0.02, 0.04, 0.01))
     for strategy in (QUICK, Gradient(paper=True, initialisation="random", restarts=3, seed=5)):
         assert strategy.plan(problem) == strategy.plan(problem)
-    starts = [descend(random_landscape(0, (9,) * 6), Descent(restarts=4, iterations=1, seed=seed)) for seed in (0, 1)]
+    starts = [
+        minimise_relaxation(random_landscape(0, (9,) * 6), DescentSettings(restarts=4, iterations=1, seed=seed))
+        for seed in (0, 1)
+    ]
     assert (starts[0] != starts[1]).any()
 
 
@@ -356,7 +373,7 @@ def test_other_objectives_are_refused_by_name(objective: str, by_paper: bool) ->
 )
 def test_bad_options_are_refused(options: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
-        instantiate(Gradient, parse(f"gradient{{{options}}}"))
+        instantiate(Gradient, parse_spec(f"gradient{{{options}}}"))
 
 
 def test_one_device_and_many() -> None:
@@ -364,6 +381,6 @@ def test_one_device_and_many() -> None:
     for strategy in (QUICK, Gradient(paper=True)):
         plan = strategy.plan(alone)
         assert {part.device for parts in plan.layers.values() for part in parts} == {"d0"}
-    assert some_counts(1) == ()
-    assert some_counts(4) == (2, 3, 4)
-    assert some_counts(20) == (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
+    assert default_device_counts(1) == ()
+    assert default_device_counts(4) == (2, 3, 4)
+    assert default_device_counts(20) == (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)

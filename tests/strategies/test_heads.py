@@ -11,7 +11,7 @@ import onnx
 import pytest
 from support.modern_net import Net
 from support.modern_transformers import bert_fused, genai, llama_fused, vit
-from support.planning import cluster
+from support.planning import make_cluster
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
@@ -19,10 +19,10 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Part
 from dicompiler.search.constraints import check_constraints
 from dicompiler.testing.plans import check_plan
-from dicompiler_strategies.heads import Heads, few_choices
-from dicompiler_strategies.joint.model import activations
-from dicompiler_strategies.tables.choices import ChoiceSet, choices
-from dicompiler_strategies.tables.runs import cut_run, run_before
+from dicompiler_strategies.heads import Heads, reduced_choices
+from dicompiler_strategies.joint.model import activation_bytes
+from dicompiler_strategies.tables.choices import ChoiceSet, list_choices
+from dicompiler_strategies.tables.runs import cut_channel_run, find_run_before
 
 
 def decoder(heads: int, kv_heads: int, **options: int) -> onnx.ModelProto:
@@ -38,44 +38,48 @@ def test_random_attention_on_random_devices_computes_the_same_to_the_bit(seed: i
     past = random.choice([{}, {"past": 5}, {"past": 5, "static": 1}])
     rates = [random.choice([1.0, 1.0, 2.0, 3.0]) for _ in range(random.randint(2, 5))]
     model = decoder(heads, kv_heads, size=random.choice([1, 3]), **past)
-    problem = load_problem(model, cluster("switch", *rates), objective=random.choice(["latency", "memory"]))
+    problem = load_problem(model, make_cluster("switch", *rates), objective=random.choice(["latency", "memory"]))
     check_plan(problem, Heads().plan(problem))
     # Whatever a table offers for a layer is right beside whatever it offers for others.
-    offered = [choices(problem, layer, ChoiceSet(extra=0)) for layer in problem.layers.layers]
+    offered = [list_choices(problem, layer, ChoiceSet(extra_rows=0)) for layer in problem.layers.layers]
     drawn = {layer.name: random.choice(own).parts for layer, own in zip(problem.layers.layers, offered, strict=True)}
-    check_plan(problem, problem.plan(drawn))
+    check_plan(problem, problem.build_plan(drawn))
 
 
 def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> None:
     """One exchange after the attention, one after the rest of a block: Q, K, V, heads and the output stay together."""
-    problem = load_problem(decoder(8, 4, layers=2, hidden=64), cluster("switch", 2, 1, 1), objective="memory")
+    problem = load_problem(decoder(8, 4, layers=2, hidden=64), make_cluster("switch", 2, 1, 1), objective="memory")
     plan = Heads().plan(problem)
     held = [device.weights for device in problem.evaluate(plan).devices]
-    whole = max(device.weights for device in problem.alone[1].devices)
+    whole = max(device.weights for device in problem.best_single_device[1].devices)
     assert max(held) < 0.6 * whole and sum(held) < 1.2 * whole
-    run = run_before(problem.layers, problem.layers.by_name["layers.0.o_proj.matmul"])
+    run = find_run_before(problem.layers, problem.layers.layer_by_name["layers.0.o_proj.matmul"])
     assert run is not None
-    cut = cut_run(problem.layers, run, [2.0, 1.0, 1.0])
+    cut = cut_channel_run(problem.layers, run, [2.0, 1.0, 1.0])
     assert cut.ranges == ((0, 32), (32, 48), (48, 64))  # heads of 8 features, two for each of four keys and values
-    regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.layers)}
+    regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.cut_layers)}
     assert regions["layers.0.k_proj.matmul"] == [((0, 1), (0, 3), (a, b)) for a, b in ((0, 16), (16, 24), (24, 32))]
     assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
 
 
 def test_of_plans_alike_in_latency_the_one_with_fewer_weights_is_taken() -> None:
     """To look a token up on both devices saves sending it, and takes the whole embedding on both."""
-    problem = load_problem(decoder(8, 4, size=1, hidden=64, vocabulary=3000), cluster("switch", 1, 1, bandwidth=1e9))
+    problem = load_problem(
+        decoder(8, 4, size=1, hidden=64, vocabulary=3000), make_cluster("switch", 1, 1, bandwidth=1e9)
+    )
     plan = Heads().plan(problem)
     held = [device.weights for device in problem.evaluate(plan).devices]
-    assert max(held) < 0.55 * max(device.weights for device in problem.alone[1].devices)
+    assert max(held) < 0.55 * max(device.weights for device in problem.best_single_device[1].devices)
 
 
 def test_caches_stay_with_the_heads_that_read_them() -> None:
     """Tables count what of a state goes elsewhere, and what it takes; a plan that sends some is refused."""
     options: dict[str, Any] = {"size": 1, "past": 3, "static": 1, "hidden": 64}
-    problem = load_problem(decoder(8, 4, **options), cluster("switch", 1, 1), objective="memory", state=["auto"])
+    problem = load_problem(decoder(8, 4, **options), make_cluster("switch", 1, 1), objective="memory", state=["auto"])
     place = problem.layers.position["cache.0.key.past"]
-    assert activations(few_choices(problem, 2, "equal"))[place].max() == 2 * 4 * 3 * 4 * 8  # it, and what is made of it
+    assert (
+        activation_bytes(reduced_choices(problem, 2, "equal"))[place].max() == 2 * 4 * 3 * 4 * 8
+    )  # it, and what is made of it
     plan = Heads().plan(problem)
     check_plan(problem, plan)
     assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])
@@ -87,7 +91,7 @@ def test_caches_stay_with_the_heads_that_read_them() -> None:
 
 
 def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:
-    problem = load_problem(decoder(2, 1), cluster("switch", 1, 1))
+    problem = load_problem(decoder(2, 1), make_cluster("switch", 1, 1))
     layers = problem.layers
     parts = {layer.name: (Part("d0"),) for layer in layers.layers}
     parts["layers.0.joined"] = (Part("d0", ((0, 1), (0, 3), (0, 6))), Part("d1", ((0, 1), (0, 3), (6, 8))))
@@ -95,49 +99,51 @@ def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:
         Part("d0", ((0, 1), (0, 2), (0, 3), (0, 3))),
         Part("d1", ((0, 1), (0, 2), (0, 3), (3, 4))),
     )
-    check_plan(problem, problem.plan(parts))
+    check_plan(problem, problem.build_plan(parts))
 
 
 def test_heads_that_one_axis_holds_are_units_of_a_run() -> None:
     """Four heads of 8 features; two heads of keys for four of 16, weights of four bits in blocks of 16 features."""
-    fused = load_problem(llama_fused(), cluster("switch", 1, 1, 1))
+    fused = load_problem(llama_fused(), make_cluster("switch", 1, 1, 1))
     last = next(
-        layer for layer in fused.layers.layers if (run := run_before(fused.layers, layer)) and len(run.layers) > 3
+        layer
+        for layer in fused.layers.layers
+        if (run := find_run_before(fused.layers, layer)) and len(run.cut_layers) > 3
     )
-    run = run_before(fused.layers, last)
-    assert run is not None and (run.length, run.units[0]) == (32, 4)
-    assert cut_run(fused.layers, run, [2.0, 1.0, 1.0]).ranges == ((0, 16), (16, 24), (24, 32))
-    problem = load_problem(genai(packed=True), cluster("switch", 1, 1), state=["auto"])
+    run = find_run_before(fused.layers, last)
+    assert run is not None and (run.reduction_length, run.unit_counts[0]) == (32, 4)
+    assert cut_channel_run(fused.layers, run, [2.0, 1.0, 1.0]).ranges == ((0, 16), (16, 24), (24, 32))
+    problem = load_problem(genai(packed=True), make_cluster("switch", 1, 1), state=["auto"])
     last = next(layer for layer in problem.layers.layers if layer.name == "n7")
-    run = run_before(problem.layers, last)
-    assert run is not None and (run.length, run.units[0]) == (4, 2)
+    run = find_run_before(problem.layers, last)
+    assert run is not None and (run.reduction_length, run.unit_counts[0]) == (4, 2)
 
 
 @pytest.mark.parametrize("make", [bert_fused, llama_fused, vit])
 def test_what_an_optimiser_fused_and_q_k_v_of_one_weight_are_cut_by_heads(make: Callable[[], onnx.ModelProto]) -> None:
-    problem = load_problem(make(), cluster("switch", 1, 1, 1), objective="memory")
-    plan = Heads(counts=(3,)).plan(problem)
+    problem = load_problem(make(), make_cluster("switch", 1, 1, 1), objective="memory")
+    plan = Heads(device_counts=(3,)).plan(problem)
     check_plan(problem, plan)
-    whole = max(device.weights for device in problem.alone[1].devices)
+    whole = max(device.weights for device in problem.best_single_device[1].devices)
     assert max(device.weights for device in problem.evaluate(plan).devices) < 0.6 * whole
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_caches_of_a_fused_attention_stay_with_their_heads(packed: bool) -> None:
     """Of onnxruntime-genai's decoders too, with queries, keys and values in one product, and weights of four bits."""
-    problem = load_problem(genai(packed), cluster("switch", 1, 1), objective="memory", state=["auto"])
+    problem = load_problem(genai(packed), make_cluster("switch", 1, 1), objective="memory", state=["auto"])
     assert len(problem.layers.states) == 4
     plan = Heads().plan(problem)
     check_plan(problem, plan)
     held = [device.weights for device in problem.evaluate(plan).devices]
-    assert max(held) < 0.55 * max(device.weights for device in problem.alone[1].devices)
+    assert max(held) < 0.55 * max(device.weights for device in problem.best_single_device[1].devices)
     anchors = {layer.name: layer.nodes[layer.anchor].op for layer in problem.layers.layers}
     assert [len(plan.layers[name]) for name, op in anchors.items() if op == "GroupQueryAttention"] == [2, 2]
 
 
 def test_a_network_without_attention_is_refused() -> None:
     with pytest.raises(DicompilerError, match="heads: the network has no attention"):
-        Heads().plan(load_problem(networks.build("lenet"), cluster("switch", 1, 1)))
+        Heads().plan(load_problem(networks.build("lenet"), make_cluster("switch", 1, 1)))
 
 
 def test_attention_that_stays_whole_is_named_with_the_reason() -> None:
@@ -148,4 +154,4 @@ def test_attention_that_stays_whole_is_named_with_the_reason() -> None:
     shapes = {y: (1, 3, 16), **dict.fromkeys(net.nodes[-1].output[1:], (1, 2, 9, 8))}
     model = net.model(types=[onnx.helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()], ir=10)
     with pytest.raises(DicompilerError, match=r"^heads: layer 'n0', which attends, cannot be cut: "):
-        Heads().plan(load_problem(model, cluster("switch", 1, 1)))
+        Heads().plan(load_problem(model, make_cluster("switch", 1, 1)))

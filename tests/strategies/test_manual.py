@@ -10,20 +10,20 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.specs import instantiate, parse
+from dicompiler.base.specs import instantiate, parse_spec
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Plan, dumps
-from dicompiler.ir.platform import Platform, from_toml, nameless, to_toml
+from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml, uniform_platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.autodice import (
-    ASSUMED,
-    HostLine,
-    Key,
+    ASSUMPTION_NOTE,
+    AutodiceHost,
+    MappingKey,
     load_hosts,
     parse_key,
-    platform_from_autodice,
     platform_from_hosts,
+    platform_from_mapping,
 )
 from dicompiler_strategies.manual import Manual
 
@@ -78,17 +78,17 @@ def test_a_plan_file_is_taken_as_it_is(tmp_path: Path) -> None:
     plan = Plan({"conv1": (Part("d1"),)}, ("d0",), ("d1",), note="by hand")
     path = tmp_path / "plan.json"
     path.write_text(dumps(plan), encoding="utf-8")
-    assert Manual(file=str(path)).plan(Problem(graph, nameless(2))) == plan
+    assert Manual(file=str(path)).plan(Problem(graph, uniform_platform(2))) == plan
     with pytest.raises(DicompilerError, match=r"plan\.json: device 'd1' is not on platform 'nameless' \(known: d0\)"):
-        Manual(file=str(path)).plan(Problem(graph, nameless(1)))
+        Manual(file=str(path)).plan(Problem(graph, uniform_platform(1)))
 
 
 def test_either_a_plan_file_or_a_mapping_is_given() -> None:
     for spec in ("manual", "manual{file=a.json mapping=b.json}"):
         with pytest.raises(UsageError, match=r"give either file=PLAN\.json or mapping=MAPPING\.json"):
-            instantiate(Manual, parse(spec))
+            instantiate(Manual, parse_spec(spec))
     with pytest.raises(UsageError, match=r"platform=PLATFORM\.txt goes with mapping"):
-        instantiate(Manual, parse("manual{file=a.json platform=p.txt}"))
+        instantiate(Manual, parse_spec("manual{file=a.json platform=p.txt}"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_either_a_plan_file_or_a_mapping_is_given() -> None:
     ],
 )
 def test_keys_name_host_and_resource(text: str, host: str, kind: str, cores: tuple[int, ...]) -> None:
-    assert parse_key(text, "m") == Key(text, host, kind, cores)
+    assert parse_key(text, "m") == MappingKey(text, host, kind, cores)
 
 
 @pytest.mark.parametrize("text", ["nx01", "nx01_npu", "nx01_arm", "_gpu", "nx01_arm1x", "nx01_gpu0"])
@@ -118,9 +118,9 @@ def test_a_core_that_stands_twice_is_told() -> None:
 
 def test_platform_txt_is_read_line_by_line(files: tuple[Path, Path]) -> None:
     assert load_hosts(files[1]) == (
-        HostLine("nx01", "arm", range(6), "NVIDIAVolta (CUDA)"),
-        HostLine("nx02", "arm", range(12), None),
-        HostLine("old", "x86", range(2, 3), None),
+        AutodiceHost("nx01", "arm", range(6), "NVIDIAVolta (CUDA)"),
+        AutodiceHost("nx02", "arm", range(12), None),
+        AutodiceHost("old", "x86", range(2, 3), None),
     )
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_line_of_platform_txt_is_told(tmp_path: Path, text: str, expecte
 
 
 def test_both_files_make_a_platform_with_a_device_for_each_key_in_rank_order(files: tuple[Path, Path]) -> None:
-    platform = platform_from_autodice(*files)
+    platform = platform_from_mapping(*files)
     assert [(device.name, device.host) for device in platform.devices] == [
         ("nx02_arm012", "nx02"),
         ("nx01_gpu", "nx01"),
@@ -149,9 +149,9 @@ def test_both_files_make_a_platform_with_a_device_for_each_key_in_rank_order(fil
     ]
     assert [(device.cores, device.gpu) for device in platform.devices] == [(3, False), (1, True), (1, False)]
     assert [host.name for host in platform.hosts] == ["nx01", "nx02", "old"]
-    assert platform.description == ASSUMED
+    assert platform.description == ASSUMPTION_NOTE
     assert platform.device("nx02_arm012").rate == pytest.approx(3 * platform.device("nx01_arm0").rate)
-    assert from_toml(to_toml(platform)) == platform
+    assert platform_from_toml(platform_to_toml(platform)) == platform
     assert Manual(mapping=str(files[0]), platform=str(files[1])).own_platform() == platform
     assert Manual(mapping=str(files[0])).own_platform() is None
 
@@ -164,7 +164,7 @@ def test_platform_txt_alone_makes_a_device_of_all_cores_and_one_of_each_gpu(file
         ("nx02_arm0-1-2-3-4-5-6-7-8-9-10-11", 12),
         ("old_cpu2", 1),
     ]
-    assert from_toml(to_toml(platform)) == platform
+    assert platform_from_toml(platform_to_toml(platform)) == platform
     doors = [provided.value for provided in registry().platforms.values()]
     assert Platform.load(files[1], doors) == platform
 
@@ -182,7 +182,7 @@ def test_platform_txt_alone_makes_a_device_of_all_cores_and_one_of_each_gpu(file
 def test_a_key_without_its_resource_in_platform_txt_is_told(files: tuple[Path, Path], key: str, expected: str) -> None:
     mapping = rewritten(files[0], {key: []})
     with pytest.raises(DicompilerError, match=expected):
-        platform_from_autodice(mapping, files[1])
+        platform_from_mapping(mapping, files[1])
 
 
 def test_a_mapping_puts_each_layer_under_its_key(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +196,7 @@ def test_a_mapping_puts_each_layer_under_its_key(files: tuple[Path, Path], caplo
 
 
 def test_nodes_are_found_by_name_and_by_output_with_slashes_as_they_are_or_not(files: tuple[Path, Path]) -> None:
-    platform = platform_from_autodice(*files)
+    platform = platform_from_mapping(*files)
     expected = Manual(mapping=str(files[0])).plan(Problem(layers(), platform))
     for first in ("/a/conv_out", "conv0"):
         mapping = rewritten(files[0], {**MAPPING, "nx02_arm012": [first]})
@@ -241,7 +241,7 @@ def test_a_layer_under_two_keys_is_lop_in_equal_shares_and_that_is_said(
 ) -> None:
     mapping = rewritten(files[0], {**MAPPING, "nx02_arm012": ["conv0", "c2"]})
     with caplog.at_level(logging.WARNING, logger="dicompiler"):
-        plan = Manual(mapping=mapping).plan(Problem(layers(), platform_from_autodice(*files)))
+        plan = Manual(mapping=mapping).plan(Problem(layers(), platform_from_mapping(*files)))
     assert [(part.device, part.region) for part in plan.layers["conv2"]] == [
         ("nx02_arm012", ((0, 1), (0, 4), (0, 6), (0, 6))),
         ("nx01_gpu", ((0, 1), (4, 8), (0, 6), (0, 6))),
@@ -267,7 +267,7 @@ def test_an_absorbed_node_goes_with_its_anchor_and_that_is_said(
     moved = {**MAPPING, "nx02_arm012": ["conv0"], "nx01_arm0": ["relu1", "f", "prob"]}
     mapping = rewritten(files[0], moved)
     with caplog.at_level(logging.WARNING, logger="dicompiler"):
-        plan = Manual(mapping=mapping).plan(Problem(layers(), platform_from_autodice(*files)))
+        plan = Manual(mapping=mapping).plan(Problem(layers(), platform_from_mapping(*files)))
     assert where(plan)["conv0"] == ["nx02_arm012"]
     assert caplog.messages == ["mapping: node relu1 (Relu) goes with conv0, which it is absorbed by, not to nx01_arm0"]
 

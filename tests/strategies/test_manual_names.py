@@ -133,8 +133,8 @@ def test_a_name_that_the_file_never_had_is_refused_with_the_nearest_one(model: M
 
 def test_all_910_names_of_densenet_are_taken_by_node_and_by_tensor(tmp_path: Path) -> None:
     problem = posed(networks.build("light/densenet121"))
-    assert problem.loaded is not None
-    nodes = problem.loaded.node
+    assert problem.file_graph is not None
+    nodes = problem.file_graph.node
     assert len(nodes) == 910
     plan = mapped(problem, in_thirds([node.name for node in nodes]), tmp_path / "m.json")
     assert plan == mapped(problem, in_thirds([node.output[0] for node in nodes]), tmp_path / "m.json")

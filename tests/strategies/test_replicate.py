@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.alone import alone, posed
-from support.planning import FREE, cluster
-from support.planning import cluster as rated
+from support.planning import FREE, make_cluster
+from support.planning import make_cluster as rated
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -18,17 +18,17 @@ from dicompiler.ir.devices import Host
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
-from dicompiler.partition.lowering import split
+from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
-from dicompiler.verify.comparison import exact
+from dicompiler.verify.comparison import check_exact
 from dicompiler_strategies.pipeline import Pipeline
-from dicompiler_strategies.replicate import Replicate, candidates, deal
+from dicompiler_strategies.replicate import Replicate, candidate_plans, deal_frames
 
 
 def problem(*rates: float, objective: str = "throughput") -> Problem:
-    platform = cluster("switch", *rates)
+    platform = make_cluster("switch", *rates)
     return load_problem(Model.load(networks.build("lenet", 0)), platform, objective=objective, cost=FREE)
 
 
@@ -37,39 +37,39 @@ def devices(plan: Plan) -> set[str]:
 
 
 def test_frames_go_to_whom_they_are_done_by_first() -> None:
-    assert deal([1, 1, 1], 8) == (0, 1, 2)
+    assert deal_frames([1, 1, 1], 8) == (0, 1, 2)
     # 2 s and 1 s: of three frames the fast device takes two, 2 s for three frames.
-    assert deal([2, 1], 8) == (1, 0, 1)
+    assert deal_frames([2, 1], 8) == (1, 0, 1)
     # 5 s and 1 s: of six frames one goes to the slow device; of at most three none.
-    assert sorted(deal([5, 1], 8)) == [0, 1, 1, 1, 1, 1]
-    assert deal([5, 1], 3) == (1,)
+    assert sorted(deal_frames([5, 1], 8)) == [0, 1, 1, 1, 1, 1]
+    assert deal_frames([5, 1], 3) == (1,)
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 16))
 def test_dealing_is_never_worse_than_the_fastest_alone_nor_better_than_all_together(
     seconds: list[float], most: int
 ) -> None:
-    order = deal(seconds, most)
+    order = deal_frames(seconds, most)
     period = max(order.count(d) * own for d, own in enumerate(seconds)) / len(order)
     assert 1 / sum(1 / own for own in seconds) * (1 - 1e-9) <= period <= min(seconds) * (1 + 1e-9)
     assert len(order) <= most
 
 
 def test_single_devices_each_run_the_whole_network() -> None:
-    (plan,) = candidates(problem(1, 1, 1, 1), 1)
+    (plan,) = candidate_plans(problem(1, 1, 1, 1), 1)
     assert [devices(role) for role in plan.roles] == [{"d0"}, {"d1"}, {"d2"}, {"d3"}]
     assert plan.replicas == ({}, {"d0": "d1"}, {"d0": "d2"}, {"d0": "d3"})
 
 
 def test_unequal_devices_are_dealt_frames_by_their_rates() -> None:
-    in_turn, by_rate = candidates(problem(1, 2, 0, 1), 1)
+    in_turn, by_rate = candidate_plans(problem(1, 2, 0, 1), 1)
     assert [devices(role) for role in in_turn.roles] == [{"d1"}, {"d0"}, {"d3"}]
     taken = [device for role in by_rate.roles for device in devices(role)]
     assert sorted(taken) == ["d0", "d1", "d1", "d3"]
 
 
 def test_groups_have_like_devices_in_like_places() -> None:
-    (plan,) = candidates(problem(1, 4, 1, 4, 1), 2)
+    (plan,) = candidate_plans(problem(1, 4, 1, 4, 1), 2)
     first, second = plan.roles
     assert (devices(first), devices(second)) == ({"d1", "d0"}, {"d3", "d2"})
     # A group's pipeline is what the strategy pipeline makes of its devices.
@@ -79,22 +79,22 @@ def test_groups_have_like_devices_in_like_places() -> None:
 
 def test_one_group_of_all_is_the_pipeline() -> None:
     posed = problem(1, 1, 1)
-    assert list(candidates(posed, 3)) == [Pipeline().plan(posed)]
+    assert list(candidate_plans(posed, 3)) == [Pipeline().plan(posed)]
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_every_role_computes_the_same_bits(size: int) -> None:
     posed = problem(3, 1, 2, 1)
-    plan = Replicate(size=size).plan(posed)
+    plan = Replicate(group_size=size).plan(posed)
     assert len(plan.replicas) > 1
 
     def program(model: Model) -> Program:
-        made = split(replace(prepare(model), plan=plan, platform=posed.platform)).program
+        made = lower(replace(prepare(model), plan=plan, platform=posed.platform)).program
         assert made is not None
         return made
 
     assert posed.model is not None
-    check = exact(posed.model, program, seeds=(0,))
+    check = check_exact(posed.model, program, seeds=(0,))
     assert check.passed and check.applies, check.detail
 
 
@@ -102,9 +102,9 @@ def test_what_it_cannot_do_is_said() -> None:
     with pytest.raises(UsageError, match="objective 'latency' is not throughput, which is all it knows"):
         Replicate().plan(problem(1, 1, objective="latency"))
     with pytest.raises(UsageError, match="groups of 3, but only 2 devices compute"):
-        Replicate(size=3).plan(problem(1, 0, 1))
+        Replicate(group_size=3).plan(problem(1, 0, 1))
     with pytest.raises(ValueError, match="size must be 0 or more"):
-        Replicate(size=-1)
+        Replicate(group_size=-1)
 
 
 def test_the_strategy_takes_what_gives_most_frames() -> None:

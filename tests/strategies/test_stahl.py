@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.layer_graphs import formed, stack, vgg16
-from support.planning import FREE, cluster, verify
+from support.planning import FREE, make_cluster, verify
 from support.stahl_paper import chained, communication, memory, table_2, variant
 
 from dicompiler.base.errors import DicompilerError
@@ -15,11 +15,11 @@ from dicompiler.ir.plan import Part
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.stahl import (
+    IlpLayer,
     IlpSolution,
-    Scheme,
-    Size,
+    PartitionScheme,
     Stahl,
-    network_sizes,
+    build_ilp_layers,
     solve_ilp,
 )
 
@@ -28,7 +28,7 @@ N = 6
 MB = 1e6 / 4  # elements of 32 bit
 
 
-def schemes(text: str) -> tuple[Scheme, ...]:
+def schemes(text: str) -> tuple[PartitionScheme, ...]:
     """ "ofso" → ("o", "f", "s", "o")."""
     return tuple(scheme for letter in text for scheme in ("o", "i", "f", "s") if scheme == letter)
 
@@ -46,7 +46,7 @@ def test_its_published_optimum_needs_reuse_in_fused_pairs_too() -> None:
     assert communication(EXAMPLE, published, 2, reuse=True) == 22
     for reuse, optimum in ((False, 26), (True, 22)):
         found = solve_ilp(EXAMPLE, 2, reuse=reuse)
-        assert found.proven
+        assert found.is_proven
         assert found.communication == communication(EXAMPLE, found.schemes, 2, reuse) == optimum
 
 
@@ -75,20 +75,20 @@ def test_table_2_is_reached() -> None:
 
 def test_the_published_optimum_of_table_2_is_not_the_optimum_of_the_ilp() -> None:
     without = solve_ilp(table_2(), N, lip=False)
-    assert without.proven and round(without.communication / MB, 3) == 68.068
+    assert without.is_proven and round(without.communication / MB, 3) == 68.068
     found = solve_ilp(table_2(), N)
-    assert found.proven and round(found.communication / MB, 3) == 59.750
+    assert found.is_proven and round(found.communication / MB, 3) == 59.750
     assert [size.name for size, scheme in zip(table_2(), found.schemes, strict=True) if scheme == "i"] == ["26"]
     assert solve_ilp(table_2(), N, lip=False, fuse=False).communication / MB == pytest.approx(78.141, abs=5e-4)
 
 
-def darknet() -> list[Size]:
+def darknet() -> list[IlpLayer]:
     """All convolutions of YOLOv2: (in, out, kernel), weights only."""
     rows = [(3, 32, 3), (32, 64, 3), (64, 128, 3), (128, 64, 1), (64, 128, 3), (128, 256, 3), (256, 128, 1)]
     rows += [(128, 256, 3), (256, 512, 3), (512, 256, 1), (256, 512, 3), (512, 256, 1), (256, 512, 3), (512, 1024, 3)]
     rows += [(1024, 512, 1), (512, 1024, 3), (1024, 512, 1), (512, 1024, 3), (1024, 1024, 3), (1024, 1024, 3)]
     rows += [(512, 64, 1), (1280, 1024, 3), (1024, 425, 1)]
-    return [Size("", 0, 0, a * b * kernel * kernel) for a, b, kernel in rows]
+    return [IlpLayer("", 0, 0, a * b * kernel * kernel) for a, b, kernel in rows]
 
 
 def test_the_memory_row_of_table_1_is_reached() -> None:
@@ -104,23 +104,23 @@ def test_a_network_is_read_as_the_paper_reads_it() -> None:
             *(("flatten",), ("fc", 20), ("fc", 5)),
         ],
     )
-    assert network_sizes(graph) == (
-        Size("conv1", 256, 512, 288, None, False),
-        Size("conv3", 128, 96, 48, 0, True),
-        Size("fc6", 96, 20, 1920, 1, True),  # through the grouped convolution and the Flatten
-        Size("fc7", 20, 5, 100, 2, True),
+    assert build_ilp_layers(graph) == (
+        IlpLayer("conv1", 256, 512, 288, None, False),
+        IlpLayer("conv3", 128, 96, 48, 0, True),
+        IlpLayer("fc6", 96, 20, 1920, 1, True),  # through the grouped convolution and the Flatten
+        IlpLayer("fc7", 20, 5, 100, 2, True),
     )
 
 
 def test_what_is_read_twice_is_not_fused() -> None:
-    sizes = {size.name: size for size in network_sizes(formed(build("tiny")))}
-    assert any(not size.fusable and size.before is not None for size in sizes.values())
+    sizes = {size.name: size for size in build_ilp_layers(formed(build("tiny")))}
+    assert any(not size.can_fuse and size.previous is not None for size in sizes.values())
 
 
 def test_a_pair_is_fused_without_exchange_between_its_layers() -> None:
-    problem = Problem(vgg16(), cluster("shared", 1, 1, 1), FREE)
+    problem = Problem(vgg16(), make_cluster("shared", 1, 1, 1), FREE)
     plan = Stahl().plan(problem)
-    sizes = network_sizes(problem.layers)
+    sizes = build_ilp_layers(problem.layers)
     found = dict(zip((size.name for size in sizes), solve_ilp(sizes, 3).schemes, strict=True))
     pairs = [name for name, scheme in found.items() if scheme == "s"]
     assert pairs and "f" in found.values()
@@ -134,7 +134,7 @@ def test_a_pair_is_fused_without_exchange_between_its_layers() -> None:
 
 
 def test_only_as_many_devices_as_asked_for_have_parts() -> None:
-    problem = Problem(vgg16(), cluster("shared", 1, 3, 2), FREE)
+    problem = Problem(vgg16(), make_cluster("shared", 1, 3, 2), FREE)
     plan = Stahl(devices=2).plan(problem)
     assert {part.device for parts in plan.layers.values() for part in parts} == {"d1", "d2"}
     alone = Stahl(devices=1).plan(problem)
@@ -156,7 +156,7 @@ def test_only_as_many_devices_as_asked_for_have_parts() -> None:
 def test_plans_verify_exactly_and_send_what_they_predict(
     name: str, options: dict[str, Any], strategy: Stahl, count: int
 ) -> None:
-    plan = verify(build(name, **options), cluster("switch", *range(1, count + 1)), strategy)
+    plan = verify(build(name, **options), make_cluster("switch", *range(1, count + 1)), strategy)
     assert len(plan.devices) == count
 
 
@@ -165,12 +165,12 @@ def test_a_network_without_such_layers_is_computed_whole() -> None:
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
         { r = Relu (x)  y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r) }"""
     )
-    problem = Problem(graph, cluster("switch", 1, 2))
+    problem = Problem(graph, make_cluster("switch", 1, 2))
     assert set(Stahl().plan(problem).layers.values()) == {(Part("d1"),)}
 
 
 def test_bad_options_are_refused() -> None:
-    problem = Problem(vgg16(), cluster("switch", 1, 1))
+    problem = Problem(vgg16(), make_cluster("switch", 1, 1))
     with pytest.raises(DicompilerError, match=r"stahl: devices=3, and the platform 'switch2' has 2 that compute"):
         Stahl(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from support.generators import CLUSTER, integers, random_model, random_plan
 from support.layer_graphs import rules, stack
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.segmentation import cut
+from dicompiler.partition.segmentation import build_program
 from dicompiler.search.problem import Problem
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
-from dicompiler_strategies.trimming import trimmed
+from dicompiler_passes.partition import PartitionPass
+from dicompiler_strategies.trimming import trim_parts
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -29,7 +29,7 @@ def test_a_trimmed_plan_computes_the_same_bits_with_no_more_work(seed: int) -> N
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
     problem, plan = Problem(layers, CLUSTER, model=model), random_plan(rng, layers)
-    after = trimmed(problem, plan)
+    after = trim_parts(problem, plan)
 
     before_flops, flops = (
         {entry.device: entry.flops for entry in problem.estimate(own).devices} for own in (plan, after)
@@ -38,8 +38,8 @@ def test_a_trimmed_plan_computes_the_same_bits_with_no_more_work(seed: int) -> N
 
     inputs = integers(rng, model.proto)
     reference = run_model(model, inputs)
-    placed = Partition().run(Compilation(model=model, layers=layers, plan=after))
-    execution = Executor(cut(placed.model, after.devices)).run(inputs)
+    placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=after))
+    execution = ProgramExecutor(build_program(placed.model, after.devices)).run(inputs)
     assert all(np.array_equal(reference[name], execution.outputs[name]) for name in reference)
 
 
@@ -55,10 +55,10 @@ def test_halos_are_cut_to_what_strides_and_borders_need() -> None:
         ("a",),
         ("a",),
     )
-    after = trimmed(Problem(layers, CLUSTER), plan)
+    after = trim_parts(Problem(layers, CLUSTER), plan)
     assert after.layers[first] == (_rows("a", 0, 8), _rows("b", 7, 16))
     assert after.layers[second] == plan.layers[second]
-    assert trimmed(Problem(layers, CLUSTER), after) is after
+    assert trim_parts(Problem(layers, CLUSTER), after) is after
 
 
 def _rows(device: str, start: int, stop: int, width: int = 4) -> Part:

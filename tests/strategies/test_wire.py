@@ -10,10 +10,10 @@ from strategies.test_every_strategy import SPECS
 from dicompiler import networks
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import Wire
+from dicompiler.ir.wire import WireFormat
 from dicompiler.plugin.registry import registry
 
-HALVED = Wire((("*", "float16"),))
+HALVED = WireFormat((("*", "float16"),))
 
 
 @pytest.mark.parametrize(
@@ -24,14 +24,14 @@ def test_what_pays_with_half_the_bytes_is_chosen_then(name: str, objective: str)
     boards = Platform.load("rpi4x3")
     boards = replace(boards, network=replace(boards.network, bandwidth=150e6))
     model, strategy = networks.build("resnet8", 1), registry().make("strategies", SPECS[name])
-    wide, narrow = (load_problem(model, boards, objective=objective, wire=wire) for wire in (None, HALVED))
+    wide, narrow = (load_problem(model, boards, objective=objective, wire_dtype=wire) for wire in (None, HALVED))
 
     before, after = strategy.plan(wide), strategy.plan(narrow)
 
-    assert (before.wire, after.wire) == (Wire(), HALVED)
+    assert (before.wire, after.wire) == (WireFormat(), HALVED)
     assert before.layers != after.layers
-    same = narrow.evaluate(replace(before, wire=HALVED)).value(objective)
-    assert narrow.evaluate(after).value(objective) <= same * 1.01
+    same = narrow.evaluate(replace(before, wire=HALVED)).objective_value(objective)
+    assert narrow.evaluate(after).objective_value(objective) <= same * 1.01
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)

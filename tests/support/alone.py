@@ -20,5 +20,5 @@ def posed(platform: Platform, objective: str = "throughput") -> Problem:
 
 def alone(problem: Problem, replicas: tuple[dict[str, str], ...] = ()) -> Plan:
     """All on d0."""
-    plan = problem.plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})
+    plan = problem.build_plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})
     return replace(plan, replicas=replicas)

@@ -18,16 +18,16 @@ from support.generators import random_plan
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import nameless
-from dicompiler.ir.regions import full, shares, with_interval
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
-from dicompiler.partition.lowering import split
-from dicompiler.verify.comparison import compare
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.ir.regions import full_region, split_proportionally, with_interval
+from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
+from dicompiler.partition.lowering import lower
+from dicompiler.verify.comparison import compare_value
+from dicompiler.verify.executor import ProgramExecutor, run_model
 
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 DEVICES = ("d0", "d1", "d2")
@@ -167,16 +167,16 @@ def _shapes(case: Case) -> list[str]:
 
 
 def _fault(
-    compilation: Compilation, plan: Plan, inputs: Mapping[str, NDArray[Any]], reference: Mapping[str, Any]
+    compilation: PipelineState, plan: Plan, inputs: Mapping[str, NDArray[Any]], reference: Mapping[str, Any]
 ) -> str:
     """'' where every sink gets what onnxruntime gives; else what differs."""
-    result = split(replace(compilation, plan=plan, platform=nameless(len(DEVICES))))
+    result = lower(replace(compilation, plan=plan, platform=uniform_platform(len(DEVICES))))
     assert result.program is not None and result.routing is not None
-    execution = Executor(result.program).run(inputs)
+    execution = ProgramExecutor(result.program).run(inputs)
     if sum(execution.sent) != result.routing.total_bytes:
         return f"{sum(execution.sent)} bytes sent, {result.routing.total_bytes} predicted"
     for (name, value), got in zip(reference.items(), execution.outputs.values(), strict=True):
-        check = compare(name, value, got)
+        check = compare_value(name, value, got)
         if not check.passed:
             return f"{name}: {check.detail}"
     return ""
@@ -197,16 +197,16 @@ def ways(layers: LayerGraph) -> Iterator[Plan]:
 def _ways(layers: LayerGraph, layer: Layer) -> Iterator[tuple[Part, ...]]:
     """Parts for one layer: each axis that can be cut in three, and partial sums, merged on one device or along an
     axis."""
-    axes = cuttable(layers, layer)
+    axes = cuttable_axes(layers, layer)
     tiles: list[Part] = []
     for axis in axes:
-        whole = full(output_shape(layers, layer))
-        cuts = [cut for cut in shares(whole[axis][1], [1.0] * len(DEVICES)) if cut[0] < cut[1]]
+        whole = full_region(output_shape(layers, layer))
+        cuts = [cut for cut in split_proportionally(whole[axis][1], [1.0] * len(DEVICES)) if cut[0] < cut[1]]
         tiles = [Part(DEVICES[i], with_interval(whole, axis, cut)) for i, cut in enumerate(cuts)]
         yield tuple(tiles)
-    extent = reduction(layers, layer) or 0
+    extent = reduction_length(layers, layer) or 0
     if extent > 1:
-        cuts = [cut for cut in shares(extent, [1.0] * len(DEVICES)) if cut[0] < cut[1]]
+        cuts = [cut for cut in split_proportionally(extent, [1.0] * len(DEVICES)) if cut[0] < cut[1]]
         partials = [Part(DEVICES[i], None, cut) for i, cut in enumerate(cuts)]
         yield (*partials, Part(DEVICES[0]))
         if tiles:
@@ -217,7 +217,7 @@ def _why_whole(layers: LayerGraph) -> str:
     """Why nothing can be cut; '' where something can."""
     if any(next(_ways(layers, layer), None) for layer in layers.layers):
         return ""
-    reasons = dict.fromkeys(layer.reason or _why_in_full(layers, layer) for layer in layers.layers)
+    reasons = dict.fromkeys(layer.whole_reason or _why_in_full(layers, layer) for layer in layers.layers)
     return "; ".join(reasons)
 
 

@@ -14,14 +14,14 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import Analytic, CostModel
-from dicompiler.ir.compilation import Compilation
+from dicompiler.cost.model import AnalyticModel, CostModel
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.plan import Part, Plan, Share
+from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.regions import Interval, Region, full_region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.operators.windows import pool
 from dicompiler.plugin.passes import Pass
@@ -30,7 +30,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.testing import cluster
+from dicompiler.testing import make_cluster
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BadStrategy(Strategy):
     fault: Literal["none", "half", "camera", "counts", "hash", "memory", "source", "refuses", "type"] = "none"
 
     def plan(self, problem: Problem) -> Plan:
-        names = [device.name for device in problem.platform.computing]
+        names = [device.name for device in problem.platform.computing_devices]
         chosen = {layer.name: [Part(names[0])] for layer in problem.layers.layers}
         first = problem.layers.layers[0]
         if self.fault == "half":
@@ -58,7 +58,7 @@ class BadStrategy(Strategy):
             raise DicompilerError("bad-strategy: no plan today")
         if self.fault == "type":
             return chosen  # type: ignore[return-value]
-        plan = problem.plan(chosen)
+        plan = problem.build_plan(chosen)
         if self.fault == "memory" or all(host.memory == 2**30 for host in problem.platform.hosts):
             return replace(plan, source=(names[-1],)) if self.fault == "source" else plan
         raise DicompilerError("bad-strategy: too little memory")
@@ -80,18 +80,18 @@ class BadTarget(Target):
         return found
 
     @property
-    def replicas(self) -> bool:  # type: ignore[override]
+    def can_run_replicas(self) -> bool:  # type: ignore[override]
         return self.fault == "replicas"
 
     @property
-    def survives(self) -> bool:  # type: ignore[override]
+    def can_tolerate_failures(self) -> bool:  # type: ignore[override]
         return self.fault == "survives"
 
     @property
-    def keeps(self) -> bool:  # type: ignore[override]
+    def can_keep_states(self) -> bool:  # type: ignore[override]
         return self.fault == "keeps"
 
-    def emit(self, compilation: Compilation, directory: Path) -> None:
+    def emit(self, compilation: PipelineState, directory: Path) -> None:
         self._sockets.emit(compilation, directory)
         if self.fault == "silent":
             (directory / "artifact.json").unlink()
@@ -109,7 +109,7 @@ class BadTarget(Target):
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         result = self._sockets.run(directory, frames, options)
         outputs = result.outputs
-        if self.fault == "swap" or (self.fault == "survives" and options.without):
+        if self.fault == "swap" or (self.fault == "survives" and options.start_without):
             outputs = tuple(dict(zip(own, reversed(own.values()), strict=True)) for own in outputs)
         if self.fault == "keeps":
             outputs = (outputs[0],) * len(outputs)
@@ -117,10 +117,10 @@ class BadTarget(Target):
             outputs = outputs[::-1]
         reports = result.reports
         if self.fault == "sent":
-            reports = tuple(replace(r, sent={i: count + 1 for i, count in r.sent.items()}) for r in reports)
+            reports = tuple(replace(r, sent_bytes={i: count + 1 for i, count in r.sent_bytes.items()}) for r in reports)
         return replace(result, outputs=outputs, reports=reports)
 
-    def memory(self, program: Program) -> Mapping[str, int]:
+    def memory_overhead(self, program: Program) -> Mapping[str, int]:
         return {device.device: -1 if self.fault == "memory" else 0 for device in program.devices}
 
 
@@ -135,7 +135,7 @@ class BadPass(Pass):
     def provides(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("routing",) if self.fault == "provides" else ()
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         proto = compilation.model.proto
         if self.fault != "changes":
             proto = onnx.ModelProto()
@@ -163,17 +163,17 @@ class BadCost(CostModel):
     name: ClassVar[str] = "bad-cost"
     fault: Literal["none", "negative", "nan", "shape", "fill", "random", "hash", "text"] = "none"
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
-        found = Analytic().seconds(layers, layer, share, device)
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
+        found = AnalyticModel().seconds(layers, layer, share, device)
         if self.fault == "text":
             return str(found)  # type: ignore[return-value]
         noise = {"random": os.urandom(1)[0] + 1, "hash": hash("x") % 1000 + 1}.get(self.fault, 1)
         return {"negative": -found - 1e-3, "nan": float("nan")}.get(self.fault, found * noise)
 
-    def fill(
-        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        found = super().fill(layers, layer, shares, devices)
+        found = super().seconds_table(layers, layer, shares, devices)
         return {"shape": found.T, "fill": found + 1.0}.get(self.fault, found)
 
 
@@ -196,8 +196,8 @@ class Careful(CostModel):
     def seconds(self, *_: object) -> float:
         return float(broken())
 
-    def fill(
-        self, layers: LayerGraph, layer: Layer, shares: Sequence[Share], devices: Sequence[Device]
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
         try:
             self.seconds(layers, layer, shares[0], devices[0])
@@ -215,17 +215,17 @@ def bad_rule(fault: str) -> OperatorRule:
         assert need is not None
         if fault == "short" and need[2][1] - need[2][0] > 3:  # a row of the halo too few
             return replace(right, needs=((*need[:2], (need[2][0], need[2][1] - 1), need[3]),))
-        if fault == "shifted" and need[2][1] < operation.shape(0)[2]:
+        if fault == "shifted" and need[2][1] < operation.input_shape(0)[2]:
             return replace(right, needs=((*need[:2], (need[2][0] + 1, need[2][1] + 1), need[3]),))
         if fault == "outside":
             return replace(right, needs=((*need[:2], (need[2][0], 99), need[3]),))
         if fault == "less":
             return replace(right, out=((*right.out[:3], (0, 1))))
         if fault == "whole":
-            return Piece(full(operation.out_shape), operation.full_needs())
+            return Piece(full_region(operation.out_shape), operation.full_needs())
         return right
 
-    return OperatorRule("MaxPool", piece, elementwise=fault == "elementwise")
+    return OperatorRule("MaxPool", piece, is_elementwise=fault == "elementwise")
 
 
 def broken(*_: object) -> Any:
@@ -237,7 +237,9 @@ def bad_family(fault: str) -> PlatformFamily:
     """N equal devices, but for the fault."""
 
     def make(count: int) -> Platform:
-        made = cluster("switch", *[1.0 + 1e-9 * os.urandom(1)[0] * (fault == "random")] * (count + (fault == "hosts")))
+        made = make_cluster(
+            "switch", *[1.0 + 1e-9 * os.urandom(1)[0] * (fault == "random")] * (count + (fault == "hosts"))
+        )
         return {"type": "two boards"}.get(fault, made)  # type: ignore[return-value]
 
     return PlatformFamily("bad" if fault == "name" else "badxN", "" if fault == "figures" else "made up", make)

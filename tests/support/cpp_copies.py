@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dicompiler_targets.mpi
-from dicompiler_targets.boxes import Copy
+from dicompiler_targets.boxes import StridedCopy
 from dicompiler_targets.mpi import tools
 
 RUNTIME = Path(dicompiler_targets.mpi.__file__).with_name("runtime")
@@ -50,14 +50,20 @@ extern "C" int copied(const void* all) {
 """
 
 
-def prepared(copies: Sequence[Copy], memory: Mapping[str | int, Any]) -> Callable[[], bool]:
+def prepared(copies: Sequence[StridedCopy], memory: Mapping[str | int, Any]) -> Callable[[], bool]:
     """Makes these copies between arrays, which must stay where they are; False where one is refused."""
     own = library()
     numbers: list[int] = []
     for one in copies:
         for name in (one.source, one.target):
             numbers += [memory[name].ctypes.data, memory[name].nbytes]
-        numbers += [one.start, one.to, one.run, len(one.loops), *(n for loop in one.loops for n in loop)]
+        numbers += [
+            one.source_offset,
+            one.target_offset,
+            one.run_bytes,
+            len(one.loops),
+            *(n for loop in one.loops for n in loop),
+        ]
     ready = own.ready((ctypes.c_size_t * len(numbers))(*numbers), ctypes.c_size_t(len(copies)))
     return lambda: own.copied(ctypes.c_void_p(ready)) == 0
 
@@ -69,7 +75,7 @@ def library() -> Any:
         source, made = Path(scratch, "shim.cc"), Path(scratch, "shim.so")
         source.write_text(SHIM, encoding="utf-8")
         options = ["-std=c++17", "-O3", "-Wall", "-shared", "-fPIC", f"-I{RUNTIME}"]
-        subprocess.run([tools.program("g++"), *options, source, "-o", made], check=True)
+        subprocess.run([tools.find_program("g++"), *options, source, "-o", made], check=True)
         own = ctypes.CDLL(str(made))
     own.ready.restype = ctypes.c_void_p
     return own

@@ -12,13 +12,13 @@ from support.layer_graphs import rules
 
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import dumps, from_json
+from dicompiler.ir.plan import dumps, plan_from_json
 from dicompiler.ir.platform import Platform
-from dicompiler.partition.lowering import split
-from dicompiler.partition.tiling import whole_plan
+from dicompiler.partition.lowering import lower
+from dicompiler.partition.tiling import single_device_plan
 from dicompiler_passes.form_layers import form_layers
 
 MORE = (*DEVICES, "e", "f")
@@ -30,7 +30,7 @@ def cluster(*names: str, memory: int = 2**30, idle: str = "") -> Platform:
     return Platform("test", tuple(Host(name, memory) for name in names), devices, Network("switch", 1e6))
 
 
-def dealt(seed: int) -> tuple[Compilation, Model, Random]:
+def dealt(seed: int) -> tuple[PipelineState, Model, Random]:
     """A random network, a random plan, and one to three renamings of its devices to any others."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
@@ -40,14 +40,14 @@ def dealt(seed: int) -> tuple[Compilation, Model, Random]:
     renamings = [dict(zip(used, rng.sample(MORE, len(used)), strict=True)) for _ in range(rng.randint(1, 3))]
     # What stays need not be named.
     replicas = tuple({a: b for a, b in own.items() if a != b or rng.random() < 0.5} for own in renamings)
-    plan = from_json(json.loads(dumps(replace(plan, replicas=replicas))))
-    return split(Compilation(model=model, layers=layers, platform=cluster(*MORE), plan=plan)), model, rng
+    plan = plan_from_json(json.loads(dumps(replace(plan, replicas=replicas))))
+    return lower(PipelineState(model=model, layers=layers, platform=cluster(*MORE), plan=plan)), model, rng
 
 
-def lenet(replicas: tuple[dict[str, str], ...], platform: Platform) -> Compilation:
+def lenet(replicas: tuple[dict[str, str], ...], platform: Platform) -> PipelineState:
     """All of LeNet on the platform's second device, inputs and outputs on the first; split."""
     prepared = replace(prepare(Model.load(networks.build("lenet", 0))), platform=platform)
     assert prepared.layers is not None
     source = platform.devices[0].name
-    plan = replace(whole_plan(prepared.layers, platform.devices[1].name), source=(source,), sink=(source,))
-    return split(replace(prepared, plan=replace(plan, replicas=replicas)))
+    plan = replace(single_device_plan(prepared.layers, platform.devices[1].name), source=(source,), sink=(source,))
+    return lower(replace(prepared, plan=replace(plan, replicas=replicas)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import dicompiler
 from dicompiler import networks
 from dicompiler.cli.files import write_json
-from dicompiler.driver.emulate import LATE_LIMIT, Emulated, emulate
-from dicompiler.driver.run_log import document
+from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN, EmulationResult, emulate
+from dicompiler.driver.run_log import run_document
 from dicompiler.ir.devices import Network
 from dicompiler.ir.platform import Platform
 
@@ -32,9 +32,9 @@ class Ran:
     truth: Platform
 
 
-def late(found: Emulated) -> float:
+def late(found: EmulationResult) -> float:
     """By what share the device of which that is most true computed longer than its board would."""
-    due = {name: FRAMES * sum(seconds) for name, seconds in found.computing.items()}
+    due = {name: FRAMES * sum(seconds) for name, seconds in found.segments_s.items()}
     return max(report.compute_s / due[report.device] for report in found.result.reports) - 1
 
 
@@ -52,9 +52,9 @@ def ran(
     dicompiler.compile(networks.build(network, 0), guess, strategy, survive=survive, output=place / "net")
     best = emulate(place / "net", truth or guess, frames=FRAMES, cost=cost)
     for _ in range(ATTEMPTS):
-        if late(best) > LATE_LIMIT:
+        if late(best) > MAX_COMPUTE_SLOWDOWN:
             best = min(best, emulate(place / "net", truth or guess, frames=FRAMES, cost=cost), key=late)
     told, runtime = best.expected.document(), best.runtime
-    log = document(place / "net", best.result, place=place / "run.json", predicted=told, runtime=runtime)
+    log = run_document(place / "net", best.result, log_path=place / "run.json", predicted=told, runtime=runtime)
     write_json(place / "run.json", log | {"where": "emulated"})
     return Ran(place / "run.json", truth or guess)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import onnx
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.plugin.passes import Pass
@@ -17,8 +17,8 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]>
           g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""
 
 
-def compilation() -> Compilation:
-    return Compilation(Model.load(onnx.parser.parse_model(TEXT)))
+def compilation() -> PipelineState:
+    return PipelineState(Model.load(onnx.parser.parse_model(TEXT)))
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Annotate(Pass):
     provides: ClassVar[tuple[str, ...]] = ("plan",)
     device: str = "d0"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         return replace(compilation, plan=Plan({"h": (Part(self.device),)}, ("d0",), ("d0",)))
 
 
@@ -40,7 +40,7 @@ class Rename(Pass):
     name: ClassVar[str] = "rename"
     op: str = "Abs"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         proto = onnx.ModelProto()
         proto.CopyFrom(compilation.model.proto)
         for node in proto.graph.node:
@@ -55,7 +55,7 @@ class Breaks(Pass):
     name: ClassVar[str] = "breaks"
     how: str = "inside"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         if self.how == "inside":
             raise KeyError("lost")
         if self.how == "input":

@@ -19,7 +19,7 @@ from typing import Any
 from support.boards import HUB, Cluster
 from support.building import environment
 
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 
 PORT = 8786
 ADDRESS = f"{HUB}:{PORT}"
@@ -54,7 +54,7 @@ def suicide(_number: int) -> None:
 
 
 @dataclass(frozen=True)
-class Deadly(Analytic):
+class Deadly(AnalyticModel):
     """What costs one other process its life, that which asks first while the file `path` is there."""
 
     home: int = 0

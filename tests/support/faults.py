@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from dicompiler.partition.annotations import REGION
+from dicompiler.partition.annotations import REGION_KEY
 
 Change = Callable[[onnx.ModelProto], None]
 
@@ -38,7 +38,7 @@ class Placed:
         self.shapes = {v.name: tuple(d.dim_value for d in v.type.tensor_type.shape.dim) for v in values}
         marks = {name: node.metadata_props for node in graph.node for name in node.output}
         self.regions = {
-            name: next((entry.value for entry in entries if entry.key == REGION), None)
+            name: next((entry.value for entry in entries if entry.key == REGION_KEY), None)
             for name, entries in marks.items()
         }
         for name in self.shapes.keys() - self.regions.keys():

@@ -10,11 +10,11 @@ import numpy as np
 import onnx
 
 from dicompiler.driver.compiler import compile
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import Platform, from_toml
-from dicompiler.networks.builder import Builder
-from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import Platform, platform_from_toml
+from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.target.records import RunOptions, RunResult
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.tflm.target import TflmTarget
@@ -22,16 +22,16 @@ from dicompiler_targets.tflm.target import TflmTarget
 
 def relative(size: int = 64) -> onnx.ModelProto:
     """A small relative of MobileNetV2: as there the widest maps are the earliest, and rows go by strides of 2."""
-    net = Builder("relative", (1, 3, size, size))
+    net = NetworkBuilder("relative", (1, 3, size, size))
     x = net.clip(net.conv("input", "stem", 8, 3, 2, 1), "stem.relu", 0, 6)
     for name, wide, channels, stride in (("one", 8, 8, 1), ("two", 48, 8, 2), ("three", 48, 8, 1), ("four", 48, 16, 2)):
         start = x
         x = net.clip(net.conv(x, f"{name}.expand", wide, 1), f"{name}.relu1", 0, 6)
         x = net.clip(net.conv(x, f"{name}.deep", wide, 3, stride, 1, group=wide), f"{name}.relu2", 0, 6)
         x = net.conv(x, f"{name}.project", channels, 1)
-        x = net.add(start, x, f"{name}.add") if net.shape[start] == net.shape[x] else x
+        x = net.add(start, x, f"{name}.add") if net.shapes[start] == net.shapes[x] else x
     x = net.flatten(net.global_average(x, "average"), "flatten")
-    return net.model(net.gemm(x, "classifier", 10), 0)
+    return net.to_model(net.gemm(x, "classifier", 10), 0)
 
 
 def quantised(network: onnx.ModelProto) -> Model:
@@ -40,8 +40,8 @@ def quantised(network: onnx.ModelProto) -> Model:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "samples.npz"
         np.savez(path, input=np.random.default_rng(0).standard_normal((4, *shape)).astype(np.float32))
-        passes = pipeline(f"normalise,quantise{{calibrate={path} inputs=int8}}")
-        return PassManager(passes).run(Compilation(model=Model.load(network))).model
+        passes = make_pipeline(f"normalise,quantise{{calibrate={path} inputs=int8}}")
+        return PassManager(passes).run(PipelineState(model=Model.load(network))).model
 
 
 def boards(count: int, ram: str, flash: str = "2 MiB") -> Platform:
@@ -50,10 +50,10 @@ def boards(count: int, ram: str, flash: str = "2 MiB") -> Platform:
     for number in range(1, count + 1):
         text += f'[[host]]\nname = "m{number}"\nmemory = "{ram}"\nflash = "{flash}"\n'
         text += f'[[device]]\nname = "m{number}"\nrate = "12.8 MFLOP/s"\n'
-    return from_toml(text, f"boards{count}.toml")
+    return platform_from_toml(text, f"boards{count}.toml")
 
 
-def fitted(model: Model, platform: Platform, directory: Path, strategy: str = "fit") -> Compilation:
+def fitted(model: Model, platform: Platform, directory: Path, strategy: str = "fit") -> PipelineState:
     """The artifact that the strategy makes for the boards."""
     return compile(model, platform, strategy, target="tflm", output=directory)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.schema import schema
+from dicompiler.base.schema import load_schema
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "formats.md"
 # A table stands between these two; what is outside of them is written by hand.
@@ -24,7 +24,7 @@ def written(text: str) -> str:
 
 def table(name: str) -> str:
     """The Markdown table of the schema `name`: one row for each key, optional ones marked."""
-    root = schema(name)
+    root = load_schema(name)
     rows = [f"| `{path}`{'' if required else ' (optional)'} | {text} |" for path, required, text in _keys(root, root)]
     return "\n".join(["| key | meaning |", "|---|---|", *rows]) + "\n"
 

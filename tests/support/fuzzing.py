@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from dicompiler_targets.sockets.runtime.device import Device
+from dicompiler_targets.sockets.runtime.device import DeviceRun
 from dicompiler_targets.sockets.runtime.frames import (
-    HEADER,
-    JSON_LIMIT,
+    HEADER_STRUCT,
     MAGIC,
-    PROTOCOL,
-    Closed,
-    Gate,
-    Kind,
+    MAX_JSON_BYTES,
+    PROTOCOL_VERSION,
+    ConnectionClosed,
+    FrameWindow,
+    MessageReader,
+    MessageType,
     ProtocolError,
-    Reader,
-    Window,
-    read_frames,
+    ReceiveFilter,
+    read_messages,
 )
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 
@@ -55,18 +55,18 @@ class Frame:
     frame: int = 0
     payload: bytes = b""
     magic: bytes = MAGIC
-    version: int = PROTOCOL
+    version: int = PROTOCOL_VERSION
     flags: int = 0
     length: int | None = None
 
     def pack(self) -> bytes:
         length = len(self.payload) if self.length is None else self.length
         index, frame = self.index % (1 << 32), self.frame % (1 << 64)
-        head = HEADER.pack(self.magic, self.version, self.kind, self.flags, index, frame, length)
+        head = HEADER_STRUCT.pack(self.magic, self.version, self.kind, self.flags, index, frame, length)
         return head + self.payload
 
 
-def right(expected: Mapping[int, Mapping[str, Any]], kind: Kind) -> list[Frame]:
+def right(expected: Mapping[int, Mapping[str, Any]], kind: MessageType) -> list[Frame]:
     """What may come: each expected value once in each frame of the window."""
     return [Frame(kind, i, f, bytes(v["bytes"] or 16)) for f in range(IN_FLIGHT) for i, v in expected.items()]
 
@@ -92,7 +92,8 @@ def _mutate_frames(frames: list[Frame], rng: random.Random) -> None:
     if what == 0 or not frames:
         text = rng.choice(TEXTS)
         frames.insert(
-            rng.randint(0, len(frames)), Frame(rng.choice(list(Kind)), rng.choice(NUMBERS), rng.randrange(4), text)
+            rng.randint(0, len(frames)),
+            Frame(rng.choice(list(MessageType)), rng.choice(NUMBERS), rng.randrange(4), text),
         )
         return
     at = rng.randrange(len(frames))
@@ -104,13 +105,13 @@ def _mutate_frames(frames: list[Frame], rng: random.Random) -> None:
     elif what == 3:
         frame.frame = rng.choice((*NUMBERS, frame.frame + 1, frame.frame + IN_FLIGHT))
     elif what == 4:
-        frame.kind = rng.choice((*Kind, rng.randrange(256)))
+        frame.kind = rng.choice((*MessageType, rng.randrange(256)))
     elif what == 5:
         frames.insert(rng.randint(0, len(frames)), frame)
     elif what == 6:
         del frames[at]
     else:
-        frame.flags, frame.version = rng.choice(((1, PROTOCOL), (0, rng.randrange(256))))
+        frame.flags, frame.version = rng.choice(((1, PROTOCOL_VERSION), (0, rng.randrange(256))))
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Memory:
     step: int
     done: int = 0
     turns: int = 0
-    emptied: bool = False
+    is_drained: bool = False
 
     def receive_into(self, view: memoryview) -> int | None:
         self.turns += 1
@@ -132,7 +133,7 @@ class Memory:
         self.done += count
         return count
 
-    def await_bytes(self, count: int) -> None:
+    def expect_bytes(self, count: int) -> None:
         pass
 
 
@@ -149,8 +150,8 @@ class Receiver:
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = Device(self.directory, self.manifest, 0.0)
-        self.device.lines.end()
+        self.device = DeviceRun(self.directory, self.manifest, 0.0)
+        self.device.loop.close()
         self.inputs = self.device.inputs
         name, transfers = self.manifest["device"], self.manifest["transfers"]
         self.peers = {t["sender"]: {} for t in transfers if t["receiver"] == name}  # type: dict[str, dict[int, Any]]
@@ -160,18 +161,26 @@ class Receiver:
 
     def streams(self) -> list[tuple[str | None, list[Frame]]]:
         """Right streams: from the coordinator (None), and from each peer."""
-        run = [Frame(Kind.RUN, 1000, f) for f in range(IN_FLIGHT)]
-        control = [*run, *right(self.inputs, Kind.INPUT), Frame(Kind.PING), Frame(Kind.FINISH, 0, IN_FLIGHT)]
-        peers = [(n, [*right(e, Kind.TENSOR), Frame(Kind.PING), Frame(Kind.BYE)]) for n, e in self.peers.items()]
+        run = [Frame(MessageType.BEGIN_FRAME, 1000, f) for f in range(IN_FLIGHT)]
+        control = [
+            *run,
+            *right(self.inputs, MessageType.INPUT),
+            Frame(MessageType.HEARTBEAT),
+            Frame(MessageType.FINISH, 0, IN_FLIGHT),
+        ]
+        peers = [
+            (n, [*right(e, MessageType.TENSOR), Frame(MessageType.HEARTBEAT), Frame(MessageType.BYE)])
+            for n, e in self.peers.items()
+        ]
         return [(None, control), *peers]
 
     def take(self, data: bytes, peer: str | None, step: int) -> str:
         """Lets the device read: how it ended. Any other error than the protocol's comes out, as does memory beyond
         the plan's."""
         device = self.device
-        device.window, device.mailbox, device.announced = Window(IN_FLIGHT), Mailbox(), 0
-        device.departed = set()
-        device.gate = Gate(device.inputs, device.window)
+        device.window, device.mailbox, device.next_announced = FrameWindow(IN_FLIGHT), Mailbox(), 0
+        device.peers_done = set()
+        device.input_filter = ReceiveFilter(device.inputs, device.window)
         expected = self.inputs if peer is None else self.peers[peer]
         # JSON comes from the coordinator only, one message at a time.
         most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())
@@ -181,18 +190,18 @@ class Receiver:
             nonlocal taken
             is_message = peer is None and length not in {v["bytes"] for v in expected.values()}
             taken += 0 if is_message else length
-            if length > JSON_LIMIT or taken > most:
+            if length > MAX_JSON_BYTES or taken > most:
                 raise AssertionError(f"{length} bytes were taken, {taken} in all, the plan allows {most}")
             return np.empty(length, np.uint8)
 
-        admit, deliver = device._admit_control, device._deliver_control
+        admit, deliver = device._check_control, device._deliver_control
         if peer is not None:
-            admit, deliver, _ = device._callbacks(peer)
+            admit, deliver, _ = device._peer_callbacks(peer)
         try:
-            reader = Reader(Memory(data, step), allocate)
+            reader = MessageReader(Memory(data, step), allocate)
             while True:
-                read_frames(reader, admit, deliver)
-        except Closed:
+                read_messages(reader, admit, deliver)
+        except ConnectionClosed:
             outcome = "all taken"
         except ProtocolError:
             outcome = "refused"

@@ -17,12 +17,12 @@ from onnx import TensorProto, helper, numpy_helper
 from support.generator_steps import ANY, SPATIAL
 
 from dicompiler.ir.devices import Device, Host, Network
-from dicompiler.ir.drawing import drawing
+from dicompiler.ir.drawing import random_layers
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.regions import Interval, Region, full, with_interval
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
+from dicompiler.ir.regions import Interval, Region, full_region, with_interval
+from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
 
 DEVICES = ("a", "b", "c", "d")
 CLUSTER = Platform(
@@ -300,8 +300,8 @@ def _cuts(rng: Random, extent: int, most: int = 4) -> list[Interval]:
 def _regions(rng: Random, layers: LayerGraph, layer: Layer) -> list[Region]:
     """Regions that cover the layer's output: cut along up to two axes, some of them grown so that they overlap."""
     shape = output_shape(layers, layer)
-    regions = [full(shape)]
-    allowed = cuttable(layers, layer)
+    regions = [full_region(shape)]
+    allowed = cuttable_axes(layers, layer)
     for axis in rng.sample(allowed, min(len(allowed), rng.choice((0, 1, 1, 1, 2)))):
         regions = [with_interval(region, axis, cut) for region in regions for cut in _cuts(rng, shape[axis])]
     if rng.random() < 0.3:
@@ -322,10 +322,10 @@ def random_plan(rng: Random, layers: LayerGraph, devices: Sequence[str] = DEVICE
     def place(region: Region | None, reduce: Interval | None = None) -> Part:
         return Part(rng.choice(devices), region, reduce, rng.choice((0, 0, 0, 1, 2)) if rng.random() < 0.5 else 0)
 
-    parts, random = dict[str, tuple[Part, ...]](), drawing(layers)
+    parts, random = dict[str, tuple[Part, ...]](), random_layers(layers)
     for layer in layers.layers:
-        extent = reduction(layers, layer)
-        if layer.reason:
+        extent = reduction_length(layers, layer)
+        if layer.whole_reason:
             own = [place(None) for _ in range(rng.choice((1, 1, 2)))]
         elif extent is not None and extent > 1 and rng.random() < 0.4:
             merged = _regions(rng, layers, layer)

@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import parser
 
-from dicompiler.ir.onnx.model import Model, Weight, hollow
-from dicompiler.ir.program import DeviceProgram, Program, Segment, Step, Transfer, Value
+from dicompiler.ir.onnx.model import Model, Weight, make_placeholder
+from dicompiler.ir.program import DeviceProgram, Program, Segment, Step, TensorSpec, Transfer
 
 Made = tuple[Program, Model, dict[str, NDArray[Any]]]
 HEAD = '<ir_version: 9, opset_import: ["" : 19]>\n'
@@ -24,7 +24,7 @@ def parse(text: str, weights: Mapping[str, Weight]) -> onnx.ModelProto:
     """The model of the text; names that it reads and that are in `weights` become data-less initializers."""
     model = parser.parse_model(HEAD + text)
     used = dict.fromkeys(name for node in model.graph.node for name in node.input)
-    model.graph.initializer.extend(hollow(name, weights[name]) for name in used if name in weights)
+    model.graph.initializer.extend(make_placeholder(name, weights[name]) for name in used if name in weights)
     return model
 
 
@@ -47,17 +47,17 @@ def integers(shape: tuple[int, ...], seed: int, dtype: Any = np.float32) -> NDAr
     return found
 
 
-def value(name: str, *shape: int, dtype: int = onnx.TensorProto.FLOAT) -> Value:
-    return Value(name, dtype, shape)
+def value(name: str, *shape: int, dtype: int = onnx.TensorProto.FLOAT) -> TensorSpec:
+    return TensorSpec(name, dtype, shape)
 
 
 def halo(size: int = 16, channels: int = 4) -> Made:
     """Two convolutions cut in height over a and b, which swap one row of the first one's output; c joins the halves."""
     half, last = size // 2, size
     w = {
-        "w1": Weight.of(integers((channels, 3, 3, 3), 1)),
-        "w2": Weight.of(integers((2, channels, 3, 3), 2)),
-        "b1": Weight.of(integers((channels,), 3)),
+        "w1": Weight.from_array(integers((channels, 3, 3, 3), 1)),
+        "w2": Weight.from_array(integers((2, channels, 3, 3), 2)),
+        "b1": Weight.from_array(integers((channels,), 3)),
     }
     conv1, conv2 = "Conv <pads = [{0},1,{1},1]>", "Conv <pads = [{0},1,{1},1]>"
     # Rows start:stop of a tensor.
@@ -135,8 +135,8 @@ def partial(dtype: str = "float", rows: int = 1) -> Made:
     onnx_type = onnx.TensorProto.DataType.Value(dtype.upper())
     numpy_type = onnx.helper.tensor_dtype_to_np_dtype(onnx_type)
     weight = integers((32, 24), 4)
-    whole_w = {"w": Weight.of(weight), "bias": Weight.of(integers((24,), 5))}
-    w = {"wa": Weight.of(weight[:16]), "wb": Weight.of(weight[16:]), "bias": whole_w["bias"]}
+    whole_w = {"w": Weight.from_array(weight), "bias": Weight.from_array(integers((24,), 5))}
+    w = {"wa": Weight.from_array(weight[:16]), "wb": Weight.from_array(weight[16:]), "bias": whole_w["bias"]}
     n, cast = rows, f"Cast <to = {onnx_type}>"
     whole = parse(
         f"whole ({dtype}[{n},16] x, {dtype}[{n},16] x2) => ({dtype}[{n},24] out) {{ c = Cast <to = 1> (x)\n"
@@ -179,7 +179,7 @@ def unknown_shape() -> Made:
     text = text.replace("{", "<int64[2] times = {2, 1}> {", 1)
     one = segment("a0", "a", text, w)
     devices = (DeviceProgram("a", "a", (one,), steps("run 0"), ("x",), {"out": "out"}),)
-    border = (Value("x", onnx.TensorProto.FLOAT, None),), (Value("out", onnx.TensorProto.FLOAT, None),)
+    border = (TensorSpec("x", onnx.TensorProto.FLOAT, None),), (TensorSpec("out", onnx.TensorProto.FLOAT, None),)
     program = Program(devices, (), *border, w, ((0, 0),))
     return program, Model(one.model, w), {"x": integers((2, 5), 8)}
 

@@ -21,11 +21,11 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.target.records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
-from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
-from dicompiler_targets.sockets.runtime.line import Keys, secured, split_address
-from dicompiler_targets.sockets.runtime.lines import Lines
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.frames import MessageHeader, MessageType, decode_json
+from dicompiler_targets.sockets.runtime.greeting import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
+from dicompiler_targets.sockets.runtime.line import TlsKeys, open_connection, split_address
+from dicompiler_targets.sockets.runtime.lines import EventLoop
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 
 class Hostile:
@@ -36,63 +36,69 @@ class Hostile:
 
     def __init__(self, directory: Path, name: str, message: str, keys: Path | None = None, beat_s: float = 60) -> None:
         words = shlex.split(message.partition("host: ")[2])
-        token = next((word.partition("=")[2] for word in words if word.startswith(TOKEN)), "")
+        token = next((word.partition("=")[2] for word in words if word.startswith(TOKEN_VARIABLE)), "")
         after = dict(itertools.pairwise(words))
         self.beat_s = beat_s
-        self.name, self.member = name, Membership(after["--run"], token)
+        self.name, self.member = name, RunCredentials(after["--run"], token)
         self.digest = load_json(directory / "artifact.json")["digest"]
         self.end = time.monotonic() + 20
-        self.messages: list[tuple[Header, Any]] = []
+        self.messages: list[tuple[MessageHeader, Any]] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.there.append(self)
         connection = socket.create_connection(split_address(after["--control"]))
-        self.control = Channel(secured(connection, None if keys is None else Keys(keys), False, self.end))
+        self.control = MessageChannel(
+            open_connection(connection, None if keys is None else TlsKeys(keys), False, self.end)
+        )
         self.hello = {
             "device": name,
             "digest": self.digest,
             "address": list(self.listener.getsockname()),
-            **self.member.hello(name, CONTROL),
+            **self.member.hello(name, COORDINATOR_NAME),
         }
 
     def greet(self, **changes: Any) -> None:
         """Greets the coordinator as a right device would, but for these changes."""
-        self.control.greet(Kind.HELLO, {**self.hello, **changes}, self.end)
-        self.lines = Lines(self.beat_s)
+        self.control.send_greeting(MessageType.HELLO, {**self.hello, **changes}, self.end)
+        self.lines = EventLoop(self.beat_s)
         self.control.start(
             self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
 
-    def heard(self, kind: Kind) -> Any:
+    def heard(self, kind: MessageType) -> Any:
         """Waits for a message of that kind."""
-        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
-        return decode(payload) if kind in (Kind.PEERS, Kind.ERROR) else header
+        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].type is kind), None))
+        return decode_json(payload) if kind in (MessageType.PEERS, MessageType.ERROR) else header
 
-    def welcome(self, peer: str = "") -> Channel:
+    def welcome(self, peer: str = "") -> MessageChannel:
         """Accepts a peer, by default any, and greets it."""
-        channel = Channel(secured(self.listener.accept()[0], None, True, self.end))
-        name = channel.greeting(self.end)["device"]
+        channel = MessageChannel(open_connection(self.listener.accept()[0], None, True, self.end))
+        name = channel.receive_greeting(self.end)["device"]
         assert peer in ("", name)
-        channel.greet(
-            Kind.HELLO, {"device": self.name, "digest": self.digest, **self.member.hello(self.name, name)}, self.end
+        channel.send_greeting(
+            MessageType.HELLO,
+            {"device": self.name, "digest": self.digest, **self.member.hello(self.name, name)},
+            self.end,
         )
         return channel
 
-    def call(self, peer: str, address: Any) -> Channel:
+    def call(self, peer: str, address: Any) -> MessageChannel:
         """Connects to a peer, and greets it."""
-        channel = Channel(secured(socket.create_connection(tuple(address)), None, False, self.end))
-        channel.greet(
-            Kind.HELLO, {"device": self.name, "digest": self.digest, **self.member.hello(self.name, peer)}, self.end
+        channel = MessageChannel(open_connection(socket.create_connection(tuple(address)), None, False, self.end))
+        channel.send_greeting(
+            MessageType.HELLO,
+            {"device": self.name, "digest": self.digest, **self.member.hello(self.name, peer)},
+            self.end,
         )
-        assert channel.greeting(self.end)["device"] == peer
+        assert channel.receive_greeting(self.end)["device"] == peer
         return channel
 
     def take_part(self, peers: Iterable[str]) -> None:
         """Greets the coordinator and these peers, all that it has, and says that it is ready: `channels` to them."""
         self.greet()
-        addresses = self.heard(Kind.PEERS)["addresses"]
+        addresses = self.heard(MessageType.PEERS)["addresses"]
         before, after = ([name for name in peers if (name > self.name) == later] for later in (False, True))
         self.channels = [self.welcome() for _ in before] + [self.call(name, addresses[name]) for name in after]
-        self.control.send(Kind.READY)
+        self.control.send(MessageType.READY)
 
     def close(self) -> None:
         self.control.close()

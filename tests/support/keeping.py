@@ -16,9 +16,9 @@ from pathlib import Path
 
 from support.running import pids, wait_until
 
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.kept import Kept
-from dicompiler_targets.sockets.runtime import KEPT
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.kept import ResidentCluster
+from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
 TEXT = "no stranger knows this"
 """The token."""
@@ -27,7 +27,7 @@ TEXT = "no stranger knows this"
 def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path | None = None) -> tuple[str, int]:
     """Starts a device that stays, as deploy does on its host: where it is called. keys: of all devices."""
     secret = [] if keys is None else ["--keys", str(keys / "devices" / device)]
-    words = [*secret, "--serve", "--detach", "--listen", listen, "--log", f"../{KEPT}/{device}.log"]
+    words = [*secret, "--serve", "--detach", "--listen", listen, "--log", f"../{STATE_DIRECTORY}/{device}.log"]
     done = subprocess.run(
         [sys.executable, "-B", "-m", "runtime", *words],
         cwd=directory / device,
@@ -42,18 +42,20 @@ def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path 
 
 
 @contextlib.contextmanager
-def kept(directory: Path, keys: Path | None = None) -> Iterator[Kept]:
+def kept(directory: Path, keys: Path | None = None) -> Iterator[ResidentCluster]:
     """The artifact's devices, running; they end as they are told to, and leave nothing but a log."""
-    artifact = Artifact.load(directory)
+    artifact = SocketsArtifact.load(directory)
     try:
         addresses = {name: start(directory, name, keys=keys) for name in artifact.devices}
-        found = Kept(directory, artifact.digest, addresses, "" if keys else TEXT, str(keys) if keys else None)
+        found = ResidentCluster(
+            directory, artifact.digest, addresses, "" if keys else TEXT, str(keys) if keys else None
+        )
         found.save()
-        assert Kept.file(directory).stat().st_mode & 0o777 == 0o600
+        assert ResidentCluster.state_file(directory).stat().st_mode & 0o777 == 0o600
         yield found
     finally:
         for pid in pids(directory).values():
             os.kill(pid, signal.SIGTERM)
         wait_until(lambda: not pids(directory))
-        Kept.file(directory).unlink(missing_ok=True)
-        assert {path.suffix for path in (directory / KEPT).iterdir()} <= {".log", ".1"}
+        ResidentCluster.state_file(directory).unlink(missing_ok=True)
+        assert {path.suffix for path in (directory / STATE_DIRECTORY).iterdir()} <= {".log", ".1"}

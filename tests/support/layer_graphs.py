@@ -10,7 +10,7 @@ import onnx
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.rule import Node, Tensor
+from dicompiler.ir.rule import Node, TensorInfo
 from dicompiler.operators import builtin_rules
 from dicompiler_passes.form_layers import form_layers
 
@@ -35,7 +35,7 @@ def formed(source: str | onnx.ModelProto, **weights: Sequence[int]) -> LayerGrap
 def stack(shape: tuple[int, ...], rows: Sequence[tuple[Any, ...]]) -> LayerGraph:
     """A row of layers by hand, a layer for each node: ("conv", out channels, kernel, stride, pad, groups),
     ("pool", kernel, stride, pad), ("flatten",), ("fc", out features). Weights have shapes and no data."""
-    tensors: dict[str, Tensor] = {"input": Tensor("input", FLOAT, shape)}
+    tensors: dict[str, TensorInfo] = {"input": TensorInfo("input", FLOAT, shape)}
     layers: list[Layer] = []
     at = "input"
     for number, (kind, *sizes) in enumerate(rows, 1):
@@ -48,7 +48,7 @@ def stack(shape: tuple[int, ...], rows: Sequence[tuple[Any, ...]]) -> LayerGraph
             channels, (kernel, stride, pad), groups = held[1], sizes[-3:], 1
             if kind == "conv":
                 channels, kernel, stride, pad, groups = sizes
-                weight = Tensor(f"{name}.w", FLOAT, (channels, held[1] // groups, kernel, kernel), constant=True)
+                weight = TensorInfo(f"{name}.w", FLOAT, (channels, held[1] // groups, kernel, kernel), is_constant=True)
                 tensors[weight.name] = weight
                 inputs.append(weight.name)
                 attributes["group"] = groups
@@ -58,12 +58,12 @@ def stack(shape: tuple[int, ...], rows: Sequence[tuple[Any, ...]]) -> LayerGraph
         elif kind == "flatten":
             out = (held[0], int(np.prod(held[1:])))
         else:
-            weight = Tensor(f"{name}.w", FLOAT, (held[1], sizes[0]), constant=True)
+            weight = TensorInfo(f"{name}.w", FLOAT, (held[1], sizes[0]), is_constant=True)
             tensors[weight.name] = weight
             inputs.append(weight.name)
             out = (held[0], sizes[0])
         op = {"conv": "Conv", "pool": "MaxPool", "flatten": "Flatten", "fc": "Gemm"}[kind]
-        tensors[f"{name}.y"] = Tensor(f"{name}.y", FLOAT, out)
+        tensors[f"{name}.y"] = TensorInfo(f"{name}.y", FLOAT, out)
         node = Node(name, op, "", 17, attributes, tuple(inputs), (f"{name}.y",))
         layers.append(Layer(name, (node,), 0, (at,), (f"{name}.y",)))
         at = f"{name}.y"

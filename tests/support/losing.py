@@ -21,17 +21,17 @@ from support.layer_graphs import rules
 
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Loss, Part, Plan
-from dicompiler.partition.lowering import split
-from dicompiler.target.seal import seal
-from dicompiler.verify.comparison import compare
+from dicompiler.ir.plan import FailurePlan, Part, Plan
+from dicompiler.partition.lowering import lower
+from dicompiler.target.seal import write_integrity
+from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.artifact import Artifact, Role
-from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.sockets.artifact import RoleIO, SocketsArtifact
+from dicompiler_targets.sockets.session import ClusterSession
 
 DEVICES = ("a", "b", "c", "d", "e")
 
@@ -42,7 +42,7 @@ class Survivor:
 
     directory: Path
     model: Model
-    compilation: Compilation
+    compilation: PipelineState
     exact: bool = True
 
     def frames(self, count: int) -> list[dict[str, Any]]:
@@ -55,9 +55,9 @@ class Survivor:
         ends = [{t.sender, t.receiver} for role in program.roles for t in role.transfers]
         return sorted({name for pair in ends if device in pair for name in pair} - {device})
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[RoleIO]:
         """What each device is given, and delivers, in each role."""
-        return Artifact.load(self.directory).roles
+        return SocketsArtifact.load(self.directory).roles
 
     @cached_property
     def _known(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -65,9 +65,9 @@ class Survivor:
         return frames, [run_model(self.model, given) for given in frames]
 
     def _same(self, due: Any, got: Any) -> bool:
-        return np.array_equal(due, got) if self.exact else compare("", due, got).passed
+        return np.array_equal(due, got) if self.exact else compare_value("", due, got).passed
 
-    def stream(self, session: Session, plot: Iterator[None]) -> int:
+    def stream(self, session: ClusterSession, plot: Iterator[None]) -> int:
         """Gives frames as long as `plot` goes on, by a step for each whose outputs are there. AssertionError for the
         first whose outputs are not those of the whole model: bit by bit where it is exact. How many there were."""
         frames, wanted = self._known
@@ -100,8 +100,8 @@ def named(network: str, losses: Iterable[Sequence[str]], directory: Path) -> Sur
         parts = {name: (Part(devices[i // share]),) for i, name in enumerate(names)}
         return Plan(parts, (devices[0],), (devices[0],))
 
-    others = tuple(Loss(tuple(lost), dealt([name for name in DEVICES if name not in lost])) for lost in losses)
-    return _emitted(replace(base, plan=replace(dealt(DEVICES), losses=others)), directory, exact=False)
+    others = tuple(FailurePlan(tuple(lost), dealt([name for name in DEVICES if name not in lost])) for lost in losses)
+    return _emitted(replace(base, plan=replace(dealt(DEVICES), failures=others)), directory, exact=False)
 
 
 def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
@@ -110,19 +110,19 @@ def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Sur
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
     left = [(tuple(lost), [name for name in DEVICES if name not in lost]) for lost in losses]
-    others = tuple(Loss(lost, random_plan(rng, layers, names)) for lost, names in left)
-    plan = replace(random_plan(rng, layers, DEVICES), losses=others)
-    return _emitted(Compilation(model=model, layers=layers, platform=cluster(*DEVICES), plan=plan), directory)
+    others = tuple(FailurePlan(lost, random_plan(rng, layers, names)) for lost, names in left)
+    plan = replace(random_plan(rng, layers, DEVICES), failures=others)
+    return _emitted(PipelineState(model=model, layers=layers, platform=cluster(*DEVICES), plan=plan), directory)
 
 
-def _emitted(given: Compilation, directory: Path, exact: bool = True) -> Survivor:
-    compilation = split(given)
+def _emitted(given: PipelineState, directory: Path, exact: bool = True) -> Survivor:
+    compilation = lower(given)
     directory.mkdir(exist_ok=True)
     SocketsTarget().emit(compilation, directory)
-    seal(directory)
+    write_integrity(directory)
     return Survivor(directory, given.model, compilation, exact)
 
 
-def kinds(session: Session) -> list[tuple[str, str]]:
+def kinds(session: ClusterSession) -> list[tuple[str, str]]:
     """What befell a session: kind and device of each event."""
     return [(event.kind, event.device) for event in session.events]

@@ -13,16 +13,16 @@ from typing import Any
 
 from support.handmade import Made
 
-from dicompiler.ir.compilation import Compilation
-from dicompiler.target.seal import seal
+from dicompiler.ir.compilation import PipelineState
+from dicompiler.target.seal import write_integrity
 from dicompiler_targets.mpi import MpiTarget, tools
 
 
 def emit(made: Made, directory: Path, **options: Any) -> Path:
     """Writes the program's artifact; options are the target's."""
     directory.mkdir(exist_ok=True)
-    MpiTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
-    seal(directory)
+    MpiTarget(**options).emit(PipelineState(model=made[1], program=made[0]), directory)
+    write_integrity(directory)
     return directory
 
 
@@ -64,6 +64,11 @@ def _ours(pid: int) -> bool:
 def environment() -> dict[str, str]:
     """Ours, in which root may start ranks, and programs and headers are found as the target finds them."""
     roots = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    path = os.pathsep.join([str(Path(sys.executable).parent), tools.search_path()])  # cmake asks the first python3
-    own = {"PATH": path, "VIRTUAL_ENV": sys.prefix, tools.INCLUDE: str(tools.include()), "OMPI_MCA_btl": "^ofi"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), tools.get_search_path()])  # cmake asks the first python3
+    own = {
+        "PATH": path,
+        "VIRTUAL_ENV": sys.prefix,
+        tools.INCLUDE_VARIABLE: str(tools.find_include_directory()),
+        "OMPI_MCA_btl": "^ofi",
+    }
     return os.environ | roots | own

@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler_passes.normalise import Normalise, normalise
 
@@ -24,7 +24,7 @@ def normal(source: Any) -> Model:
     """Normalised and legal; doing it twice changes nothing, and what was given stays as it was."""
     loaded = Model.load(source)
     before = loaded.proto.SerializeToString()
-    result = Normalise().run(Compilation(loaded)).model
+    result = Normalise().run(PipelineState(loaded)).model
     result.check("normalised")
     assert loaded.proto.SerializeToString() == before
     assert normalise(result).proto == result.proto

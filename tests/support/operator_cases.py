@@ -13,22 +13,32 @@ from hypothesis import strategies as st
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.regions import full
+from dicompiler.ir.regions import full_region
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.plugin_api import run_model
 from dicompiler.testing import rules as checks
-from dicompiler.testing.rules import Array, Case, Choose, chosen_parts, run_split
+from dicompiler.testing.rules import Array, IntegerChooser, RuleCase, choose_parts, run_split
 from dicompiler.verify.exact import check_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 __all__ = [
-    "OPSETS", "Array", "Case", "Draw", "broadcastable", "check_cut", "check_stand_in", "check_whole", "drawn_computed",
-    "integers", "run", "run_split",
+    "OPSETS",
+    "Array",
+    "Draw",
+    "RuleCase",
+    "broadcastable",
+    "check_cut",
+    "check_stand_in",
+    "check_whole",
+    "drawn_computed",
+    "integers",
+    "run",
+    "run_split",
 ]  # fmt: skip
 
 OPSETS = (9, 11, 13, 17, 21)
@@ -43,7 +53,7 @@ def run(model: Model, feed: Mapping[str, Array]) -> Array | None:
         return None
 
 
-def chooser(draw: Draw) -> Choose:
+def chooser(draw: Draw) -> IntegerChooser:
     """Numbers that hypothesis draws, and shrinks."""
 
     def choose(low: int, high: int) -> int:
@@ -56,34 +66,34 @@ def check_whole(layers: LayerGraph, model: Model) -> None:
     """All of the output is the node as it stands, on all of its inputs."""
     (layer,) = layers.layers
     (node,) = layer.nodes
-    operation = layers.operation(node)
-    piece = layers.piece(node, full(operation.out_shape))
-    assert piece.out == full(operation.out_shape)
+    operation = layers.operation_of(node)
+    piece = layers.make_piece(node, full_region(operation.out_shape))
+    assert piece.out == full_region(operation.out_shape)
     assert piece.needs == operation.full_needs()
-    assert (piece.attributes, piece.constants, piece.raw, piece.op) == ({}, {}, None, None)
-    placed = Partition().run(Compilation(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
+    assert (piece.attributes, piece.constants, piece.written_region, piece.op) == ({}, {}, None, None)
+    placed = PartitionPass().run(PipelineState(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
     (proto,) = placed.model.proto.graph.node
     del proto.metadata_props[:]
     proto.output[1:] = model.proto.graph.node[0].output[1:]  # they get names of their own on each device
     assert proto == model.proto.graph.node[0]
 
 
-def check_cut(case: Case, draw: Draw) -> None:
+def check_cut(case: RuleCase, draw: Draw) -> None:
     """Draws a region, splits the node, compares with the whole; partial sums too where the rule has a reduction."""
     model = case.model()
-    expected = run(model, case.feed)
+    expected = run(model, case.inputs)
     layers = form_layers(model, rules())
     assume(layers.tensors["y"].shape is not None)
     shape = output_shape(layers, layers.layers[0])
     assume(expected is not None and expected.shape == shape)  # where a pool has auto_pad, onnxruntime forgets dilations
     assert expected is not None
     check_whole(layers, model)
-    checks.check_cut(layers, model, case, expected, chooser(draw))
+    checks.check_split(layers, model, case, expected, chooser(draw))
 
 
-def check_stand_in(case: Case, draw: Draw) -> None:
+def check_stand_in(case: RuleCase, draw: Draw) -> None:
     """The same in the exact check, where what rounds is replaced: bit-equal."""
-    assume(run(case.model(), case.feed) is not None)
+    assume(run(case.model(), case.inputs) is not None)
     try:
         model, feed = check_model(case.model(), draw(st.integers(0, 9)))
     except DicompilerError:  # onnxruntime's MaxPool refuses an auto_pad that its LpPool takes
@@ -91,7 +101,7 @@ def check_stand_in(case: Case, draw: Draw) -> None:
     expected = run(model, feed)
     layers = form_layers(model, rules())
     assume(expected is not None and expected.shape == output_shape(layers, layers.layers[0]))
-    np.testing.assert_array_equal(run_split(model, layers, chosen_parts(chooser(draw), layers), feed), expected)
+    np.testing.assert_array_equal(run_split(model, layers, choose_parts(chooser(draw), layers), feed), expected)
 
 
 def integers(draw: Draw, *shape: int, most: int = 4, dtype: Any = np.float32) -> Array:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.operator_cases import (
     OPSETS,
     Array,
-    Case,
     Draw,
+    RuleCase,
     integers,
 )
 
@@ -55,7 +55,7 @@ def sliding(draw: Draw, wide_pads: bool, dilated: bool) -> Sliding:
 
 
 @st.composite
-def pools(draw: Draw, op: str) -> Case:
+def pools(draw: Draw, op: str) -> RuleCase:
     """In the form of each opset: rounding up since 10 (LpPool 18), dilations since 10 (AveragePool 19, LpPool 18)."""
     opset = draw(st.sampled_from(OPSETS))
     since = {"MaxPool": (10, 10), "AveragePool": (10, 19), "LpPool": (18, 18)}[op]
@@ -68,7 +68,7 @@ def pools(draw: Draw, op: str) -> Case:
     if op == "LpPool":
         attributes["p"] = draw(st.sampled_from((1, 2)))
     x = integers(draw, draw(st.integers(1, 2)), draw(st.integers(1, 3)), *window.extents, most=50)
-    return Case(op, (x,), attributes, opset, close=op != "MaxPool")
+    return RuleCase(op, (x,), attributes, opset, is_inexact=op != "MaxPool")
 
 
 def shapes(draw: Draw, least: int = 1, most: int = 4) -> list[int]:

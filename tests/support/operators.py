@@ -35,11 +35,11 @@ def summary() -> str:
     """How many there are of each kind."""
     rules = list(builtin_rules())
     kinds = {
-        "element by element": sum(rule.elementwise for rule in rules),
-        "by a rule of their own": sum(rule.cuts and not rule.elementwise for rule in rules),
-        "by partial sums as well": sum(rule.reduction is not None for rule in rules),
+        "element by element": sum(rule.is_elementwise for rule in rules),
+        "by a rule of their own": sum(rule.can_cut and not rule.is_elementwise for rule in rules),
+        "by partial sums as well": sum(rule.reduction_length is not None for rule in rules),
     }
-    cut = sum(rule.cuts for rule in rules)
+    cut = sum(rule.can_cut for rule in rules)
     told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     return (
         f"{cut} operators are cut ({told}); {len(rules) - cut} more are\ncomputed whole and counted. Any other that"
@@ -50,14 +50,17 @@ def summary() -> str:
 def table(cut: bool) -> str:
     """The Markdown table of the operators that can be cut, or of those that are computed whole but counted: a row for
     each way."""
-    rules = [rule for rule in builtin_rules() if rule.cuts == cut]
+    rules = [rule for rule in builtin_rules() if rule.can_cut == cut]
     head = "| operators | how it is cut | partial sums | counted as |" if cut else "| operators | counted as |"
     return "\n".join([head, re.sub(r"[^|]+", "---", head), *_rows(rules, cut)]) + "\n"
 
 
 def _rows(rules: list[OperatorRule], cut: bool) -> Iterator[str]:
     def way(rule: OperatorRule) -> tuple[str, ...]:
-        sums = ("element by element" if rule.elementwise else _said(rule.piece), "yes" if rule.reduction else "")
+        sums = (
+            "element by element" if rule.is_elementwise else _said(rule.piece),
+            "yes" if rule.reduction_length else "",
+        )
         return (*(sums if cut else ()), _said(rule.cost))
 
     for cells, group in groupby(sorted(rules, key=lambda rule: (way(rule), _name(rule))), way):

@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : %d]>
@@ -34,9 +34,9 @@ def network(opset: int = 13) -> Model:
     return Model.load(onnx.shape_inference.infer_shapes(proto))
 
 
-def place(model: Model, plan: Plan) -> Compilation:
+def place(model: Model, plan: Plan) -> PipelineState:
     """The model, rewritten as the plan says."""
-    return Partition().run(Compilation(model=model, layers=form_layers(model, rules()), plan=plan))
+    return PartitionPass().run(PipelineState(model=model, layers=form_layers(model, rules()), plan=plan))
 
 
 def rows(device: str, start: int, stop: int) -> Part:

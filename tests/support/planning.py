@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import onnx
 
-from dicompiler.cost.model import Analytic
+from dicompiler.cost.model import AnalyticModel
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.strategy import Strategy
-from dicompiler.testing import check_plan, cluster
+from dicompiler.testing import check_plan, make_cluster
 
-__all__ = ["FREE", "cluster", "verify"]
+__all__ = ["FREE", "make_cluster", "verify"]
 
-FREE = Analytic(pools=False, elementwise=False, weights=False)
+FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def verify(source: onnx.ModelProto, platform: Platform, strategy: Strategy, objective: str = "latency") -> Plan:

@@ -8,11 +8,11 @@ from typing import Any
 
 from support.layer_graphs import stack
 
-from dicompiler.cost.counting import count
-from dicompiler.cost.profile import kind_of, network_digest, signature
+from dicompiler.cost.counting import count_operations
+from dicompiler.cost.profile import layer_kind, layer_signature, network_digest
 from dicompiler.ir.devices import Device
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.regions import full, with_interval
+from dicompiler.ir.regions import full_region, with_interval
 
 FAST = Device("fast", "fast", 4e9, memory_bandwidth=8e9)
 SLOW = Device("slow", "slow", 1e9, memory_bandwidth=1e9)
@@ -43,10 +43,10 @@ def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, 
     found: dict[str, Any] = {}
     for layer in graph.layers:
         own = found.setdefault(
-            signature(graph, layer),
+            layer_signature(graph, layer),
             {
-                "signature": signature(graph, layer),
-                "kind": kind_of(layer),
+                "signature": layer_signature(graph, layer),
+                "kind": layer_kind(layer),
                 "names": [],
                 "measurements": [],
             },
@@ -54,12 +54,14 @@ def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, 
         own["names"].append(layer.name)
         shape = graph.tensors[layer.output].shape or ()
         if not own["measurements"]:
-            counted = count(graph, layer)
-            own["measurements"] = [entry("whole", 1, 1e-3 + 1e-6 * counted.flops, (counted.flops, counted.moved))]
+            counted = count_operations(graph, layer)
+            own["measurements"] = [entry("whole", 1, 1e-3 + 1e-6 * counted.flops, (counted.flops, counted.moved_bytes))]
             for part in (2, 4) if len(shape) == 4 else ():
                 rows = shape[2] // part
-                less = count(graph, layer, with_interval(full(shape), 2, (0, rows)))
-                own["measurements"].append(entry("axis 2", rows, 1e-3 + 1e-6 * less.flops, (less.flops, less.moved)))
+                less = count_operations(graph, layer, with_interval(full_region(shape), 2, (0, rows)))
+                own["measurements"].append(
+                    entry("axis 2", rows, 1e-3 + 1e-6 * less.flops, (less.flops, less.moved_bytes))
+                )
     return {
         "format": "dicompiler.profile/1", "network": network_digest(graph), "device": device, "host": {}, "threads": 1,
         "repeat": 3, "optimization": "extended", "call_s": 0.0, "layers": list(found.values()), "unmeasured": [],

@@ -10,8 +10,8 @@ from support.generators import random_model
 from support.layer_graphs import formed
 
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.regions import Region, full
-from dicompiler.partition.bounds_inference import cuttable, output_shape
+from dicompiler.ir.regions import Region, full_region
+from dicompiler.partition.bounds_inference import cuttable_axes, output_shape
 
 
 @cache
@@ -22,13 +22,13 @@ def random_layers(seed: int) -> LayerGraph:
 
 def cut_layers(layers: LayerGraph) -> list[Layer]:
     """Those that can be cut along some axis."""
-    return [layer for layer in layers.layers if cuttable(layers, layer)]
+    return [layer for layer in layers.layers if cuttable_axes(layers, layer)]
 
 
 def random_region(rng: Random, layers: LayerGraph, layer: Layer, within: Region | None = None) -> Region:
     """A region of the layer's output that is not empty, cut along axes that can be; inside `within`, where given."""
-    allowed = cuttable(layers, layer)
-    region = list(within or full(output_shape(layers, layer)))
+    allowed = cuttable_axes(layers, layer)
+    region = list(within or full_region(output_shape(layers, layer)))
     for axis in allowed:
         start, stop = region[axis]
         first, last = sorted((rng.randrange(start, stop), rng.randrange(start, stop)))

@@ -12,32 +12,32 @@ from support.generators import integers
 from support.stateful import fed_back, integer_frames, placed_states
 from test_random_plans import compiled
 
-from dicompiler.ir.platform import nameless
-from dicompiler.partition.segmentation import cut
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.partition.segmentation import build_program
 from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import seal
+from dicompiler.target.seal import write_integrity
 from dicompiler.verify.executor import run_model
 
 
 def sent_bytes(result: RunResult) -> Mapping[int, int]:
     """Transfer → bytes that were sent of it."""
-    return {index: count for report in result.reports for index, count in report.sent.items()}
+    return {index: count for report in result.reports for index, count in report.sent_bytes.items()}
 
 
 def check_random(target: Target, seed: int, count: int, place: Path) -> None:
     """Every sink of `count` frames delivers the bits of the whole network, and the bytes sent are those predicted."""
     placed, model, _ = compiled(seed)
     assert placed.plan is not None and placed.routing is not None
-    program = cut(placed.model, placed.plan.devices)
-    target.emit(replace(placed, program=program, platform=nameless(4)), place)
-    seal(place)
+    program = build_program(placed.model, placed.plan.devices)
+    target.emit(replace(placed, program=program, platform=uniform_platform(4)), place)
+    write_integrity(place)
     frames = [integers(Random(frame), model.proto) for frame in range(count)]
 
     result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))
 
-    assert len(result.delivered) == count
-    for inputs, delivered in zip(frames, result.delivered, strict=True):
+    assert len(result.outputs_by_device) == count
+    for inputs, delivered in zip(frames, result.outputs_by_device, strict=True):
         reference = run_model(model, inputs)
         assert set(delivered) == set(placed.plan.sink)
         for outputs in delivered.values():
@@ -54,10 +54,10 @@ def check_random_states(target: Target, seed: int, count: int, place: Path) -> N
     placed = placed_states(rng)
     model = placed.reference
     assert placed.plan is not None and placed.routing is not None and model is not None
-    program = cut(placed.model, placed.plan.devices)
+    program = build_program(placed.model, placed.plan.devices)
     assert any(device.states for device in program.devices)
-    target.emit(replace(placed, program=program, platform=nameless(4)), place)
-    seal(place)
+    target.emit(replace(placed, program=program, platform=uniform_platform(4)), place)
+    write_integrity(place)
     frames = integer_frames(rng, model, count)
 
     result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))

@@ -15,14 +15,14 @@ from typing import Any
 from support.handmade import Made
 
 from dicompiler.base.schema import load_json
-from dicompiler.ir.compilation import Compilation
-from dicompiler.target.seal import seal
+from dicompiler.ir.compilation import PipelineState
+from dicompiler.target.seal import write_integrity
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import Header, Kind, decode
-from dicompiler_targets.sockets.runtime.greeting import CONTROL, TOKEN, Membership
-from dicompiler_targets.sockets.runtime.line import Line
-from dicompiler_targets.sockets.runtime.lines import Lines
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.frames import MessageHeader, MessageType, decode_json
+from dicompiler_targets.sockets.runtime.greeting import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
+from dicompiler_targets.sockets.runtime.line import Connection
+from dicompiler_targets.sockets.runtime.lines import EventLoop
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 LIMIT_S = 2.0
 """From a failure to the end of everything."""
@@ -30,8 +30,8 @@ LIMIT_S = 2.0
 
 def emit(made: Made, directory: Path) -> Path:
     directory.mkdir(exist_ok=True)
-    SocketsTarget().emit(Compilation(model=made[1], program=made[0]), directory)
-    seal(directory)
+    SocketsTarget().emit(PipelineState(model=made[1], program=made[0]), directory)
+    write_integrity(directory)
     return directory
 
 
@@ -55,7 +55,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
     raise AssertionError("it did not happen in time")
 
 
-MEMBER = Membership("12345678", "only members know it")
+MEMBER = RunCredentials("12345678", "only members know it")
 """The run of a `Fake`."""
 
 
@@ -63,19 +63,19 @@ class Fake:
     """The coordinator's place, and that of the peers of a device, taken by a test."""
 
     def __init__(self, directory: Path, listener: socket.socket, device: str, heartbeat_s: float = 60) -> None:
-        self.messages: list[tuple[Header, Any]] = []
+        self.messages: list[tuple[MessageHeader, Any]] = []
         self.device, self.in_flight = device, 1
         self.end = time.monotonic() + 20
         self.digest = load_json(directory / "artifact.json")["digest"]
         address = "{}:{}".format(*listener.getsockname())
         command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20"]
         command += ["--heartbeat", str(heartbeat_s)]
-        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", TOKEN: MEMBER.token}
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", TOKEN_VARIABLE: MEMBER.token}
         self.process = subprocess.Popen(command, cwd=directory / device, stderr=subprocess.PIPE, env=environment)
         self.socket = listener.accept()[0]
-        self.control = Channel(Line(self.socket))
-        self.hello = self.control.greeting(self.end)
-        self.lines = Lines(heartbeat_s)
+        self.control = MessageChannel(Connection(self.socket))
+        self.hello = self.control.receive_greeting(self.end)
+        self.lines = EventLoop(heartbeat_s)
         self.control.start(
             self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
@@ -84,21 +84,21 @@ class Fake:
         """Lets the device connect to `listener` as its peer b, and greets it with `message`."""
         self.tell_peers(b=listener.getsockname())
         peer = listener.accept()[0]
-        channel = Channel(Line(peer))
+        channel = MessageChannel(Connection(peer))
         hello = {"device": "a", "digest": self.digest, **MEMBER.hello("a", "b")}
-        assert channel.greeting(self.end) == hello
-        channel.greet(Kind.HELLO, {**MEMBER.hello("b", "a"), **message}, self.end)
+        assert channel.receive_greeting(self.end) == hello
+        channel.send_greeting(MessageType.HELLO, {**MEMBER.hello("b", "a"), **message}, self.end)
         return peer
 
     def tell_peers(self, **addresses: Any) -> None:
         """Tells the device, as its coordinator, where its peers are."""
-        peers = {"addresses": addresses, "in_flight": self.in_flight, **MEMBER.hello(CONTROL, self.device)}
-        self.control.send_json(Kind.PEERS, peers)
+        peers = {"addresses": addresses, "in_flight": self.in_flight, **MEMBER.hello(COORDINATOR_NAME, self.device)}
+        self.control.send_json(MessageType.PEERS, peers)
 
-    def heard(self, kind: Kind) -> Any:
+    def heard(self, kind: MessageType) -> Any:
         """Waits for a message of that kind."""
-        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].kind is kind), None))
-        return decode(payload) if header.length else None
+        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].type is kind), None))
+        return decode_json(payload) if header.length else None
 
     def ended(self) -> str:
         """Waits for the process to end by itself with code 1: what it wrote."""
@@ -118,7 +118,7 @@ def fake(directory: Path, device: str = "a", heartbeat_s: float = 60) -> Iterato
             one.process.kill()
             one.process.communicate()
             one.control.close()
-            one.lines.end()
+            one.lines.close()
 
 
 def control(directory: Path) -> str:

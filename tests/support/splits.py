@@ -18,17 +18,17 @@ from numpy.typing import NDArray
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.specs import Spec
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Value
-from dicompiler.partition.bounds_inference import cuttable, output_shape, reduction
-from dicompiler.partition.tiling import Label, cut_axis, named_axes, read_within
-from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.program import TensorSpec
+from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
+from dicompiler.partition.tiling import AxisLabel, is_read_only_within, named_axes, split_axis
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.plugin.registry import registry
-from dicompiler.testing.plans import verified
+from dicompiler.testing.plans import verify_plan
 from dicompiler.verify.comparison import Check, random_inputs
 from dicompiler.verify.executor import run_model
 
@@ -51,7 +51,7 @@ class Split:
     number: int = 0
 
 
-def layers_of(compilation: Compilation) -> LayerGraph:
+def layers_of(compilation: PipelineState) -> LayerGraph:
     assert compilation.layers is not None
     return compilation.layers
 
@@ -70,7 +70,7 @@ def rows_and_columns(devices: int = DEVICES) -> tuple[int, int]:
 class Case:
     """A network to be split: prepared, on the cluster; `inputs` of it and the whole model's outputs for them."""
 
-    compilation: Compilation
+    compilation: PipelineState
     inputs: dict[str, NDArray[Any]]
     reference: dict[str, Any]
 
@@ -79,7 +79,7 @@ class Case:
         """From anything that Model.load takes; with its own weights."""
         compilation = replace(prepare(Model.load(source)), platform=cluster(devices))
         model, layers = compilation.model, layers_of(compilation)
-        values = [Value(name, layers.tensors[name].dtype, layers.tensors[name].shape) for name in layers.inputs]
+        values = [TensorSpec(name, layers.tensors[name].dtype, layers.tensors[name].shape) for name in layers.inputs]
         inputs = random_inputs(values)
         return cls(compilation, inputs, run_model(model, inputs))
 
@@ -89,18 +89,18 @@ class Case:
 
     def plan(self, split: Split) -> Plan:
         """The plan that the pipeline of `split` makes from its text, as `dicompiler opt -p` would."""
-        plan = PassManager(pipeline(",".join(map(str, split.pipeline)))).run(self.compilation).plan
+        plan = PassManager(make_pipeline(",".join(map(str, split.pipeline)))).run(self.compilation).plan
         assert plan is not None
         return plan
 
-    def with_plan(self, plan: Plan) -> Compilation:
+    def with_plan(self, plan: Plan) -> PipelineState:
         """The compilation, to be split as the plan says."""
         return replace(self.compilation, plan=plan)
 
     def verify(self, split: Split, seeds: Sequence[int] | None = None) -> tuple[Check, Check, Check]:
         """(exact, real weights, bytes): bit-equal check models of all seeds that are needed, outputs of every sink
         within tolerance, and every transfer as long as predicted."""
-        exact, *outputs, sent = verified(self.compilation, self.plan(split), self.inputs, self.reference, seeds)
+        exact, *outputs, sent = verify_plan(self.compilation, self.plan(split), self.inputs, self.reference, seeds)
         return exact, next((check for check in outputs if not check.passed), outputs[0]), sent
 
 
@@ -124,7 +124,7 @@ def _rest(layers: LayerGraph, cut: Iterable[str], count: int) -> list[Spec]:
     left = [layer.name for layer in layers.layers if layer.name not in taken]
     devices = [device.name for device in cluster(count).devices]
     dealt = [(device, left[i::count]) for i, device in enumerate(devices)]
-    return [Spec.of("place", {"layers": tuple(names), "device": device}) for device, names in dealt if names]
+    return [Spec.from_mapping("place", {"layers": tuple(names), "device": device}) for device, names in dealt if names]
 
 
 def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
@@ -132,41 +132,41 @@ def _pipeline(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     names = [layer.name for layer in layers.layers]
     bounds = [len(names) * i // devices for i in range(devices + 1)]
     specs = [
-        Spec.of("place", {"layers": tuple(names[bounds[i] : bounds[i + 1]]), "device": device.name})
+        Spec.from_mapping("place", {"layers": tuple(names[bounds[i] : bounds[i + 1]]), "device": device.name})
         for i, device in enumerate(cluster(devices).devices)
         if bounds[i] < bounds[i + 1]
     ]
     return specs, names
 
 
-def pieces(layers: LayerGraph, layer: Layer, label: Label, most: int) -> int:
+def pieces(layers: LayerGraph, layer: Layer, label: AxisLabel, most: int) -> int:
     """Into how many parts, at most `most`, the layer can be cut along the axis of that name; 1 where it cannot be."""
     axis = named_axes(layers).get(layer.output, {}).get(label)
-    if layer.reason or axis is None or axis not in cuttable(layers, layer):
+    if layer.whole_reason or axis is None or axis not in cuttable_axes(layers, layer):
         return 1
     counts = range(min(most, output_shape(layers, layer)[axis]), 1, -1)
-    fits = (n for n in counts if all(start < stop for start, stop in cut_axis(layers, layer, axis, [1.0] * n)))
+    fits = (n for n in counts if all(start < stop for start, stop in split_axis(layers, layer, axis, [1.0] * n)))
     return next(fits, 1)
 
 
 def _by_count(name: str, counts: dict[str, int], devices: int) -> tuple[list[Spec], list[str]]:
     """A pass for all layers that are cut into as many parts."""
     specs = [
-        Spec.of(name, {"layers": tuple(n for n, own in counts.items() if own == count), "parts": str(count)})
+        Spec.from_mapping(name, {"layers": tuple(n for n, own in counts.items() if own == count), "parts": str(count)})
         for count in range(devices, 1, -1)
         if count in counts.values()
     ]
     return specs, [name for name, count in counts.items() if count > 1]
 
 
-def _along(name: str, label: Label, layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
+def _along(name: str, label: AxisLabel, layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     return _by_count(name, {layer.name: pieces(layers, layer, label, devices) for layer in layers.layers}, devices)
 
 
 def _grid(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     grid = partial(allows, layers, "fused-grid")
     cut = [layer.name for layer in layers.layers if grid(layer) and in_grid(layers, layer, devices)]
-    return [Spec.of("tile-grid", {"layers": tuple(cut), **_grid_options(devices)})], cut
+    return [Spec.from_mapping("tile-grid", {"layers": tuple(cut), **_grid_options(devices)})], cut
 
 
 def _grid_options(devices: int) -> dict[str, str]:
@@ -182,12 +182,12 @@ def in_grid(layers: LayerGraph, layer: Layer, devices: int = DEVICES) -> bool:
 
 def _lip(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     """Merged on one device, scattered by channels, on every device: in turn."""
-    chosen = [layer for layer in layers.layers if (reduction(layers, layer) or 0) >= devices]
+    chosen = [layer for layer in layers.layers if (reduction_length(layers, layer) or 0) >= devices]
     specs = []
     for merge in _MERGES:
         names = tuple(layer.name for k, layer in enumerate(chosen) if _merge(layers, layer, k, devices) == merge)
         if names:
-            specs.append(Spec.of("lip", {"layers": names, "parts": str(devices), "merge": merge}))
+            specs.append(Spec.from_mapping("lip", {"layers": names, "parts": str(devices), "merge": merge}))
     return specs, [layer.name for layer in chosen]
 
 
@@ -203,7 +203,7 @@ def _fuse(layers: LayerGraph, devices: int) -> tuple[list[Spec], list[str]]:
     for layer in layers.layers:
         chain = _chain(layers, layer, devices)
         if chain and layer.name not in cut:
-            specs.append(Spec.of("fuse", {"layers": chain, "parts": str(devices)}))
+            specs.append(Spec.from_mapping("fuse", {"layers": chain, "parts": str(devices)}))
             cut.extend(chain)
     return specs, cut
 
@@ -218,11 +218,11 @@ def _chain(layers: LayerGraph, first: Layer, devices: int) -> tuple[str, ...]:
         if len(readers) != 1 or chain[-1].output in layers.outputs or len(readers[0].inputs) != 1:
             return ()
         chain.append(readers[0])
-        if readers[0].reason:
+        if readers[0].whole_reason:
             return ()
-        if reduction(layers, readers[0]) is not None:
+        if reduction_length(layers, readers[0]) is not None:
             names = tuple(layer.name for layer in chain)
-            spec = Spec.of("fuse", {"layers": names, "parts": str(devices)})
+            spec = Spec.from_mapping("fuse", {"layers": names, "parts": str(devices)})
             return names if _accepted(layers, spec, devices) else ()
 
 
@@ -230,7 +230,9 @@ def _accepted(layers: LayerGraph, spec: Spec, devices: int) -> bool:
     """Whether the pass takes these layers: only it knows whether channels become one range of input channels."""
     annotation = registry().make("passes", spec)
     try:
-        annotation.annotate(layers, [layers.by_name[n] for n in annotation.layers], [f"d{i}" for i in range(devices)])
+        annotation.annotate(
+            layers, [layers.layer_by_name[n] for n in annotation.layers], [f"d{i}" for i in range(devices)]
+        )
     except DicompilerError:
         return False
     return True
@@ -248,9 +250,9 @@ MAKERS: dict[str, Callable[[LayerGraph, int], tuple[list[Spec], list[str]]]] = {
 
 def allows(layers: LayerGraph, kind: str, layer: Layer) -> bool:
     """Whether a fused tile of that kind can go through the layer."""
-    labels: tuple[Label, ...] = ("height",) if kind == "fused-height" else ("height", "width")
+    labels: tuple[AxisLabel, ...] = ("height",) if kind == "fused-height" else ("height", "width")
     own = named_axes(layers).get(layer.output, {})
-    return not layer.reason and all(own.get(label) in cuttable(layers, layer) for label in labels)
+    return not layer.whole_reason and all(own.get(label) in cuttable_axes(layers, layer) for label in labels)
 
 
 def exits(layers: LayerGraph, kind: str, devices: int = DEVICES) -> dict[str, tuple[Layer, ...]]:
@@ -270,7 +272,7 @@ def largest_set(layers: LayerGraph, last: Layer, allowed: Callable[[Layer], bool
     """The largest set, in layer order, whose one exit is `last` and whose other layers are `allowed`."""
     names = {last.name}
     for layer in reversed(layers.layers):
-        if allowed(layer) and read_within(layers, layer, names):
+        if allowed(layer) and is_read_only_within(layers, layer, names):
             names.add(layer.name)
     return tuple(layer for layer in layers.layers if layer.name in names)
 
@@ -285,7 +287,7 @@ def random_set(rng: Random, layers: LayerGraph, last: Layer, largest: Sequence[L
     """A random set within `largest` whose one exit is `last`: layers join that nobody outside reads."""
     names = {last.name}
     for _ in range(rng.randrange(1, len(largest))):
-        ready = [layer for layer in largest if layer.name not in names and read_within(layers, layer, names)]
+        ready = [layer for layer in largest if layer.name not in names and is_read_only_within(layers, layer, names)]
         names.add(rng.choice(ready).name)
     return tuple(layer for layer in largest if layer.name in names)
 
@@ -303,7 +305,7 @@ def random_sets(
         if len(sets) == count:
             break
         name = rng.choice(names)
-        chosen = random_set(rng, layers, layers.by_name[name], found[name])
+        chosen = random_set(rng, layers, layers.layer_by_name[name], found[name])
         if not forked or branches(layers, chosen):
             sets[tuple(layer.name for layer in chosen)] = chosen
     return list(sets.values())
@@ -318,6 +320,6 @@ def _fused_splits(layers: LayerGraph, kind: str, sets: int, seed: int, devices: 
         names = tuple(layer.name for layer in own)
         options: dict[str, str | tuple[str, ...]] = {"layers": names, **_grid_options(devices)}
         if kind == "fused-height":
-            last = next(layer for layer in own if not read_within(layers, layer, names))
+            last = next(layer for layer in own if not is_read_only_within(layers, layer, names))
             options = {"layers": names, "parts": str(pieces(layers, last, "height", devices))}
-        yield Split(kind, (Spec.of("fuse-tiles", options), *_rest(layers, names, devices)), names, number)
+        yield Split(kind, (Spec.from_mapping("fuse-tiles", options), *_rest(layers, names, devices)), names, number)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dicompiler_strategies.stahl import Scheme, Size, scaled_cost
+from dicompiler_strategies.stahl import IlpLayer, PartitionScheme, scaled_cost
 
 
-def chained(sizes: Sequence[int]) -> tuple[Size, ...]:
+def chained(sizes: Sequence[int]) -> tuple[IlpLayer, ...]:
     """Fully connected layers in a row: (4, 8, 16) → two layers, 4 × 8 and 8 × 16. Eq. (2): Q = K · M."""
     return tuple(
-        Size(f"{at + 1}", M, K, M * K, at - 1 if at else None) for at, (M, K) in enumerate(itertools.pairwise(sizes))
+        IlpLayer(f"{at + 1}", M, K, M * K, at - 1 if at else None)
+        for at, (M, K) in enumerate(itertools.pairwise(sizes))
     )
 
 
@@ -34,12 +35,12 @@ _PAIRS = {
 }
 
 
-def table_2() -> tuple[Size, ...]:
+def table_2() -> tuple[IlpLayer, ...]:
     """The layers of the paper's table 2. Pools, routes and reorg are not counted; layer 16's input is held in shares;
     layer 26 reads layer 16. Eq. (5): Q = U · V · C · O."""
     numbers = list(_YOLO)
     return tuple(
-        Size(
+        IlpLayer(
             f"{number}",
             C * side * side,
             out * side * side,
@@ -52,23 +53,23 @@ def table_2() -> tuple[Size, ...]:
     )
 
 
-def variant(name: str) -> tuple[Scheme, ...]:
+def variant(name: str) -> tuple[PartitionScheme, ...]:
     """A row of table 2: LOP, FUSE4, FUSE3, FUSE2, FUSE1; layers that are not fused are in LOP form."""
-    roles: dict[int, Scheme] = {}
+    roles: dict[int, PartitionScheme] = {}
     for first, second in _PAIRS[name]:
         roles |= {first: "f", second: "s"}
     return tuple(roles.get(number, "o") for number in _YOLO)
 
 
-def memory(layers: Sequence[Size], N: int) -> float:
+def memory(layers: Sequence[IlpLayer], N: int) -> float:
     """F_n of eq. (7), in elements: the weights in equal shares, whatever the schemes."""
     return sum(layer.Q for layer in layers) / N
 
 
-def communication(layers: Sequence[Size], schemes: Sequence[Scheme], N: int, reuse: bool = False) -> float:
+def communication(layers: Sequence[IlpLayer], schemes: Sequence[PartitionScheme], N: int, reuse: bool = False) -> float:
     """C of eq. (10) for given schemes, in elements."""
     total = 0
     for layer, scheme in zip(layers, schemes, strict=True):
-        held = layer.held if layer.before is None else schemes[layer.before] == "o"
+        held = layer.is_held if layer.previous is None else schemes[layer.previous] == "o"
         total += scaled_cost(layer, scheme, held and (scheme == "o" or (reuse and scheme == "f")), N)
     return total / N

@@ -13,12 +13,12 @@ from onnx import helper, numpy_helper
 from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.states import set_states, states_of
+from dicompiler.ir.states import read_states, write_states
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 FLOAT = onnx.TensorProto.FLOAT
 
@@ -54,22 +54,22 @@ def random_stateful(rng: Random, states: int = 2) -> Model:
         graph.output.append(helper.make_tensor_value_info(present, FLOAT, shapes[into]))
         graph.value_info.append(helper.make_tensor_value_info(sums, FLOAT, shapes[into]))
         pairs.append((past, present))
-    set_states(proto, pairs)
+    write_states(proto, pairs)
     return Model.load(proto)
 
 
-def placed_states(rng: Random) -> Compilation:
+def placed_states(rng: Random) -> PipelineState:
     """A random network with states under a random plan, partitioned."""
     model = random_stateful(rng)
     layers = form_layers(model, rules())
-    placed = Partition().run(Compilation(model=model, layers=layers, plan=random_plan(rng, layers)))
+    placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=random_plan(rng, layers)))
     placed.model.check("partition")
     return replace(placed, reference=model)
 
 
 def integer_frames(rng: Random, model: Model, count: int) -> list[dict[str, Any]]:
     """Frames of integers; states begin as zeros, and anew in the third, which gives one of them."""
-    pasts = dict(states_of(model.proto) or ())
+    pasts = dict(read_states(model.proto) or ())
     frames = [integers(rng, model.proto) for _ in range(count)]
     given = {name: value for name, value in frames[2].items() if name == next(iter(pasts))}
     frames = [{name: value for name, value in frame.items() if name not in pasts} for frame in frames]
@@ -82,11 +82,11 @@ def fed_back(model: Model, frames: Iterable[Mapping[str, Any]]) -> list[dict[str
     frame gives them."""
     shapes, made, kept = model.tensors(), list[dict[str, Any]](), dict[str, Any]()
     for frame in frames:
-        pasts = [past for past, _ in states_of(model.proto) or ()]
+        pasts = [past for past, _ in read_states(model.proto) or ()]
         anew = not kept or any(past in frame for past in pasts)
         if anew:
             kept = {past: np.zeros(shapes[past].shape or (), np.float32) for past in pasts}
         outputs = run_model(model, {**kept, **frame})
-        kept = {past: outputs.pop(present) for past, present in states_of(model.proto) or ()}
+        kept = {past: outputs.pop(present) for past, present in read_states(model.proto) or ()}
         made.append(outputs)
     return made

@@ -22,7 +22,14 @@ from typing import Any
 
 from support.running import pids
 
-from dicompiler_targets.sockets.runtime.frames import HEADER, MAGIC, PROTOCOL, Header, Kind, pack
+from dicompiler_targets.sockets.runtime.frames import (
+    HEADER_STRUCT,
+    MAGIC,
+    PROTOCOL_VERSION,
+    MessageHeader,
+    MessageType,
+    pack_header,
+)
 
 DRIBBLE_S = 0.2
 """Seconds between two bytes of those who send them one by one: no silence is ever long enough to be noticed."""
@@ -31,7 +38,7 @@ DRIBBLE_S = 0.2
 def hello(device: str, digest: str = "0" * 64, **more: Any) -> bytes:
     """A greeting as a device would send it."""
     words = json.dumps({"device": device, "digest": digest, "address": ["127.0.0.1", 9], **more}).encode()
-    return pack(Header(Kind.HELLO, 0, 0, len(words))) + words
+    return pack_header(MessageHeader(MessageType.HELLO, 0, 0, len(words))) + words
 
 
 def client_hello() -> bytes:
@@ -91,7 +98,7 @@ def kinds(device: str, digest: str) -> list[Callable[[socket.socket], None]]:
     return [
         _said(b""),
         _said(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
-        _said(HEADER.pack(MAGIC, PROTOCOL, Kind.HELLO, 0, 0, 0, 1 << 60)),
+        _said(HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.HELLO, 0, 0, 0, 1 << 60)),
         _said(hello("nobody")),
         _said(hello(device)),
         _said(hello(device, digest)),
@@ -104,7 +111,7 @@ def kinds(device: str, digest: str) -> list[Callable[[socket.socket], None]]:
         _flood,
         _shake,
         _said(client_hello()),
-        _said(pack(Header(Kind.HELLO, 0, 0, 9000)) + b"[" * 9000),
+        _said(pack_header(MessageHeader(MessageType.HELLO, 0, 0, 9000)) + b"[" * 9000),
     ]
 
 

@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from dicompiler.base.schema import load_json
-from dicompiler.target.digests import file_record
-from dicompiler.target.seal import seal, sealed_text
+from dicompiler.target.digests import make_file_record
+from dicompiler.target.seal import format_checksummed_json, write_integrity
 
 
 def flip(path: Path, random: Random) -> tuple[int, bytes]:
@@ -28,7 +28,7 @@ def rewrite(path: Path, change: Callable[[Any], object]) -> None:
     """Changes the JSON object of a sealed file, and seals it again."""
     document = load_json(path)
     change(document)
-    path.write_text(sealed_text(document), encoding="utf-8")
+    path.write_text(format_checksummed_json(document), encoding="utf-8")
 
 
 def reseal(artifact: Path) -> Path:
@@ -37,9 +37,9 @@ def reseal(artifact: Path) -> Path:
         for name in load_json(path).get("files", {}):
             file = path.parent / name
             if file.is_file():
-                record = file_record(file)
+                record = make_file_record(file)
                 rewrite(path, lambda document, name=name, record=record: document["files"].update({name: record}))
-    seal(artifact)
+    write_integrity(artifact)
     return artifact
 
 

@@ -11,21 +11,21 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.driver.compiler import decide, split
-from dicompiler.driver.prepare import pose, prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import choose_plan, lower
+from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import nameless
-from dicompiler.networks.builder import Builder
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.plugin.registry import registry
 from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import seal
+from dicompiler.target.seal import write_integrity
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.normalise import normalise
 from dicompiler_passes.quantise import quantise
-from dicompiler_targets.tflm.lowering import lower
-from dicompiler_targets.tflm.proof import Micro, Runtime
+from dicompiler_targets.tflm.lowering import lower_segment
+from dicompiler_targets.tflm.proof import MicroRuntime, ModelRuntime
 from dicompiler_targets.tflm.target import TflmTarget
 
 CODES = Path(__file__).parents[1] / "fixtures" / "tflm"
@@ -34,7 +34,7 @@ CODES = Path(__file__).parents[1] / "fixtures" / "tflm"
 
 def block() -> onnx.ModelProto:
     """What MobileNet is made of: widening, depthwise with stride, narrowing, a residual, ReLU6 throughout."""
-    net = Builder("block", (1, 3, 24, 24))
+    net = NetworkBuilder("block", (1, 3, 24, 24))
     x = "input"
     for name, channels, stride in (("stem", 8, 2), ("one", 8, 1), ("two", 16, 2)):
         start = x
@@ -43,16 +43,16 @@ def block() -> onnx.ModelProto:
         x = net.batch_norm(net.conv(x, f"{name}.deep", 24, 3, stride, group=24, bias=False), f"{name}.bn2")
         x = net.clip(x, f"{name}.relu2", 0, 6)
         x = net.batch_norm(net.conv(x, f"{name}.narrow", channels, 1, bias=False), f"{name}.bn3")
-        x = net.add(start, x, f"{name}.add") if net.shape[start] == net.shape[x] else x
+        x = net.add(start, x, f"{name}.add") if net.shapes[start] == net.shapes[x] else x
     x = net.flatten(net.global_average(x, "average"), "flatten")
-    return net.model(net.gemm(x, "classifier", 10), 0)
+    return net.to_model(net.gemm(x, "classifier", 10), 0)
 
 
-def compiled(network: onnx.ModelProto | Model, strategy: str = "single", devices: int = 1) -> Compilation:
+def compiled(network: onnx.ModelProto | Model, strategy: str = "single", devices: int = 1) -> PipelineState:
     """The program of a network on as many nameless devices."""
-    base = replace(prepare(Model.load(network)), platform=nameless(devices))
-    plan = decide(pose(base), registry().make("strategies", strategy), None)
-    return split(replace(base, plan=plan))
+    base = replace(prepare(Model.load(network)), platform=uniform_platform(devices))
+    plan = choose_plan(make_problem(base), registry().make("strategies", strategy), None)
+    return lower(replace(base, plan=plan))
 
 
 def int8(source: Model, samples: int = 8) -> Model:
@@ -63,37 +63,41 @@ def int8(source: Model, samples: int = 8) -> Model:
 
 
 def play(
-    compilation: Compilation, inputs: Mapping[str, NDArray[Any]], make: type[Runtime] = Micro
+    compilation: PipelineState, inputs: Mapping[str, NDArray[Any]], make: type[ModelRuntime] = MicroRuntime
 ) -> dict[str, NDArray[Any]]:
     """What the segments of a compilation with a plan give in a runtime, in this process. DicompilerError where a
     transfer does not carry the bytes predicted."""
-    program = split(compilation).program
+    program = lower(compilation).program
     assert program is not None
-    return Executor(program, make=lambda segment: make(lower(segment, program.weights))).run(inputs).outputs
+    return (
+        ProgramExecutor(program, make_runner=lambda segment: make(lower_segment(segment, program.weights)))
+        .run(inputs)
+        .outputs
+    )
 
 
-def emitted(compilation: Compilation, directory: Path, **options: Any) -> Path:
+def emitted(compilation: PipelineState, directory: Path, **options: Any) -> Path:
     """The artifact of a compilation."""
     directory.mkdir(exist_ok=True)
     TflmTarget(**options).emit(compilation, directory)
-    seal(directory)
+    write_integrity(directory)
     return directory
 
 
-def checked(compilation: Compilation, model: Model, directory: Path, tolerance: float) -> RunResult:
+def checked(compilation: PipelineState, model: Model, directory: Path, tolerance: float) -> RunResult:
     """Emits and runs a compilation for two frames: outputs as onnxruntime's within `tolerance` of the range, and all
     bytes as predicted."""
     assert compilation.program is not None
     emitted(compilation, directory)
     frames = [random_inputs(compilation.program.inputs, seed) for seed in (0, 1)]
     result = TflmTarget().run(directory, frames, RunOptions(timeout_s=60))
-    for inputs, delivered in zip(frames, result.delivered, strict=True):
+    for inputs, delivered in zip(frames, result.outputs_by_device, strict=True):
         reference = run_model(model, inputs)
         for outputs in delivered.values():
             for name, value in outputs.items():
                 assert value.dtype == reference[name].dtype and value.shape == reference[name].shape
                 assert difference(reference[name], value) <= tolerance, name
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     assert sent == {transfer.index: 2 * transfer.value.nbytes for transfer in compilation.program.transfers}
     return result
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dicompiler.cost.simulation import Simulation
+from dicompiler.cost.simulation import SimulationResult
 from dicompiler.cost.simulator import simulate
-from dicompiler.cost.workload import workload
+from dicompiler.cost.workload import build_workload
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.program import UNWRITTEN, Program
+from dicompiler.ir.program import NO_MODEL, Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.placed_graph import Given
-from dicompiler.partition.placement import place
-from dicompiler.partition.segmentation import cut
+from dicompiler.partition.placed_graph import ModelFacts
+from dicompiler.partition.placement import place_parts
+from dicompiler.partition.segmentation import build_program
 from dicompiler.search.problem import Problem
 
 
@@ -21,22 +21,22 @@ def check_unwritten(model: Model, routing: Routing, plan: Plan, program: Program
     """The program of the unwritten graph is that which was cut of the written one, but for models and weights."""
     hosts = {device.device: device.host for device in program.devices}
     devices = tuple(
-        replace(device, segments=tuple(replace(segment, model=UNWRITTEN) for segment in device.segments))
+        replace(device, segments=tuple(replace(segment, model=NO_MODEL) for segment in device.segments))
         for device in program.devices
     )
     expected = replace(program, devices=devices, weights={})
-    assert cut(place(Given.of(model), routing, plan), list(hosts), hosts) == expected
+    assert build_program(place_parts(ModelFacts.from_model(model), routing, plan), list(hosts), hosts) == expected
 
 
-def check_weighed(problem: Problem, plan: Plan) -> Simulation:
+def check_weighed(problem: Problem, plan: Plan) -> SimulationResult:
     """Routing, workload, metrics and a stream of frames are equal, to the last bit."""
-    sketched = problem.sketch(plan)
+    sketched = problem.draft_program(plan)
     assert sketched.program is not None and sketched.routing is not None
-    written = workload(sketched.program, sketched.routing, problem.platform, problem.cost)
+    written = build_workload(sketched.program, sketched.routing, problem.platform, problem.cost_model)
     routing, work = problem.workload(plan)
     assert routing == sketched.routing
     assert work == written
-    assert repr(problem.evaluate(plan)) == repr(problem.metrics(sketched))
+    assert repr(problem.evaluate(plan)) == repr(problem.program_metrics(sketched))
     played = problem.simulate(plan, 3, 2)
     assert played == simulate(written, problem.platform, 3, 2)
     return played

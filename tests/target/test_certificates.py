@@ -13,24 +13,24 @@ from cryptography import x509
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.target.remote import certificates
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 
 
 def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("precious")
     with pytest.raises(DicompilerError, match=r"it exists and is no set of keys of ours"):
-        make(["a"], tmp_path)
+        make_keys(["a"], tmp_path)
     with pytest.raises(DicompilerError, match=r"its parent is no directory"):
-        make(["a"], tmp_path / "no" / "keys")
-    make(["a"], tmp_path / "old", days=-2)
+        make_keys(["a"], tmp_path / "no" / "keys")
+    make_keys(["a"], tmp_path / "old", days=-2)
     with pytest.raises(DicompilerError, match=r"authority: its certificate has expired: make all keys anew"):
-        make(["a", "b"], tmp_path / "old")
+        make_keys(["a", "b"], tmp_path / "old")
     (tmp_path / "old" / "authority" / "key.pem").write_text("rubbish")
     with pytest.raises(DicompilerError, match=r"authority: cannot be used"):
-        make(["a", "b"], tmp_path / "old")
+        make_keys(["a", "b"], tmp_path / "old")
     shutil.rmtree(tmp_path / "old" / "authority")
     with pytest.raises(DicompilerError, match=r"authority: cannot be used"):
-        make(["a", "b"], tmp_path / "old")
+        make_keys(["a", "b"], tmp_path / "old")
     assert {path.name for path in tmp_path.iterdir()} == {"other", "old"}
 
 
@@ -44,12 +44,12 @@ def certificate(place: Path) -> x509.Certificate:
 
 def test_keys_made_twice_stay_as_they_are_and_only_what_is_missing_is_made(tmp_path: Path) -> None:
     place = tmp_path / "keys"
-    assert make(["a", "b"], place) == ("coordinator", "a", "b")
+    assert make_keys(["a", "b"], place) == ("coordinator", "a", "b")
     before = {path: path.read_bytes() for path in place.rglob("*.pem") if path.name != "issued.pem"}
-    assert make(["a", "b"], place) == ()
-    assert make(["a", "b", "c"], place) == ("c",)
+    assert make_keys(["a", "b"], place) == ()
+    assert make_keys(["a", "b", "c"], place) == ("c",)
     assert {path: path.read_bytes() for path in before} == before
-    assert make(["a"], place, renew=True) == ("coordinator", "a")
+    assert make_keys(["a"], place, renew=True) == ("coordinator", "a")
     assert sorted(path.name for path in (place / "devices").iterdir()) == ["a"]
     assert not any(path.read_bytes() == content for path, content in before.items() if path.exists())
 
@@ -60,28 +60,28 @@ def test_what_else_lies_there_stays_and_what_stands_in_the_way_is_told(tmp_path:
     (tmp_path / "mine" / "authority").mkdir()
     (tmp_path / "mine" / "letter").write_text("precious")
     with pytest.raises(DicompilerError, match=r"mine: it exists and is no set of keys of ours"):
-        make(["a"], tmp_path / "mine", renew=True)
-    make(["a"], place)
+        make_keys(["a"], tmp_path / "mine", renew=True)
+    make_keys(["a"], place)
     old = {path: path.read_bytes() for path in place.rglob("*.pem")}
     (place / "letter").write_text("precious")
     (place / "devices" / "a" / "note").write_text("precious")
     (place / "link").symlink_to(tmp_path / "mine")
     (place / "empty").mkdir()
-    assert make(["a"], place, renew=True) == ("coordinator", "a")
+    assert make_keys(["a"], place, renew=True) == ("coordinator", "a")
     assert not any(path.read_bytes() == content for path, content in old.items())
     assert (place / "devices" / "a" / "note").read_text() == (place / "letter").read_text() == "precious"
     assert (place / "link").readlink() == tmp_path / "mine" and (place / "empty").is_dir()
     old = {path: path.read_bytes() for path in place.rglob("*.pem")}
     (place / "devices" / "b").symlink_to(tmp_path / "mine")
     with pytest.raises(DicompilerError, match=r"devices/b: it is not ours, and stands where we write"):
-        make(["a", "b"], place, renew=True)
+        make_keys(["a", "b"], place, renew=True)
     assert {path: path.read_bytes() for path in place.rglob("*.pem")} == old
     assert (tmp_path / "mine" / "letter").read_text() == "precious"
 
 
 def test_a_renewal_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "keys"
-    make(["a"], place)
+    make_keys(["a"], place)
     old = {path: path.read_bytes() for path in place.rglob("*.pem")}
 
     def full(path: Path, content: bytes, left: list[int] = [4]) -> None:  # noqa: B006
@@ -90,10 +90,10 @@ def test_a_renewal_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: py
             raise OSError(28, "No space left on device")
         written(path, content)
 
-    written = certificates._write
+    written = certificates._write_private_file
     monkeypatch.setattr(certificates, "_write", full)
     with pytest.raises(DicompilerError, match=r"keys: it cannot be written: No space left"):
-        make(["a"], place, renew=True)
+        make_keys(["a"], place, renew=True)
     assert {path: path.read_bytes() for path in place.rglob("*.pem")} == old
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
@@ -109,54 +109,54 @@ def revoked(place: Path) -> set[int]:
 
 def test_all_certificates_of_a_revoked_device_are_on_every_ends_list(tmp_path: Path) -> None:
     place = tmp_path / "keys"
-    make("ab", place)
+    make_keys("ab", place)
     serials = [certificate(place / "devices" / "b").serial_number]
     shutil.rmtree(place / "devices" / "b")  # lost, but whoever has it could still use it
-    assert make("ab", place) == ("b",)
+    assert make_keys("ab", place) == ("b",)
     serials.append(certificate(place / "devices" / "b").serial_number)
     assert revoked(place) == set()
-    assert make("ab", place, revoke=["b"]) == ()
+    assert make_keys("ab", place, revoke=["b"]) == ()
     assert revoked(place) == {*serials}
-    assert make("abc", place) == ("c",) and revoked(place) == {*serials}
+    assert make_keys("abc", place) == ("c",) and revoked(place) == {*serials}
     a, before = certificate(place / "devices" / "a"), place.joinpath("authority", "cert.pem").read_bytes()
-    assert make("abc", place, revoke=["b"], renew=True) == ("b",)
+    assert make_keys("abc", place, revoke=["b"], renew=True) == ("b",)
     assert certificate(place / "devices" / "b").serial_number not in revoked(place)
     assert revoked(place) == {*serials}
     assert certificate(place / "devices" / "a") == a
     assert place.joinpath("authority", "cert.pem").read_bytes() == before
-    assert make("abc", place, renew=True) == ("coordinator", "a", "b", "c") and revoked(place) == set()
+    assert make_keys("abc", place, renew=True) == ("coordinator", "a", "b", "c") and revoked(place) == set()
     for name in ("d", "coordinator", "dicompiler:coordinator"):
         with pytest.raises(UsageError, match=rf"no device '{name}' has keys of it"):
-            make("abc", place, revoke=[name])
+            make_keys("abc", place, revoke=[name])
 
 
 def test_a_list_that_another_authority_signed_is_not_carried_on(tmp_path: Path) -> None:
-    make("a", tmp_path / "one")
-    make("a", tmp_path / "two")
+    make_keys("a", tmp_path / "one")
+    make_keys("a", tmp_path / "two")
     shutil.copy(tmp_path / "two" / "authority" / "crl.pem", tmp_path / "one" / "authority")
     with pytest.raises(DicompilerError, match=r"its crl\.pem is not its own"):
-        make("ab", tmp_path / "one")
+        make_keys("ab", tmp_path / "one")
 
 
 def test_no_certificate_outlasts_its_authority_and_the_end_is_told_in_time(tmp_path: Path) -> None:
     place = tmp_path / "keys"
-    make("a", place, days=40)
-    assert certificates.notice(place) is None
-    make("abc", place, days=20)
+    make_keys("a", place, days=40)
+    assert certificates.describe_expiring_certificates(place) is None
+    make_keys("abc", place, days=20)
     assert re.fullmatch(r".*/keys: the certificates of b, c expire on \d{4}-\d\d-\d\d: .*--renew'", notice(place))
-    make("abcd", place)
+    make_keys("abcd", place)
     end = certificate(place / "authority").not_valid_after_utc
     assert certificate(place / "devices" / "d").not_valid_after_utc == end
-    make("a", tmp_path / "old", days=-2)
+    make_keys("a", tmp_path / "old", days=-2)
     assert ": the certificates of a, authority, coordinator have expired on " in notice(tmp_path / "old")
 
 
 def notice(place: Path) -> str:
-    return certificates.notice(place) or ""
+    return certificates.describe_expiring_certificates(place) or ""
 
 
 def test_all_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
-    make(["a"], tmp_path / "keys")
+    make_keys(["a"], tmp_path / "keys")
     paths = [tmp_path / "keys", *(tmp_path / "keys").rglob("*")]
     assert {mode(path) for path in paths if path.is_dir()} == {0o700}
     assert {mode(path) for path in paths if path.is_file()} == {0o600}
@@ -165,7 +165,7 @@ def test_all_that_is_made_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_each_end_has_a_certificate_of_its_own_name_signed_by_the_one_authority(tmp_path: Path) -> None:
     place = tmp_path / "keys"
-    make(["a", "b"], place)
+    make_keys(["a", "b"], place)
     authority = certificate(place / "authority")
     ends = {"coordinator": place / "coordinator", **{f"device:{n}": place / "devices" / n for n in "ab"}}
     for name, end in ends.items():
@@ -180,14 +180,14 @@ def test_each_end_has_a_certificate_of_its_own_name_signed_by_the_one_authority(
 
 def test_another_clusters_certificates_are_not_of_this_one(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        make(["a"], tmp_path / name)
+        make_keys(["a"], tmp_path / name)
     authority = certificate(tmp_path / "one" / "authority")
     with pytest.raises(ValueError, match="Issuer"):
         certificate(tmp_path / "two" / "devices" / "a").verify_directly_issued_by(authority)
 
 
 def test_they_are_valid_for_as_many_days_as_asked_for_and_a_little_before(tmp_path: Path) -> None:
-    make(["a"], tmp_path / "keys", days=10)
+    make_keys(["a"], tmp_path / "keys", days=10)
     own, now = certificate(tmp_path / "keys" / "devices" / "a"), datetime.datetime.now(datetime.UTC)
     assert own.not_valid_before_utc < now - datetime.timedelta(hours=23)
     assert abs(own.not_valid_after_utc - now - datetime.timedelta(days=10)) < datetime.timedelta(minutes=10)

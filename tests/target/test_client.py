@@ -16,7 +16,7 @@ from support.tampering import rewrite
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 
 BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema ml_dtypes pluggy click rich ortools google cryptography"
 
@@ -64,7 +64,7 @@ def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
     (said,) = re.findall(r"^pip install numpy (.*)$", page, re.MULTILINE)
     artifact = emit(partial(), tmp_path)
     devices = json.loads((artifact / "artifact.json").read_text())["devices"]
-    make(devices, tmp_path / "keys")
+    make_keys(devices, tmp_path / "keys")
     entries = (f'[[host]]\nname = "{name}"\nssh = "127.0.0.1"\nport = 1\n' for name in devices)
     (tmp_path / "hosts.toml").write_text("".join(entries))
     paths = [os.path.abspath(entry) for entry in sys.path if entry]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dicompiler.target.digests import content_digest, file_record
+from dicompiler.target.digests import content_digest, make_file_record
 from dicompiler_targets.sockets.runtime import files
 
 MIB = 1 << 20
@@ -29,8 +29,8 @@ def defined(data: bytes) -> str:
 def digest(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     found = content_digest(path, "lanes")
-    there = files.Files(path.parent, {"files": {path.name: {"bytes": len(data), "digest": found}}})
-    there.begin()
+    there = files.FileIntegrity(path.parent, {"files": {path.name: {"bytes": len(data), "digest": found}}})
+    there.begin_digests()
     there.check()
     return found
 
@@ -55,8 +55,8 @@ def test_any_byte_that_is_another_changes_it(tmp_path_factory: pytest.TempPathFa
     changed[at] ^= other
     right = digest(path, DATA)
     assert digest(path, changed) != right
-    there = files.Files(path.parent, {"files": {path.name: {"bytes": len(DATA), "digest": right}}})
-    there.begin()
+    there = files.FileIntegrity(path.parent, {"files": {path.name: {"bytes": len(DATA), "digest": right}}})
+    there.begin_digests()
     with pytest.raises(ValueError, match="file flipped is damaged"):
         there.check()
 
@@ -73,7 +73,7 @@ def test_only_large_files_of_numbers_have_it(tmp_path: Path) -> None:
     kinds = {}
     for name, size in (("a.bin", MIB), ("b.bin", MIB - 1), ("c.cc", MIB), ("d.data", MIB), ("e.py", MIB)):
         (tmp_path / name).write_bytes(bytes(size))
-        record = file_record(tmp_path / name)
+        record = make_file_record(tmp_path / name)
         assert record["bytes"] == size
         kinds[name] = record["digest"].split(":")[0]
     assert kinds == {"a.bin": "lanes", "b.bin": "sha256", "c.cc": "sha256", "d.data": "lanes", "e.py": "sha256"}

@@ -14,7 +14,7 @@ import pytest
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.devices import Device, Host, Link, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.target.emulated.network import Emulated, network
+from dicompiler.target.emulated.network import EmulatedNetwork, emulate_network
 
 NAMES = ("a", "b", "c", "d")
 SENT = 1_000_000
@@ -25,12 +25,12 @@ def platform(network: Network, widths: tuple[float | None, ...] = (None,) * 4) -
     return Platform("four", hosts, tuple(Device(name, name, 1e9) for name in NAMES), network)
 
 
-def send(made: Emulated, sender: str, receiver: str, seconds: dict[str, float]) -> None:
+def send(made: EmulatedNetwork, sender: str, receiver: str, seconds: dict[str, float]) -> None:
     """SENT bytes from one host to another, and how long they took."""
-    with made.inside(receiver):
+    with made.enter_host(receiver):
         listener = socket.create_server((made.addresses[receiver], 0))
     with listener:
-        with made.inside(sender):
+        with made.enter_host(sender):
             connection = socket.create_connection(listener.getsockname())
         with connection, listener.accept()[0] as peer:
             begin = time.monotonic()
@@ -40,7 +40,7 @@ def send(made: Emulated, sender: str, receiver: str, seconds: dict[str, float]) 
             seconds[sender + receiver] = time.monotonic() - begin
 
 
-def times(made: Emulated, *pairs: str) -> dict[str, float]:
+def times(made: EmulatedNetwork, *pairs: str) -> dict[str, float]:
     """How long each pair of hosts took, all at once."""
     seconds: dict[str, float] = {}
     threads = [threading.Thread(target=send, args=(made, *pair, seconds)) for pair in pairs]
@@ -57,16 +57,16 @@ def least(rate: float, count: int = SENT) -> float:
     return 8 * (count - 80_000) / rate
 
 
-def meeting(made: Emulated, a: str, b: str) -> float:
+def meeting(made: EmulatedNetwork, a: str, b: str) -> float:
     """Seconds until a connection from a to b stands: there and back."""
-    with made.inside(b), socket.create_server((made.addresses[b], 0)) as listener, made.inside(a):
+    with made.enter_host(b), socket.create_server((made.addresses[b], 0)) as listener, made.enter_host(a):
         begin = time.monotonic()
         socket.create_connection(listener.getsockname()).close()
         return time.monotonic() - begin
 
 
 def test_on_a_switch_each_host_has_a_line_of_its_own_and_its_own_limit() -> None:
-    with network(platform(Network("switch", 16e6), (None, None, 4e6, None))) as made:
+    with emulate_network(platform(Network("switch", 16e6), (None, None, 4e6, None))) as made:
         assert least(16e6) <= times(made, "ab")["ab"] < least(4e6)
         both = times(made, "ab", "da")  # the two directions of a's line
         assert max(both.values()) < least(16e6, 2 * SENT)
@@ -76,16 +76,16 @@ def test_on_a_switch_each_host_has_a_line_of_its_own_and_its_own_limit() -> None
 
 @pytest.mark.parametrize("kind", ["shared", "gateway"])
 def test_a_shared_medium_carries_all_bytes_on_one_line(kind: str) -> None:
-    with network(platform(Network(kind, 40e6))) as made:  # type: ignore[arg-type]
+    with emulate_network(platform(Network(kind, 40e6))) as made:  # type: ignore[arg-type]
         assert max(times(made, "ab", "cd").values()) >= least(40e6, 2 * SENT)
 
 
 def test_a_link_has_the_latency_and_the_rate_of_its_own() -> None:
     links = (Link(("a", "b"), 10e6, 0.02),)
-    with network(platform(Network("switch", 40e6, 0.005, links))) as made:
+    with emulate_network(platform(Network("switch", 40e6, 0.005, links))) as made:
         assert meeting(made, "a", "b") >= 0.04 > meeting(made, "c", "d") >= 0.01
         assert times(made, "ab")["ab"] >= least(10e6) > times(made, "cd")["cd"]
-    with network(platform(Network("shared", 20e6, 0.005))) as made:
+    with emulate_network(platform(Network("shared", 20e6, 0.005))) as made:
         assert meeting(made, "a", "b") >= 0.01
         assert max(times(made, "ab", "cd").values()) >= least(20e6, 2 * SENT)
 
@@ -94,7 +94,7 @@ def test_nothing_is_left_of_a_network_that_ended_badly() -> None:
     before = spaces()
 
     def fail(rate: float) -> None:
-        with network(platform(Network("switch", rate, 0.001))) as made, made.inside("a"):
+        with emulate_network(platform(Network("switch", rate, 0.001))) as made, made.enter_host("a"):
             assert len(spaces() - before) == 6
             raise ZeroDivisionError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.target.remote.hosts import Hosts, Place, from_toml
+from dicompiler.target.remote.hosts import DeviceLocation, Hosts, parse_hosts
 
 TEXT = """
 [defaults]
@@ -36,13 +36,15 @@ address = "fd00::2"
 
 
 def test_a_device_has_what_its_own_entry_says_then_its_hosts_then_the_defaults() -> None:
-    hosts = from_toml(TEXT)
-    assert hosts.place("pi", "pi", "net") == Place(
-        "pi", "pi@192.168.1.11", "/srv/nets/pi", "venv/bin/python", port=2222, listen="10.0.0.11:0"
+    hosts = parse_hosts(TEXT)
+    assert hosts.locate_device("pi", "pi", "net") == DeviceLocation(
+        "pi", "pi@192.168.1.11", "/srv/nets/pi", "venv/bin/python", port=2222, listen_address="10.0.0.11:0"
     )
-    assert hosts.place("nx_cpu", "nx", "net") == Place("nx_cpu", "nx", "nets/nx_cpu", "venv/bin/python", threads=4)
-    assert hosts.place("nx_gpu", "nx", "net") == Place(
-        "nx_gpu", "nx", "nets/nx_gpu", "python3.12", listen="[fd00::2]:0", threads=4, cores=(0, 1)
+    assert hosts.locate_device("nx_cpu", "nx", "net") == DeviceLocation(
+        "nx_cpu", "nx", "nets/nx_cpu", "venv/bin/python", threads=4
+    )
+    assert hosts.locate_device("nx_gpu", "nx", "net") == DeviceLocation(
+        "nx_gpu", "nx", "nets/nx_gpu", "python3.12", listen_address="[fd00::2]:0", threads=4, cores=(0, 1)
     )
 
 
@@ -51,25 +53,25 @@ def test_little_must_be_said(tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text(
         '[[host]]\nname = "pi"\nssh = "pi"\nidentity = "key"\naddress = "[::1]:7000"\n'
     )
-    assert Hosts.load(tmp_path / "hosts.toml").place("pi", "pi", "net") == Place(
-        "pi", "pi", ".cache/dicompiler/net/pi", "python3", identity=tmp_path / "key", listen="[::1]:7000"
+    assert Hosts.load(tmp_path / "hosts.toml").locate_device("pi", "pi", "net") == DeviceLocation(
+        "pi", "pi", ".cache/dicompiler/net/pi", "python3", identity=tmp_path / "key", listen_address="[::1]:7000"
     )
 
 
 def test_no_two_devices_share_a_directory() -> None:
-    hosts = from_toml('defaults = {directory = "~/nets"}\nhost = [{name = "board", ssh = "board"}]')
-    assert [hosts.place(name, "board", "net").directory for name in ("a", "b")] == ["~/nets/a", "~/nets/b"]
+    hosts = parse_hosts('defaults = {directory = "~/nets"}\nhost = [{name = "board", ssh = "board"}]')
+    assert [hosts.locate_device(name, "board", "net").directory for name in ("a", "b")] == ["~/nets/a", "~/nets/b"]
 
 
 def test_a_device_that_cannot_be_reached_is_named_with_the_hosts_that_are_known() -> None:
-    hosts = from_toml('[[host]]\nname = "pi01"\nport = 22\n[[host]]\nname = "nx"\nssh = "nx"\n')
+    hosts = parse_hosts('[[host]]\nname = "pi01"\nport = 22\n[[host]]\nname = "nx"\nssh = "nx"\n')
     for device, host, expected in (
         ("pi1", "pi1", r"hosts.toml: device 'pi1' cannot be reached: there is no host 'pi1' \(did you mean 'pi01'\?\)"),
         ("gpu", "jetson", r"device 'gpu' .* no host 'jetson' \(known: nx, pi01\): add \[\[host\]\] with this name and"),
         ("pi01", "pi01", r"device 'pi01' cannot be reached: its entry 'pi01' has no ssh"),
     ):
         with pytest.raises(DicompilerError, match=expected):
-            hosts.place(device, host, "net")
+            hosts.locate_device(device, host, "net")
 
 
 HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
@@ -104,7 +106,7 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
 )
 def test_a_mistake_is_one_line_with_file_and_key(text: str, expected: str) -> None:
     with pytest.raises(DicompilerError) as caught:
-        from_toml(text)
+        parse_hosts(text)
     assert str(caught.value).startswith(expected)
     assert "\n" not in str(caught.value)
 
@@ -120,9 +122,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_the_versions_that_boards_need_are_those_of_this_project() -> None:
-    from dicompiler_targets.sockets.deploy import NEEDED
+    from dicompiler_targets.sockets.deploy import MIN_VERSIONS
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     stated = {"Python": project["requires-python"].removeprefix(">=")}
     stated |= dict(entry.split(">=") for entry in project["dependencies"])
-    assert {name: ".".join(map(str, needed)) for name, needed in NEEDED.items()} == {n: stated[n] for n in NEEDED}
+    assert {name: ".".join(map(str, needed)) for name, needed in MIN_VERSIONS.items()} == {
+        n: stated[n] for n in MIN_VERSIONS
+    }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dicompiler.base.errors import UsageError
-from dicompiler.driver.run_log import at_once
+from dicompiler.driver.run_log import frames_in_flight
 from dicompiler.target.interface import Target
 from dicompiler.target.records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
@@ -24,6 +24,6 @@ def test_a_target_that_says_nothing_of_other_hosts_refuses_them(tmp_path: Path) 
 
 def test_with_many_devices_as_many_frames_are_on_their_way_as_a_target_takes() -> None:
     asked = RunOptions(in_flight=0)
-    assert [asked.frames_in_flight(devices, 1024) for devices in (2, 341, 342, 1000)] == [6, 1023, 1024, 1024]
-    assert asked.frames_in_flight(4, 8) == 8
-    assert at_once(0, 1000, 5000) == 1024
+    assert [asked.resolve_in_flight(devices, 1024) for devices in (2, 341, 342, 1000)] == [6, 1023, 1024, 1024]
+    assert asked.resolve_in_flight(4, 8) == 8
+    assert frames_in_flight(0, 1000, 5000) == 1024

@@ -13,8 +13,8 @@ from support.handmade import halo, unknown_shape
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import validate
-from dicompiler.ir.program import Transfer, Value
-from dicompiler.target.manifest import artifact_document, json_text, transfer_document, value_document
+from dicompiler.ir.program import TensorSpec, Transfer
+from dicompiler.target.manifest import describe_artifact, describe_transfer, describe_value, format_json
 
 KEYS = st.text(max_size=4)
 VALUES = st.recursive(
@@ -27,20 +27,22 @@ VALUES = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
 def test_any_document_reads_back_as_it_was_whatever_the_order_of_its_keys(document: dict[str, object]) -> None:
-    text = json_text(document)
+    text = format_json(document)
     assert json.loads(text) == document
-    assert json_text(dict(reversed(list(document.items())))) == text
+    assert format_json(dict(reversed(list(document.items())))) == text
 
 
 def test_each_entry_of_a_list_has_a_line() -> None:
-    assert json_text({"b": [1, {"d": 2, "c": 3}], "a": []}) == ('{\n "a": [],\n "b": [\n  1,\n  {"c": 3, "d": 2}]\n}\n')
+    assert format_json({"b": [1, {"d": 2, "c": 3}], "a": []}) == (
+        '{\n "a": [],\n "b": [\n  1,\n  {"c": 3, "d": 2}]\n}\n'
+    )
 
 
 def test_the_manifest_names_devices_and_all_transfers_of_all_roles_numbered_through() -> None:
     program, _, _ = halo()
-    whole = replace(program, others=(program,))
-    document = artifact_document(whole, "sockets", "0" * 64)
-    validate(json.loads(json_text(document)), "artifact", "artifact.json")
+    whole = replace(program, other_roles=(program,))
+    document = describe_artifact(whole, "sockets", "0" * 64)
+    validate(json.loads(format_json(document)), "artifact", "artifact.json")
     assert document["devices"] == ["a", "b", "c"]
     count = len(program.transfers)
     assert [entry["index"] for entry in document["transfers"]] == list(range(2 * count))
@@ -52,22 +54,22 @@ def test_the_manifest_names_devices_and_all_transfers_of_all_roles_numbered_thro
 
 def test_a_tensor_of_unknown_shape_may_come_in_and_out_but_not_travel() -> None:
     program, _, _ = unknown_shape()
-    document = value_document(program.inputs[0])
+    document = describe_value(program.inputs[0])
     assert (document["shape"], document["bytes"]) == (None, None)
     with pytest.raises(DicompilerError, match="tensor 'x': its bytes are not known before the run, so it"):
-        transfer_document(Transfer(0, "a", "b", program.inputs[0]))
+        describe_transfer(Transfer(0, "a", "b", program.inputs[0]))
 
 
 def test_words_and_what_is_no_tensor_come_in_and_out_but_do_not_travel() -> None:
     for dtype, named in ((TensorProto.STRING, "STRING"), (TensorProto.UNDEFINED, "NESTED")):
-        value = Value("x", dtype, (2,))
-        assert value_document(value) == {"name": "x", "dtype": named, "shape": [2], "bytes": None}
+        value = TensorSpec("x", dtype, (2,))
+        assert describe_value(value) == {"name": "x", "dtype": named, "shape": [2], "bytes": None}
         with pytest.raises(DicompilerError, match="tensor 'x': its bytes are not known before the run, so it"):
-            transfer_document(Transfer(0, "a", "b", value))
+            describe_transfer(Transfer(0, "a", "b", value))
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.COMPLEX64, TensorProto.INT4])
 def test_a_type_that_cannot_be_sent_is_named(dtype: int) -> None:
     kind = TensorProto.DataType.Name(dtype)
     with pytest.raises(DicompilerError, match=f"tensor 'x': values of type {kind} cannot be sent between devices"):
-        value_document(Value("x", dtype, (2,)))
+        describe_value(TensorSpec("x", dtype, (2,)))

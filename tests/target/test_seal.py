@@ -18,9 +18,16 @@ from support.running import emit
 from support.tampering import flip, rewrite
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.target.manifest import json_text
-from dicompiler.target.seal import check_files, check_name, is_sealed, open_artifact, seal, sealed_text
-from dicompiler_targets.sockets.runtime.files import Files, read_manifest
+from dicompiler.target.manifest import format_json
+from dicompiler.target.seal import (
+    check_file_name,
+    check_files,
+    format_checksummed_json,
+    has_valid_checksum,
+    load_artifact,
+    write_integrity,
+)
+from dicompiler_targets.sockets.runtime.files import FileIntegrity, read_manifest
 
 
 @pytest.fixture(scope="module")
@@ -36,20 +43,20 @@ def artifact(made: Path, tmp_path: Path) -> Path:
 
 @given(st.dictionaries(st.text(max_size=4), st.text(max_size=4) | st.integers(), max_size=4), st.data())
 def test_a_seal_breaks_with_any_byte(document: dict[str, object], data: st.DataObject) -> None:
-    text = sealed_text(document).encode()
-    assert is_sealed(text)
+    text = format_checksummed_json(document).encode()
+    assert has_valid_checksum(text)
     at, other = data.draw(st.integers(0, len(text) - 1)), data.draw(st.integers(1, 255))
-    assert not is_sealed(text[:at] + bytes([text[at] ^ other]) + text[at + 1 :])
+    assert not has_valid_checksum(text[:at] + bytes([text[at] ^ other]) + text[at + 1 :])
 
 
 def test_a_digest_that_was_taken_while_writing_stands_until_the_first_seal(tmp_path: Path) -> None:
     (tmp_path / "known").write_bytes(b"known")
     (tmp_path / "other").write_bytes(b"other")
     stated = {"known": {"bytes": 5, "digest": "1" * 64}}
-    text = json_text({"files": stated, "seal": "0" * 64})
+    text = format_json({"files": stated, "seal": "0" * 64})
     (tmp_path / "artifact.json").write_text(text)
     for known in ("1" * 64, f"sha256:{hashlib.sha256(b'known').hexdigest()}"):
-        seal(tmp_path)
+        write_integrity(tmp_path)
         files = json.loads((tmp_path / "artifact.json").read_bytes())["files"]
         digests = {name: record["digest"] for name, record in files.items()}
         assert digests == {"known": known, "other": f"sha256:{hashlib.sha256(b'other').hexdigest()}"}
@@ -72,7 +79,7 @@ def test_the_runtime_reads_the_same_seals(artifact: Path) -> None:
 )  # fmt: skip
 def test_names_that_lead_elsewhere_are_refused(name: object, artifact: Path) -> None:
     with pytest.raises(DicompilerError, match=r"is no name of a file in an artifact: compile it again$") as caught:
-        check_name(name, artifact)
+        check_file_name(name, artifact)
     assert "\n" not in str(caught.value)
     if isinstance(name, str):
         rewrite(
@@ -80,7 +87,7 @@ def test_names_that_lead_elsewhere_are_refused(name: object, artifact: Path) -> 
             lambda d: d["files"].update({name: {"bytes": 1, "digest": "sha256:" + "0" * 64}}),
         )
         with pytest.raises(DicompilerError, match=r"is no name of a file|must|not"):
-            open_artifact(artifact)
+            load_artifact(artifact)
 
 
 def linked(path: Path) -> None:
@@ -117,7 +124,7 @@ def test_files_that_are_not_plain_are_refused_before_they_are_opened(
 ) -> None:
     change(artifact / "b" / "manifest.json")
     with pytest.raises(DicompilerError, match=rf"{words} an artifact does not hold: compile it again$"):
-        open_artifact(artifact)
+        load_artifact(artifact)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +146,7 @@ def test_fields_of_other_types_and_bounds_are_one_line(
 ) -> None:
     rewrite(artifact / "artifact.json", change)
     with pytest.raises(DicompilerError) as caught:
-        open_artifact(artifact)
+        load_artifact(artifact)
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert str(caught.value).startswith(str(artifact / "artifact.json"))
 
@@ -147,11 +154,11 @@ def test_fields_of_other_types_and_bounds_are_one_line(
 def test_a_document_without_a_seal_is_refused(artifact: Path) -> None:
     (artifact / "artifact.json").write_text('{"target": "sockets"}')
     with pytest.raises(DicompilerError, match=r"it has no seal: it is damaged, or of an earlier version: compile it"):
-        open_artifact(artifact)
+        load_artifact(artifact)
 
 
 def test_files_are_compared_and_the_first_that_differs_is_named(artifact: Path) -> None:
-    files = open_artifact(artifact)["files"]
+    files = load_artifact(artifact)["files"]
     check_files(artifact, files, files)
     (artifact / "a" / "weights.bin").write_bytes(bytes(files["a/weights.bin"]["bytes"]))
     with pytest.raises(DicompilerError, match=r"a/weights\.bin: its content is not what was compiled: compile"):
@@ -168,7 +175,7 @@ def test_files_are_compared_and_the_first_that_differs_is_named(artifact: Path) 
 
 def test_sealing_again_changes_nothing(artifact: Path) -> None:
     before = (artifact / "artifact.json").read_bytes()
-    seal(artifact)
+    write_integrity(artifact)
     assert (artifact / "artifact.json").read_bytes() == before
 
 
@@ -179,7 +186,7 @@ def test_digests_of_other_kinds_and_artifacts_of_earlier_versions_are_refused_in
     with pytest.raises(
         ValueError, match=r"file weights\.bin: this runtime knows no digest of the kind 'md5': copy the"
     ):
-        Files(artifact / "a", {"files": {"weights.bin": record}}).begin()
+        FileIntegrity(artifact / "a", {"files": {"weights.bin": record}}).begin_digests()
     old = {"bytes": record["bytes"], "sha256": "0" * 64}
     rewrite(
         artifact / "artifact.json", lambda d: d.update(format="dicompiler.artifact/1", files={"a/weights.bin": old})
@@ -187,4 +194,4 @@ def test_digests_of_other_kinds_and_artifacts_of_earlier_versions_are_refused_in
     with pytest.raises(
         DicompilerError, match=r'format: "dicompiler\.artifact/1" is not supported .*: compile it again$'
     ):
-        open_artifact(artifact)
+        load_artifact(artifact)

@@ -14,10 +14,18 @@ from pathlib import Path
 import pytest
 
 from dicompiler.base.errors import RunError
-from dicompiler.target.remote.hosts import Place
-from dicompiler.target.remote.ssh import STAMP, UNPACK, Calls, Done, _pack, failure, path_word
+from dicompiler.target.remote.hosts import DeviceLocation
+from dicompiler.target.remote.ssh import (
+    STAMP_FILE,
+    UNPACK_SCRIPT,
+    CommandResult,
+    RemoteCommands,
+    _write_archive,
+    explain_failure,
+    quote_path,
+)
 
-PLACE = Place("a", "pi@board", "nets/a")
+PLACE = DeviceLocation("a", "pi@board", "nets/a")
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +52,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def calls(seconds: float = 20.0) -> Calls:
-    return Calls(time.monotonic() + seconds, "hosts.toml")
+def calls(seconds: float = 20.0) -> RemoteCommands:
+    return RemoteCommands(time.monotonic() + seconds, "hosts.toml")
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -53,66 +61,66 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_a_copy_holds_the_files_and_nothing_else(home: Path, files: dict[str, Path]) -> None:
-    assert calls().copy(PLACE, "a b/$c/net", files, "one") == sum(path.stat().st_size for path in files.values())
+    assert calls().copy_files(PLACE, "a b/$c/net", files, "one") == sum(path.stat().st_size for path in files.values())
     target = home / "a b" / "$c" / "net"
-    assert content(target) == {name: path.read_bytes() for name, path in files.items()} | {STAMP: b"one"}
+    assert content(target) == {name: path.read_bytes() for name, path in files.items()} | {STAMP_FILE: b"one"}
     modes = {path.name: path.stat().st_mode & 0o777 for path in (target, *target.rglob("*"))}
     assert modes == {"net": 0o700, "runtime": 0o700, "wire.py": 0o600, "weights.bin": 0o600, "run.sh": 0o700} | {
-        STAMP: 0o600
+        STAMP_FILE: 0o600
     }
-    calls().copy(PLACE, f"~/{target.relative_to(home)}", {"run.sh": files["run.sh"]}, "two")
-    assert set(content(target)) == {"run.sh", STAMP}
+    calls().copy_files(PLACE, f"~/{target.relative_to(home)}", {"run.sh": files["run.sh"]}, "two")
+    assert set(content(target)) == {"run.sh", STAMP_FILE}
     assert [path.name for path in target.parent.iterdir()] == ["net"]
 
 
 def test_a_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, Path], tmp_path: Path) -> None:
-    calls().copy(PLACE, "net", files, "one")
+    calls().copy_files(PLACE, "net", files, "one")
     before = content(home)
     files["weights.bin"].write_bytes(b"new")
     with (tmp_path / "archive").open("wb") as stream:
-        _pack(stream, files, "two")
+        _write_archive(stream, files, "two")
     archive = (tmp_path / "archive").read_bytes()
-    for size in (0, 700, archive.index(STAMP.encode())):  # nothing; within a file; just before the stamp
+    for size in (0, 700, archive.index(STAMP_FILE.encode())):  # nothing; within a file; just before the stamp
         part = io.BytesIO(archive[:size])
-        done = calls().run(PLACE, UNPACK, [path_word("net"), STAMP], partial(shutil.copyfileobj, part))
-        assert done.code != 0
+        done = calls().run(PLACE, UNPACK_SCRIPT, [quote_path("net"), STAMP_FILE], partial(shutil.copyfileobj, part))
+        assert done.exit_code != 0
         assert content(home) == before
         assert [path.name for path in home.iterdir()] == ["net"]
 
 
 def test_a_directory_that_is_not_ours_is_not_touched(home: Path, files: dict[str, Path]) -> None:
     (home / "empty").mkdir()
-    calls().copy(PLACE, "empty", files, "one")
+    calls().copy_files(PLACE, "empty", files, "one")
     for name in ("full", "file"):
         (home / "full").mkdir(exist_ok=True)
         (home / "full" / "thesis.txt").touch()
         (home / "file").touch()
         with pytest.raises(RunError, match=rf"device 'a' on pi@board: .*/{name} holds something else: give another"):
-            calls().copy(PLACE, name, files, "one")
+            calls().copy_files(PLACE, name, files, "one")
     assert (home / "full" / "thesis.txt").exists() and (home / "file").is_file()
 
 
 def test_a_script_is_given_its_words_and_its_input() -> None:
     done = calls().run(
-        PLACE, 'cat; echo "$1|$2"; exit 3', [path_word("/x y"), "'$z'"], lambda stream: stream.write(b"in ")
+        PLACE, 'cat; echo "$1|$2"; exit 3', [quote_path("/x y"), "'$z'"], lambda stream: stream.write(b"in ")
     )
-    assert done == Done(3, "in /x y|$z\n", "")
+    assert done == CommandResult(3, "in /x y|$z\n", "")
 
 
 def test_the_first_failure_ends_the_others() -> None:
     own = calls()
 
-    def work(script: str) -> Done:
+    def work(script: str) -> CommandResult:
         done = own.run(PLACE, script, [])
-        if done.code:
+        if done.exit_code:
             raise RunError("it failed")
         return done
 
     since = time.monotonic()
     with pytest.raises(RunError, match="it failed"):
-        own.each(work, ["exec sleep 30", "exit 1", "exec sleep 30"])
+        own.run_parallel(work, ["exec sleep 30", "exit 1", "exec sleep 30"])
     assert time.monotonic() - since < 10
-    assert [done.output for done in calls().each(lambda n: calls().run(PLACE, f"echo {n}", []), [1, 2])] == [
+    assert [done.output for done in calls().run_parallel(lambda n: calls().run(PLACE, f"echo {n}", []), [1, 2])] == [
         "1\n",
         "2\n",
     ]
@@ -135,7 +143,7 @@ def test_what_takes_too_long_is_ended() -> None:
     ],
 )
 def test_what_ssh_says_comes_with_a_remedy(said: str, expected: str) -> None:
-    assert re.match(expected, failure(PLACE, said, "h.toml"))
+    assert re.match(expected, explain_failure(PLACE, said, "h.toml"))
 
 
 def test_the_module_needs_nothing_heavy() -> None:

@@ -21,7 +21,7 @@ from support.tampering import reseal
 
 from dicompiler.cli import main
 from dicompiler.ir.onnx.model import Model
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import artifact as sockets_artifact
 from dicompiler_targets.sockets import processes
@@ -92,12 +92,12 @@ def test_a_busy_port(artifact: Path, failing: Failing) -> None:
 
 def expired(keys: Path) -> None:
     shutil.rmtree(keys / "devices" / "pi02")
-    make(["pi02"], keys, days=-2)
+    make_keys(["pi02"], keys, days=-2)
 
 
 def foreign(keys: Path) -> None:
     other = keys.with_name("other")
-    make(["pi02"], other)
+    make_keys(["pi02"], other)
     shutil.rmtree(keys / "devices" / "pi02")
     shutil.move(other / "devices" / "pi02", keys / "devices" / "pi02")
     shutil.rmtree(other)
@@ -125,7 +125,7 @@ def test_a_certificate_that_is_wrong_expired_or_absent(
     artifact: Path, tmp_path: Path, failing: Failing, change: Callable[[Path], None], words: str
 ) -> None:
     keys = tmp_path / "keys"
-    make(["pi01", "pi02"], keys)
+    make_keys(["pi01", "pi02"], keys)
     change(keys)
     line = failing(artifact, "--keys", keys)
     assert line.startswith("device 'pi02': ") and words in line

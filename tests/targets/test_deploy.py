@@ -30,10 +30,10 @@ from dicompiler.base.schema import validate
 from dicompiler.cli.entry import main
 from dicompiler.driver.artifact import install
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler_targets.sockets.runtime.greeting import TOKEN
-from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.sockets.runtime.greeting import TOKEN_VARIABLE
+from dicompiler_targets.sockets.session import ClusterSession
 
 NAMES = ("pi01", "pi02")
 
@@ -101,18 +101,18 @@ def test_a_network_runs_on_boards(
 
 def test_what_is_there_is_not_copied_again(boards: Cluster, net: Path, tmp_path: Path) -> None:
     options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
-    assert all(one.copied > 50_000 for one in install(net, options))
+    assert all(one.copied_bytes > 50_000 for one in install(net, options))
     places = [there(boards, name, net) for name in NAMES]
     before = [(place.stat().st_ino, place.stat().st_mtime_ns) for place in places]
-    assert [one.copied for one in install(net, options)] == [0, 0]
+    assert [one.copied_bytes for one in install(net, options)] == [0, 0]
     assert [(place.stat().st_ino, place.stat().st_mtime_ns) for place in places] == before
     (places[1] / "weights.bin").write_bytes(b"cut short")
-    assert [one.copied > 0 for one in install(net, options)] == [False, True]
+    assert [one.copied_bytes > 0 for one in install(net, options)] == [False, True]
     assert (places[1] / "weights.bin").read_bytes() == (net / "pi02" / "weights.bin").read_bytes()
     # Another network of the same name takes the place of this one: nothing of the old one is left.
     (places[0] / "old").touch()
     dicompiler.compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline", output=net)
-    assert all(one.copied for one in install(net, options))
+    assert all(one.copied_bytes for one in install(net, options))
     assert not (places[0] / "old").exists()
     assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]
 
@@ -121,7 +121,7 @@ def test_keys_are_copied_to_their_own_device_only(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hosts, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
-    make(NAMES, keys)
+    make_keys(NAMES, keys)
     assert main(["deploy", str(net), "--hosts", str(hosts), "--keys", str(keys), "--verify", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     validate({"deploy": document}, "results", "deploy --json")
@@ -139,10 +139,10 @@ def test_keys_are_copied_to_their_own_device_only(
         assert {path.stat().st_mode & 0o777 for path in (place / name).iterdir()} == {0o600}
         assert (place / name).stat().st_mode & 0o777 == 0o700
     shutil.rmtree(keys / "devices" / "pi02")
-    make(NAMES, keys)
-    copied_again = [one.copied for one in install(net, RunOptions(hosts=Hosts.load(hosts), keys=keys))]
+    make_keys(NAMES, keys)
+    copied_again = [one.copied_bytes for one in install(net, RunOptions(hosts=Hosts.load(hosts), keys=keys))]
     assert copied_again[0] == 0 < copied_again[1] < 10_000
-    make(NAMES, keys, revoke=["pi02"])
+    make_keys(NAMES, keys, revoke=["pi02"])
     revoked = (keys / "authority" / "crl.pem").read_bytes()
     refused = "pi02: keys: .*pi02: its certificate was revoked"
     with pytest.raises(RunError, match=refused):
@@ -409,7 +409,9 @@ def surviving(tmp_path_factory: pytest.TempPathFactory) -> Path:
 IMAGE = {"input": np.ones((1, 1, 32, 32), np.float32)}
 
 
-def lose(session: Session, harm: Callable[[], object], mend: Callable[[], object] = int) -> list[tuple[str, str]]:
+def lose(
+    session: ClusterSession, harm: Callable[[], object], mend: Callable[[], object] = int
+) -> list[tuple[str, str]]:
     """Streams until a device was lost and has come back: what befell the session."""
     end, done = time.monotonic() + 60, list[object]()
 
@@ -433,14 +435,14 @@ def test_a_board_that_is_lost_and_comes_back(boards: Cluster, surviving: Path, n
     options = RunOptions(hosts=hosts, insecure=True, in_flight=2)
     install(net, options)
     with dicompiler.connect(net, options, 60) as session:
-        assert isinstance(session, Session)
+        assert isinstance(session, ClusterSession)
         assert lose(session, board.stop, board.start) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
-        assert "ssh has lost it" in session.events[0].why
+        assert "ssh has lost it" in session.events[0].reason
     board.stop()
     try:  # a board that is off when all begins
         assert [one.device for one in install(net, options)] == ["pi01"]
         with dicompiler.connect(net, options, 60) as session:
-            assert isinstance(session, Session)
+            assert isinstance(session, ClusterSession)
             session.infer(IMAGE)
             assert [(event.kind, event.device) for event in session.events] == [("loss", "pi02"), ("take-over", "pi02")]
     finally:
@@ -453,7 +455,7 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
 ) -> None:
     net = Path(shutil.copytree(surviving, net, dirs_exist_ok=True))
     places, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
-    make(NAMES, keys)
+    make_keys(NAMES, keys)
     command = ["deploy", str(net), "--hosts", str(places), "--keys", str(keys)]
     here = there(boards, "pi01", net).parent
 
@@ -471,7 +473,7 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
     assert "measured on the boards" in " ".join(capfd.readouterr().out.split())
     assert json.loads((tmp_path / "run.json").read_text())["where"] == "boards"
     with dicompiler.connect(net, RunOptions(hosts=Hosts.load(places), in_flight=2), 60) as session:
-        assert isinstance(session, Session)
+        assert isinstance(session, ClusterSession)
         harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
         assert lose(session, harm) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
     assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
@@ -517,7 +519,7 @@ def test_systemd_may_keep_them(boards: Cluster, net: Path, tmp_path: Path, capfd
             line = ["ip", "netns", "exec", boards.boards[name].space, *shlex.split(told["ExecStart"])]
             token = told["Environment"].partition("=")[2]
             place = told["WorkingDirectory"].replace("%h", home)
-            processes.append(subprocess.Popen(line, cwd=place, env=os.environ | {TOKEN: token}))
+            processes.append(subprocess.Popen(line, cwd=place, env=os.environ | {TOKEN_VARIABLE: token}))
         wait_until(lambda: main(["status", str(net)]) == 0)
         with dicompiler.connect(net, timeout=60) as session:
             assert session.infer(IMAGE)["output"].shape == (1, 10)

@@ -24,11 +24,11 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.driver import artifact as artifacts
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.seal import check_files, open_artifact
+from dicompiler.target.seal import check_files, load_artifact
 from dicompiler_targets.mpi import build, tools
-from dicompiler_targets.mpi.artifact import Artifact as MpiArtifact
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.runtime.files import Files, read_manifest
+from dicompiler_targets.mpi.artifact import MpiArtifact as MpiArtifact
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.runtime.files import FileIntegrity, read_manifest
 
 KINDS = ("artifact.json", "plan.json", "platform.toml", "/model.onnx", "/model.onnx.data", "/made.json",
          "/manifest.json", "/weights.bin", "segment000.onnx", "runtime/")  # fmt: skip
@@ -81,8 +81,8 @@ def device_refuses(directory: Path) -> bool:
     """What a device's process does before it says that it is ready."""
 
     def check() -> None:
-        files = Files(directory, read_manifest(directory / "manifest.json"))
-        files.begin()
+        files = FileIntegrity(directory, read_manifest(directory / "manifest.json"))
+        files.begin_digests()
         files.check()
 
     return refuses(check, ValueError, "copy the device's directory again")
@@ -98,15 +98,15 @@ def refuses(check: Callable[[], object], kind: type[Exception] = DicompilerError
 
 
 def test_a_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> None:
-    names = tuple(open_artifact(sockets)["devices"])
+    names = tuple(load_artifact(sockets)["devices"])
     whole = {device: device_refuses(sockets / device) for device in names}
-    assert not any(whole.values()) and not refuses(lambda: Artifact.load(sockets))
+    assert not any(whole.values()) and not refuses(lambda: SocketsArtifact.load(sockets))
     for number, what in enumerate(flips(sockets, KINDS, 700, 1)):
         device = what.split()[-1].split("/")[0]
         by_device = device in names and device_refuses(sockets / device)
-        assert by_device or refuses(lambda: artifacts._open(sockets, weights=True)), what
+        assert by_device or refuses(lambda: artifacts._open_artifact(sockets, weights=True)), what
         if number % 7 == 0:  # deploy reads all files
-            assert refuses(lambda: check_files(sockets, files := open_artifact(sockets)["files"], files)), what
+            assert refuses(lambda: check_files(sockets, files := load_artifact(sockets)["files"], files)), what
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_flips_of_an_mpi_artifact_are_refused(mpi: Path, harness: Path) -> None:
     for what in flips(mpi, KINDS + MPI_KINDS, 300, 2):
         package, device, *_ = [*what.split()[-1].split("/"), "", ""]
         by_rank = package.startswith("pi") and package == device and rank_refuses(package, device)
-        opened = by_rank or refuses(lambda: artifacts._open(mpi, weights=True))
+        opened = by_rank or refuses(lambda: artifacts._open_artifact(mpi, weights=True))
         assert opened or refuses(lambda: MpiArtifact.load(mpi)), what
 
 
@@ -139,11 +139,11 @@ def test_flips_of_large_weights_are_refused_by_all_that_read_them(harness: Path,
     (sockets := tmp_path / "sockets").mkdir()
     (mpi := tmp_path / "mpi").mkdir()
     weights = [running.emit(made, sockets) / "a" / "weights.bin", mpi_runs.emit(made, mpi) / "a" / "a" / "weights.bin"]
-    texts = [open_artifact(sockets)["files"]["a/weights.bin"], open_artifact(mpi)["files"]["a/a/weights.bin"]]
+    texts = [load_artifact(sockets)["files"]["a/weights.bin"], load_artifact(mpi)["files"]["a/a/weights.bin"]]
     assert texts[0] == texts[1] and texts[0]["digest"].startswith("lanes:") and texts[0]["bytes"] > 1 << 20
     checks: tuple[Callable[[], bool], ...] = (
         lambda: device_refuses(weights[0].parent),
-        lambda: refuses(lambda: check_files(sockets, open_artifact(sockets)["files"], ["a/weights.bin"])),
+        lambda: refuses(lambda: check_files(sockets, load_artifact(sockets)["files"], ["a/weights.bin"])),
         lambda: subprocess.run([harness, weights[1].parent], capture_output=True).returncode == 1,
     )
     assert not any(check() for check in checks)
@@ -191,10 +191,10 @@ def test_zeros_in_the_middle_of_weights_are_refused(sockets: Path) -> None:
 
 def test_a_program_that_was_damaged_since_it_was_built_is_built_again(mpi: Path) -> None:
     package = MpiArtifact.load(mpi).packages["pi01"]
-    program = build.build(package, tools.find())
+    program = build.build_program(package, tools.find_toolchain())
     before = program.read_bytes()
     program.write_bytes(before[:1000] + bytes([before[1000] ^ 1]) + before[1001:])
-    assert build.build(package, tools.find()).read_bytes() == before
+    assert build.build_program(package, tools.find_toolchain()).read_bytes() == before
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ def test_deploy_refuses_flips_here_and_mends_those_on_boards(
         with pytest.raises(DicompilerError, match=r"again"):
             artifacts.install(artifact, options)
         assert not list(boards.root.glob(f"*/home/.cache/dicompiler/{artifact.name}/pi*")), what
-    assert all(one.copied for one in artifacts.install(artifact, options))
+    assert all(one.copied_bytes for one in artifacts.install(artifact, options))
     place = boards.boards["pi02"].home / ".cache" / "dicompiler" / artifact.name / "pi02"
     random = Random(6)
     data = place / "pi02" if target == "mpi" else place
@@ -229,8 +229,8 @@ def test_deploy_refuses_flips_here_and_mends_those_on_boards(
                 DicompilerError, match=r"device 'pi02' on host 'pi02'.*copy the device's directory again"
             ):
                 artifacts.run(artifact, options=options)
-        assert [one.copied for one in artifacts.install(artifact, options)] == [0, size]
-        assert [one.copied for one in artifacts.install(artifact, options)] == [0, 0]
+        assert [one.copied_bytes for one in artifacts.install(artifact, options)] == [0, size]
+        assert [one.copied_bytes for one in artifacts.install(artifact, options)] == [0, 0]
     artifacts.run(artifact, options=options)
     for board in boards.boards.values():
         subprocess.run(["rm", "-rf", str(board.home / ".cache")], check=True)

@@ -27,13 +27,13 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
-from dicompiler.target.digests import file_record
+from dicompiler.target.digests import make_file_record
 from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import seal
+from dicompiler.target.seal import write_integrity
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
-from dicompiler_targets.mpi.artifact import Artifact
-from dicompiler_targets.mpi.source import output_files, text
+from dicompiler_targets.mpi.artifact import MpiArtifact
+from dicompiler_targets.mpi.source import assign_output_files, make_string_literal
 
 MOVING = ("Slice", "Concat")
 
@@ -47,9 +47,9 @@ def test_ranks_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) 
     program, model, inputs = one = made()
     result = MpiTarget().run(emit(one, tmp_path), [inputs] * 2, RunOptions(timeout_s=60))
     reference = run_model(model, inputs)["out"]
-    assert len(result.outputs) == len(result.delivered) == len(result.frames_s) == 2
+    assert len(result.outputs) == len(result.outputs_by_device) == len(result.frames_s) == 2
     assert 0 < max(result.frames_s) <= result.total_s
-    for delivered in result.delivered:
+    for delivered in result.outputs_by_device:
         assert set(delivered) == {d.device for d in program.devices if d.sinks}
         for outputs in delivered.values():
             assert outputs["out"].dtype == reference.dtype
@@ -57,9 +57,9 @@ def test_ranks_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) 
     assert sent_bytes(result) == {t.index: 2 * t.value.nbytes for t in program.transfers}
     for report, device in zip(result.reports, program.devices, strict=True):
         assert report.device == device.device
-        assert len(report.segments) == len(device.segments)
-        assert report.compute_s == pytest.approx(sum(report.segments))
-        assert report.memory_peak > 10 << 20
+        assert len(report.segments_s) == len(device.segments)
+        assert report.compute_s == pytest.approx(sum(report.segments_s))
+        assert report.peak_memory_bytes > 10 << 20
         last = [one for one in report.timeline if one.frame == 1]
         assert sorted(one.index for one in last if one.kind == "run") == list(range(len(device.segments)))
         assert sorted(one.index for one in last if one.kind == "send") == sorted(
@@ -102,15 +102,15 @@ def test_random_networks_under_random_plans_are_bit_equal(seed: int, tmp_path: P
 def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
     compilation, model, _ = dealt(9000 + seed)
     program = compilation.program
-    assert program is not None and program.others
+    assert program is not None and program.other_roles
     target = MpiTarget()
     target.emit(compilation, tmp_path)
-    seal(tmp_path)
+    write_integrity(tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(7)]
 
     result = target.run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + 2 * seed))
 
-    for inputs, delivered in zip(frames, result.delivered, strict=True):
+    for inputs, delivered in zip(frames, result.outputs_by_device, strict=True):
         reference = run_model(model, inputs)
         assert delivered
         for outputs in delivered.values():
@@ -121,7 +121,7 @@ def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
     assert sent_bytes(result) == {index: count for index, count in expected.items() if count}
     assert all(seconds > 0 for seconds in result.frames_s) and len(result.frames_s) == len(frames)
     for index, report in enumerate(result.reports):
-        assert len(report.segments) == sum(len(role.devices[index].segments) for role in program.roles)
+        assert len(report.segments_s) == sum(len(role.devices[index].segments) for role in program.roles)
 
 
 def artifact_of(name: str, strategy: str, place: Path, target: str = "mpi", platform: str = "rpi4x2") -> Path:
@@ -169,7 +169,7 @@ def test_a_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path:
         assert listed[0] == document["digest"]
         entries = [line.split() for line in listed[1:-1]]
         assert {name: int(size) for size, _, name in entries} | {"contents.txt": 0} == sizes | {"contents.txt": 0}
-        assert all(file_record(place / host / host / name)["digest"] == digest for _, digest, name in entries)
+        assert all(make_file_record(place / host / host / name)["digest"] == digest for _, digest, name in entries)
     ranks = {device: rank for rank, device in enumerate(document["devices"])}
     sender, receiver = (load_json(place / "pi01" / name) for name in ("sender.json", "receiver.json"))
     for transfer in document["transfers"]:
@@ -211,8 +211,8 @@ def test_weights_that_segments_share_are_stored_once_for_each_device(tmp_path: P
 
 
 def test_names_of_tensors_do_not_become_code() -> None:
-    assert text('a"b\\c??/\n\u00e9') == '"a\\042b\\134c\\077\\077/\\012\\303\\251"'
-    files = output_files(["a/b", "a_b", "../x", "é"])
+    assert make_string_literal('a"b\\c??/\n\u00e9') == '"a\\042b\\134c\\077\\077/\\012\\303\\251"'
+    files = assign_output_files(["a/b", "a_b", "../x", "é"])
     assert len(set(files.values())) == 4
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]+\.npy", file) for file in files.values())
 
@@ -250,9 +250,9 @@ def test_the_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path
 def test_a_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) -> None:
     _, _, inputs = one = halo()
     place = emit(one, tmp_path / "a")
-    found = tools.find()
-    artifact = Artifact.load(place)
-    program = build.build(artifact.packages["a"], found, sanitize=True)
+    found = tools.find_toolchain()
+    artifact = MpiArtifact.load(place)
+    program = build.build_program(artifact.packages["a"], found, sanitize=True)
     log = (program.parent.parent / "log").read_text()
     assert "warning" not in log, log
     for device, package in artifact.packages.items():
@@ -287,8 +287,8 @@ def test_the_memory_that_it_adds_is_close_to_what_its_processes_take(tmp_path: P
         networks.build("light/squeezenet"), "rpi4x2", strategy="modnn", target="mpi", output=tmp_path / "a"
     )
     assert made.program is not None
-    held, more = program_memory(made.program), MpiTarget().memory(made.program)
+    held, more = program_memory(made.program), MpiTarget().memory_overhead(made.program)
     result = artifacts.run(tmp_path / "a")
     for report in result.reports:
         predicted = held[report.device].total + more[report.device]
-        assert 0.85 < predicted / report.memory_peak < 1.2, (report, predicted)
+        assert 0.85 < predicted / report.peak_memory_bytes < 1.2, (report, predicted)

@@ -25,7 +25,7 @@ from dicompiler.driver.artifact import install, run
 from dicompiler.ir.onnx.model import Model
 from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.verify.comparison import compare
+from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
 
@@ -84,9 +84,9 @@ def test_ranks_run_on_boards_and_send_what_was_predicted(
     assert set(np.load(tmp_path / "y.npz")) == {"output"}
 
     options = RunOptions(hosts=Hosts.load(hosts), insecure=True)
-    assert [one.copied for one in install(net, options)] == [0, 0, 0, 0]
+    assert [one.copied_bytes for one in install(net, options)] == [0, 0, 0, 0]
     result = run(net, {"input": x}, 2, 60, options)
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     document = load_json(net / "artifact.json")
     assert sent == {transfer["index"]: 2 * transfer["bytes"] for transfer in document["transfers"]}
     # Each host has its own segments and weights only.
@@ -95,7 +95,7 @@ def test_ranks_run_on_boards_and_send_what_was_predicted(
 
 
 def test_a_rank_that_ends_on_a_board_is_named_and_ends_all(boards: Cluster, net: Path, tmp_path: Path) -> None:
-    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, keep=1)
+    options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, kept_frames=1)
     install(net, options)
     home = str(boards.root)
 
@@ -157,11 +157,11 @@ def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered:
         thread.join()
         boards.boards["two"].link("up")
     assert [event.kind for event in heard] == ["loss", *["loss"] * (way == "cable"), "take-over"]
-    assert "d2" in heard[-1].away and len(result.outputs) == len(frames)
+    assert "d2" in heard[-1].down and len(result.outputs) == len(frames)
     model = Model.load(networks.build("lenet"))
     wanted = [run_model(model, given) for given in frames[:7]]
     for number, outputs in enumerate(result.outputs):
-        assert compare("", wanted[number % 7]["output"], outputs["output"]).passed, number
+        assert compare_value("", wanted[number % 7]["output"], outputs["output"]).passed, number
     wait_until(lambda: not ranks(home, own=False), 30)
 
 
@@ -183,9 +183,9 @@ def test_a_host_that_cannot_be_reached_when_ranks_are_started_is_a_loss(
     assert [(event.kind, event.device) for event in result.events] == [
         ("loss", "d2"), ("loss", "d3"), ("take-over", "d3")
     ]  # fmt: skip
-    assert "host 'two' cannot be reached" in result.events[0].why
+    assert "host 'two' cannot be reached" in result.events[0].reason
     wanted = run_model(Model.load(networks.build("lenet")), frames[0])["output"]
-    assert all(compare("", wanted, outputs["output"]).passed for outputs in result.outputs)
+    assert all(compare_value("", wanted, outputs["output"]).passed for outputs in result.outputs)
 
 
 def test_what_cannot_be_deployed_is_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:

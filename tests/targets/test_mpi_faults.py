@@ -26,9 +26,9 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
-from dicompiler.target.seal import seal
+from dicompiler.target.seal import write_integrity
 from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
-from dicompiler_targets.mpi.artifact import Artifact
+from dicompiler_targets.mpi.artifact import MpiArtifact
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def playing(name: str) -> dict[int, int]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: Path) -> None:
-    program = build.build(Artifact.load(made).packages["a"], tools.find())
+    program = build.build_program(MpiArtifact.load(made).packages["a"], tools.find_toolchain())
 
     def end() -> None:
         os.kill(playing(program.name)[1], number)
@@ -65,14 +65,14 @@ def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made
     thread.start()
     words = rf"^rank 1 \(device 'b' on host 'b'\): its process was ended by signal {number:d} \({number.name}\)$"
     with pytest.raises(RunError, match=words):
-        MpiTarget().run(made, Alike(halo()[2], 2_000_000), RunOptions(timeout_s=100, keep=1))
+        MpiTarget().run(made, Alike(halo()[2], 2_000_000), RunOptions(timeout_s=100, kept_frames=1))
     thread.join()
     wait_until(lambda: not ranks(program.name))
 
 
 def test_a_rank_that_stops_is_named(made: Path) -> None:
     """By one that waits for it; or by itself, where it was told to end first and then finds how late it is."""
-    program = build.build(Artifact.load(made).packages["a"], tools.find())
+    program = build.build_program(MpiArtifact.load(made).packages["a"], tools.find_toolchain())
     stopped = list[float]()
 
     def stop() -> None:
@@ -83,7 +83,7 @@ def test_a_rank_that_stops_is_named(made: Path) -> None:
         thread, begun = threading.Thread(target=stop), time.monotonic()
         thread.start()
         with pytest.raises(RunError) as caught:
-            MpiTarget().run(made, Alike(halo()[2], 400_000 * allowed_s), RunOptions(timeout_s=allowed_s, keep=1))
+            MpiTarget().run(made, Alike(halo()[2], 400_000 * allowed_s), RunOptions(timeout_s=allowed_s, kept_frames=1))
         thread.join()
         if stopped and stopped[-1] - begun < allowed_s:
             break  # else all were late before it was stopped, as on a busy host: with more time it is stopped in time
@@ -110,7 +110,7 @@ def size(place: Path) -> int:
 def listing(place: Path, text: str) -> None:
     """Another contents.txt of b, whole by itself."""
     (place / "b" / "b" / "contents.txt").write_text(f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n")
-    seal(place)
+    write_integrity(place)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [RunOptions(keys=Path("k")), RunOptions(elsewhere=("a",)), RunOptions(in_flight=2000)]
+    "options", [RunOptions(keys=Path("k")), RunOptions(start_manually=("a",)), RunOptions(in_flight=2000)]
 )
 def test_options_that_it_cannot_take_are_refused(options: RunOptions, made: Path) -> None:
     with pytest.raises(UsageError, match=r"^run: "):
@@ -155,11 +155,11 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
     program, _, inputs = halo()
     device = [Device(name, name, 1e9, gpu=name == "b") for name in "abc"]
     platform = Platform("gpus", tuple(Host(n, 1 << 30) for n in "abc"), tuple(device), Network("switch", 1e9))
-    places = packages.places_of(program, platform, 0)
-    from dicompiler_targets.mpi.emit import write
+    places = packages.place_ranks(program, platform, 0)
+    from dicompiler_targets.mpi.emit import write_artifact
 
-    write(program, places, "extended", "CUDA", source.Preprocessing("RGB", (0.0,), (1.0,)), tmp_path)
-    seal(tmp_path)
+    write_artifact(program, places, "extended", "CUDA", source.ImagePreprocessing("RGB", (0.0,), (1.0,)), tmp_path)
+    write_integrity(tmp_path)
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
         MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))
 
@@ -171,20 +171,20 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
 def test_a_program_that_is_missing_is_named_with_the_command_that_installs_it(name: str, tmp_path: Path) -> None:
     for other in ("mpirun", "mpicxx", "cmake", "g++", "make"):
         if other != name:
-            (tmp_path / other).symlink_to(tools.program(other))
+            (tmp_path / other).symlink_to(tools.find_program(other))
     with pytest.raises(
         DicompilerError, match=rf"^target mpi: {re.escape(name)} is missing: install it with .*apt install"
     ):
-        tools.find(str(tmp_path))
+        tools.find_toolchain(str(tmp_path))
 
 
 def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(tools.INCLUDE, raising=False)
+    monkeypatch.delenv(tools.INCLUDE_VARIABLE, raising=False)
     monkeypatch.setattr(tools, "HEADER", "onnxruntime_cxx_api.h.not")
-    monkeypatch.setitem(tools.INSTALL, tools.HEADER, tools.INSTALL["onnxruntime_cxx_api.h"])
+    monkeypatch.setitem(tools.INSTALL_HINTS, tools.HEADER_FILE, tools.INSTALL_HINTS["onnxruntime_cxx_api.h"])
     with pytest.raises(DicompilerError, match=r"is missing: install it with .*dicompiler_targets\.mpi\.headers"):
-        tools.include()
+        tools.find_include_directory()
 
 
 def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_path: Path) -> None:
@@ -196,19 +196,19 @@ def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_pa
         "Types: deb\nURIs: http://b.test/debian\n http://c.test/debian\nSuites: bookworm bookworm-updates\n"
         "Components: main\nSigned-By: /keys.gpg\n\nTypes: deb\nURIs: http://d.test\nSuites: bookworm-security\n"
     )
-    assert headers.sources(tmp_path, "bookworm") == [
+    assert headers.find_apt_sources(tmp_path, "bookworm") == [
         "deb [arch=amd64] http://a.test/debian trixie main\n",
         "deb [signed-by=/keys.gpg] http://b.test/debian trixie main\n",
         "deb [signed-by=/keys.gpg] http://c.test/debian trixie main\n",
     ]
     with pytest.raises(DicompilerError, match="there is no source of the release sid"):
-        headers.sources(tmp_path, "sid")
+        headers.find_apt_sources(tmp_path, "sid")
 
 
 def test_a_source_that_does_not_compile_is_named(artifact: Path) -> None:
     (artifact / "a" / "main.cc").write_text("int main() { return nothing; }\n")
     with pytest.raises(DicompilerError, match=r"cannot be built: .*main\.cc:1:.*error: .*nothing"):
-        build.build(artifact / "a", tools.find())
+        build.build_program(artifact / "a", tools.find_toolchain())
 
 
 # -- the program itself, as run.sh starts it

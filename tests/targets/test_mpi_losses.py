@@ -15,10 +15,10 @@ from support.running import LIMIT_S, wait_until
 
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.target.records import RunEvent, RunOptions
-from dicompiler.target.seal import seal
+from dicompiler.target.seal import write_integrity
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, tools
-from dicompiler_targets.mpi.artifact import Artifact
+from dicompiler_targets.mpi.artifact import MpiArtifact
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Survivor, Path, str]
     one, directory = survivor(1, [("b",), ("d",)], place / "sockets"), place / "mpi"
     directory.mkdir()
     MpiTarget().emit(one.compilation, directory)
-    seal(directory)
-    return one, directory, build.build(Artifact.load(directory).packages["a"], tools.find()).name
+    write_integrity(directory)
+    return one, directory, build.build_program(MpiArtifact.load(directory).packages["a"], tools.find_toolchain()).name
 
 
 def kill(program: str, rank: int) -> threading.Thread:
@@ -58,18 +58,18 @@ def test_a_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) 
     for number, outputs in enumerate(result.outputs):
         assert all(np.array_equal(outputs[name], due) for name, due in wanted[number % 5].items()), number
     loss, taken = heard
-    assert (loss.kind, taken.kind, taken.away, result.events) == ("loss", "take-over", ("d",), tuple(heard))
+    assert (loss.kind, taken.kind, taken.down, result.events) == ("loss", "take-over", ("d",), tuple(heard))
     assert 0 <= taken.at_s - loss.at_s - taken.interruption_s < LIMIT_S
     assert taken.at_s + sum(result.frames_s[1:]) <= result.total_s  # it is told at the end, as of then
-    assert loss.why == "its process was ended by signal 9 (SIGKILL)" and 10 < loss.frames < len(frames)
-    assert not any(result.reports[3].segments) and not ranks(program)
+    assert loss.reason == "its process was ended by signal 9 (SIGKILL)" and 10 < loss.finished_frames < len(frames)
+    assert not any(result.reports[3].segments_s) and not ranks(program)
 
 
 def test_a_loss_that_no_plan_covers_ends_the_run(made: tuple[Survivor, Path, str]) -> None:
     one, directory, program = made
     with pytest.raises(UsageError, match="no plan in the artifact does without 'b', 'd'"):
-        MpiTarget().run(directory, one.frames(1), RunOptions(without=("b", "d")))
+        MpiTarget().run(directory, one.frames(1), RunOptions(start_without=("b", "d")))
     thread = kill(program, 2)
     with pytest.raises(RunError, match=r"^rank 2 \(device 'c' on host 'c'\): its process was ended by signal 9"):
-        MpiTarget().run(directory, one.frames(5) * 2000, RunOptions(timeout_s=100, without=("b",)))
+        MpiTarget().run(directory, one.frames(5) * 2000, RunOptions(timeout_s=100, start_without=("b",)))
     thread.join()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dicompiler_targets.sockets.runtime.packed import from_packed, to_packed
+from dicompiler_targets.sockets.runtime.packed import decode_value, encode_value
 
 numbers = st.sampled_from(["<f4", "<f8", "<i8", "|b1", "<f2", "|u1"]).flatmap(
     lambda kind: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, kind))
@@ -33,25 +33,25 @@ def _same(a: Any, b: Any) -> bool:
 
 @given(values)
 def test_what_is_packed_comes_out_again(value: Any) -> None:
-    assert _same(value, from_packed(to_packed(value)))
+    assert _same(value, decode_value(encode_value(value)))
 
 
 @given(values, st.data())
 def test_what_is_cut_off_is_refused(value: Any, data: st.DataObject) -> None:
-    raw = to_packed(value)
+    raw = encode_value(value)
     with pytest.raises(ValueError, match="do not hold what they say"):
-        from_packed(raw[: data.draw(st.integers(0, len(raw) - 1))])
+        decode_value(raw[: data.draw(st.integers(0, len(raw) - 1))])
 
 
 @given(st.binary(max_size=40), st.binary(max_size=20))
 def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
     raw = np.frombuffer(len(head).to_bytes(8, "little") + head + rest, np.uint8)
     try:
-        value = from_packed(raw)
+        value = decode_value(raw)
     except ValueError:
         return
-    packed = to_packed(value)
-    assert to_packed(from_packed(packed)).tobytes() == packed.tobytes()
+    packed = encode_value(value)
+    assert encode_value(decode_value(packed)).tobytes() == packed.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_any_bytes_are_a_value_or_refused(head: bytes, rest: bytes) -> None:
 def test_a_hostile_head_is_refused(text: str) -> None:
     raw = np.frombuffer(len(text).to_bytes(8, "little") + text.encode(), np.uint8)
     with pytest.raises(ValueError, match="do not hold"):
-        from_packed(raw)
+        decode_value(raw)

@@ -11,8 +11,8 @@ import pytest
 
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import Loss, Part
-from dicompiler_targets.files import WEIGHTS, Contents
+from dicompiler.ir.plan import FailurePlan, Part
+from dicompiler_targets.files import WEIGHTS_FILE, DeviceContents
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>
@@ -31,19 +31,19 @@ def test_a_cut_within_a_larger_one_lies_there(stop: int, tmp_path: Path) -> None
     def channels(*cuts: tuple[str, int, int]) -> tuple[Part, ...]:
         return tuple(Part(name, ((0, 1), (a, b), (0, 8), (0, 8))) for name, a, b in cuts)
 
-    plan = problem.plan({"conv": channels(("pi01", 0, 16), ("pi02", 16, 32), ("pi03", 32, 64))})
-    left = problem.plan({"conv": channels(("pi01", 0, stop), ("pi02", stop - 32, 64))})
-    program = problem.sketch(replace(plan, losses=(Loss(("pi03",), left),))).program
+    plan = problem.build_plan({"conv": channels(("pi01", 0, 16), ("pi02", 16, 32), ("pi03", 32, 64))})
+    left = problem.build_plan({"conv": channels(("pi01", 0, stop), ("pi02", stop - 32, 64))})
+    program = problem.draft_program(replace(plan, failures=(FailurePlan(("pi03",), left),))).program
     assert program is not None
     sizes, read = [], list[tuple[int, int]]()
     for i in range(2):
         place = tmp_path / str(i)
         place.mkdir()
-        for name, _ in Contents(program, i).write(place):
-            if name != WEIGHTS:
+        for name, _ in DeviceContents(program, i).write(place):
+            if name != WEIGHTS_FILE:
                 for cut in (weight.array() for weight in Model.load(place / name).weights.values()):
                     starts = (s for s in range(64) if np.array_equal(cut, values[s : s + len(cut)]))
                     read += [(s, s + len(cut)) for s in starts]
-        sizes.append((place / WEIGHTS).stat().st_size // values[0].nbytes)
+        sizes.append((place / WEIGHTS_FILE).stat().st_size // values[0].nbytes)
     assert sizes == [stop, 96 - stop]
     assert sorted(read) == sorted([(0, 16), (0, stop), (16, 32), (stop - 32, 64)])

@@ -19,13 +19,13 @@ from support.tampering import rewrite
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.devices import Device, Host, Network
 from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.platform import Platform
 from dicompiler.target.records import RunOptions
-from dicompiler.target.seal import seal
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.target.seal import write_integrity
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values
 
@@ -34,8 +34,8 @@ RUNTIME = Path(runtime_values.__file__).parent
 
 def emit(made: Made, directory: Path, **options: Any) -> Path:
     directory.mkdir(exist_ok=True)
-    SocketsTarget(**options).emit(Compilation(model=made[1], program=made[0]), directory)
-    seal(directory)
+    SocketsTarget(**options).emit(PipelineState(model=made[1], program=made[0]), directory)
+    write_integrity(directory)
     return directory
 
 
@@ -53,20 +53,20 @@ def test_processes_compute_what_the_whole_model_computes(made: Any, tmp_path: Pa
     program, model, inputs = one = made()
     result = SocketsTarget().run(emit(one, tmp_path), [inputs] * 2, RunOptions(timeout_s=60))
     reference = run_model(model, inputs)["out"]
-    assert len(result.outputs) == len(result.delivered) == len(result.frames_s) == 2
-    for delivered in result.delivered:
+    assert len(result.outputs) == len(result.outputs_by_device) == len(result.frames_s) == 2
+    for delivered in result.outputs_by_device:
         assert set(delivered) == {d.device for d in program.devices if d.sinks}
         for outputs in delivered.values():
             assert outputs["out"].dtype == reference.dtype
             assert np.array_equal(outputs["out"], reference)
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     assert sent == {t.index: 2 * t.value.nbytes for t in program.transfers}
     for report, device in zip(result.reports, program.devices, strict=True):
         assert report.device == device.device
-        assert len(report.segments) == len(device.segments)
-        assert report.compute_s == pytest.approx(sum(report.segments))
-        assert 20 << 20 < report.memory_peak < 1 << 30
-        assert set(report.sent) == {t.index for t in program.transfers if t.sender == device.device}
+        assert len(report.segments_s) == len(device.segments)
+        assert report.compute_s == pytest.approx(sum(report.segments_s))
+        assert 20 << 20 < report.peak_memory_bytes < 1 << 30
+        assert set(report.sent_bytes) == {t.index for t in program.transfers if t.sender == device.device}
 
 
 def test_frames_are_not_mixed_up(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_large_tensors_that_cross_do_not_block(tmp_path: Path) -> None:
     program, model, inputs = partial(rows=200_000)
     result = SocketsTarget().run(emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(model, inputs)["out"])
-    assert min(sum(report.sent.values()) for report in result.reports) > 16 << 20
+    assert min(sum(report.sent_bytes.values()) for report in result.reports) > 16 << 20
 
 
 def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
     result = SocketsTarget(optimization="none", threads=2).run(
         emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60)
     )
-    execution = Executor(program).run(inputs)
+    execution = ProgramExecutor(program).run(inputs)
     assert np.array_equal(result.outputs[0]["out"], execution.outputs["out"])
-    assert {i: n for report in result.reports for i, n in report.sent.items()} == dict(enumerate(execution.sent))
+    assert {i: n for report in result.reports for i, n in report.sent_bytes.items()} == dict(enumerate(execution.sent))
 
 
 def test_the_artifact_may_be_moved_and_is_not_changed_by_a_run(tmp_path: Path, monkeypatch: Any) -> None:
@@ -187,7 +187,7 @@ def test_the_digest_includes_the_weights(tmp_path: Path) -> None:
     program, model, inputs = halo()
     first = load_json(emit((program, model, inputs), tmp_path / "1") / "artifact.json")
     weights = dict(program.weights)
-    weights["b1"] = Weight.of(weights["b1"].array() + 1)
+    weights["b1"] = Weight.from_array(weights["b1"].array() + 1)
     object.__setattr__(program, "weights", weights)
     second = load_json(emit((program, model, inputs), tmp_path / "2") / "artifact.json")
     assert first["digest"] != second["digest"]
@@ -227,7 +227,7 @@ def test_threads_are_those_of_the_device_unless_told(tmp_path: Path) -> None:
         (tmp_path / "2", SocketsTarget(threads=3), [3, 3, 3]),
     ):
         place.mkdir()
-        target.emit(Compilation(model=model, program=program, platform=platform), place)
+        target.emit(PipelineState(model=model, program=program, platform=platform), place)
         assert [manifest(place, device)["threads"] for device in "abc"] == expected
     with pytest.raises(ValueError, match="threads must be 0 or more"):
         SocketsTarget(threads=-1)
@@ -254,7 +254,7 @@ def test_words_between_devices_are_refused(tmp_path: Path) -> None:
 
 
 def test_every_type_of_the_runtime_is_what_onnx_says() -> None:
-    for name, (number, size) in runtime_values.TYPES.items():
+    for name, (number, size) in runtime_values.TENSOR_TYPES.items():
         assert onnx.TensorProto.DataType.Value(name) == number
         assert onnx.helper.tensor_dtype_to_np_dtype(number).itemsize == size
 
@@ -264,6 +264,6 @@ def test_wrong_inputs_are_refused_before_anything_starts(tmp_path: Path) -> None
     with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape"):
         SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], RunOptions(timeout_s=60))
     rewrite(directory / "b" / "manifest.json", lambda document: document.pop("steps"))
-    seal(directory)
+    write_integrity(directory)
     with pytest.raises(DicompilerError, match=r"manifest\.json: missing key 'steps'"):
         SocketsTarget().run(directory, [halo()[2]], RunOptions(timeout_s=60))

@@ -59,8 +59,8 @@ def test_it_computes_what_a_process_of_its_own_does_and_starts_none(tmp_path: Pa
         assert outputs.keys() == wanted.keys()
         assert all(np.array_equal(outputs[name], wanted[name]) and outputs[name].flags.writeable for name in wanted)
     (own,), (report,) = session.reports, ran.reports
-    assert (own.device, len(own.segments), own.sent) == (report.device, len(report.segments), {})
-    assert own.compute_s == pytest.approx(sum(own.segments)) and own.memory_peak > report.memory_peak / 2
+    assert (own.device, len(own.segments_s), own.sent_bytes) == (report.device, len(report.segments_s), {})
+    assert own.compute_s == pytest.approx(sum(own.segments_s)) and own.peak_memory_bytes > report.peak_memory_bytes / 2
     assert [(one.kind, one.index, one.frame) for one in own.timeline] == [("run", 0, 8)]
     with dicompiler.connect(artifact, RunOptions(pin=True)) as session:
         assert len(pids(artifact)) == 1  # what is asked for takes a process

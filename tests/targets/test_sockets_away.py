@@ -15,7 +15,7 @@ from support.running import pids
 import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.records import RunOptions
-from dicompiler_targets.sockets.session import GRACE_S, Session
+from dicompiler_targets.sockets.session import GRACE_S, ClusterSession
 
 TIMEOUT_S = 4.0
 AWAY_S = TIMEOUT_S + GRACE_S + 1.0
@@ -38,7 +38,7 @@ def test_who_is_away_for_longer_than_a_frame_may_take_loses_none(how: signal.Sig
 
     options = RunOptions(in_flight=4, heartbeat_s=0.3)
     with dicompiler.connect(made.directory, options, TIMEOUT_S) as session:
-        assert isinstance(session, Session)
+        assert isinstance(session, ClusterSession)
         made.stream(session, plot())
     assert kinds(session)[:2] == ([] if how is None else [("loss", "c"), ("take-over", "c")])
 
@@ -54,7 +54,7 @@ def test_who_hangs_longer_than_a_frame_may_take_is_named_where_losses_are_surviv
 
     options = RunOptions(in_flight=4, heartbeat_s=60)
     session = dicompiler.connect(made.directory, options, TIMEOUT_S)
-    assert isinstance(session, Session)
+    assert isinstance(session, ClusterSession)
     with pytest.raises(RunError, match=r"^device 'c': (device '.' says: tensor '.*' did not come in time|did not fin)"):
         made.stream(session, plot())
     assert pids(made.directory) == {}

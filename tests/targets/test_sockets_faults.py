@@ -27,18 +27,18 @@ from dicompiler.target.records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget, processes
 from dicompiler_targets.sockets import artifact as sockets_artifact
 from dicompiler_targets.sockets.runtime.frames import (
-    HEADER,
+    HEADER_STRUCT,
     MAGIC,
-    PROTOCOL,
-    Gate,
-    Header,
-    Kind,
+    PROTOCOL_VERSION,
+    FrameWindow,
+    MessageHeader,
+    MessageType,
+    PeerRefused,
     ProtocolError,
-    Refused,
-    Window,
+    ReceiveFilter,
 )
-from dicompiler_targets.sockets.runtime.line import Line
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.line import Connection
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 
 class Run(threading.Thread):
@@ -212,10 +212,10 @@ def test_no_device_outlives_the_coordinator(sign: signal.Signals, tmp_path: Path
 def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
-            one.heard(Kind.READY)
+            one.heard(MessageType.READY)
             # The payload is never sent: only a device that looks at the header first can answer.
-            peer.sendall(HEADER.pack(MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 0, 1 << 40))
-            message = one.heard(Kind.ERROR)["message"]
+            peer.sendall(HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 1 << 40))
+            message = one.heard(MessageType.ERROR)["message"]
         assert message == "from 'b': TENSOR 2 ('pb') has 1099511627776 bytes, the plan says 96"
         assert "the plan says 96" in one.ended()
 
@@ -223,32 +223,38 @@ def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ((MAGIC, PROTOCOL, Kind.TENSOR, 0, 1, 0, 96), "TENSOR 1 came, which the plan does not send there"),
         (
-            (MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 7, 96),
+            (MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 1, 0, 96),
+            "TENSOR 1 came, which the plan does not send there",
+        ),
+        (
+            (MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 7, 96),
             "TENSOR 2 ('pb') is for frame 7, those from 0 to 0 are on their way",
         ),
-        ((MAGIC, PROTOCOL, Kind.RUN, 0, 0, 0, 0), "RUN of 0 bytes came"),
-        ((MAGIC, PROTOCOL, 99, 0, 0, 0, 0), "a frame of unknown kind 99 with flags 0 came"),
-        ((MAGIC, 9, Kind.TENSOR, 0, 2, 0, 96), f"the other end speaks version 9 of the protocol, this one {PROTOCOL}"),
-        ((b"HTTP", PROTOCOL, Kind.TENSOR, 0, 2, 0, 96), "the other end does not speak this protocol"),
+        ((MAGIC, PROTOCOL_VERSION, MessageType.BEGIN_FRAME, 0, 0, 0, 0), "RUN of 0 bytes came"),
+        ((MAGIC, PROTOCOL_VERSION, 99, 0, 0, 0, 0), "a frame of unknown kind 99 with flags 0 came"),
+        (
+            (MAGIC, 9, MessageType.TENSOR, 0, 2, 0, 96),
+            f"the other end speaks version 9 of the protocol, this one {PROTOCOL_VERSION}",
+        ),
+        ((b"HTTP", PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96), "the other end does not speak this protocol"),
     ],
 )
 def test_what_a_peer_must_not_send_is_refused_in_words(header: Any, message: str, tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
-            one.heard(Kind.READY)
-            peer.sendall(HEADER.pack(*header))
-            assert one.heard(Kind.ERROR)["message"] == f"from 'b': {message}"
+            one.heard(MessageType.READY)
+            peer.sendall(HEADER_STRUCT.pack(*header))
+            assert one.heard(MessageType.ERROR)["message"] == f"from 'b': {message}"
         one.ended()
 
 
 def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
-            one.heard(Kind.READY)
-            peer.sendall((HEADER.pack(MAGIC, PROTOCOL, Kind.TENSOR, 0, 2, 0, 96) + bytes(96)) * 2)
-            assert "came twice" in one.heard(Kind.ERROR)["message"]
+            one.heard(MessageType.READY)
+            peer.sendall((HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96) + bytes(96)) * 2)
+            assert "came twice" in one.heard(MessageType.ERROR)["message"]
         one.ended()
 
 
@@ -256,17 +262,17 @@ def test_devices_of_different_artifacts_refuse_each_other(tmp_path: Path) -> Non
     words = "devices 'b' and 'a' hold different artifacts: copy the same one to both"
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": "0" * 64}) as peer:
-            assert one.heard(Kind.ERROR)["message"] == words
-            with pytest.raises(Refused, match=words):
-                Channel(Line(peer)).greeting(one.end)
+            assert one.heard(MessageType.ERROR)["message"] == words
+            with pytest.raises(PeerRefused, match=words):
+                MessageChannel(Connection(peer)).receive_greeting(one.end)
         assert words in one.ended()
 
 
 def test_a_peer_that_goes_is_named(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}):
-            one.heard(Kind.READY)
-        message = one.heard(Kind.ERROR)
+            one.heard(MessageType.READY)
+        message = one.heard(MessageType.ERROR)
         assert message["peer"] == "b"
         assert message["message"].startswith("the connection to 'b' was lost")
         one.ended()
@@ -274,7 +280,7 @@ def test_a_peer_that_goes_is_named(tmp_path: Path) -> None:
 
 def test_a_device_ends_when_its_coordinator_goes(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener), one.meet(listener, {"device": "b", "digest": one.digest}):
-        one.heard(Kind.READY)
+        one.heard(MessageType.READY)
         gone = time.monotonic()
         one.control.close()
         assert one.ended() == "a: the coordinator is gone: closed by the other end\n"
@@ -302,20 +308,20 @@ def listening(directory: Path) -> int:
 
 def test_tensors_are_checked_against_the_plan() -> None:
     expected = {3: {"name": "t", "bytes": 8}, 4: {"name": "u", "bytes": None}}
-    window = Window(2)
-    gate = Gate(expected, window)
+    window = FrameWindow(2)
+    gate = ReceiveFilter(expected, window)
     for frame in range(5):
         window.finish(frame)
-    gate.admit(Header(Kind.TENSOR, 3, 5, 8))
-    gate.admit(Header(Kind.OUTPUT, 4, 6, 1 << 31))
+    gate.check(MessageHeader(MessageType.TENSOR, 3, 5, 8))
+    gate.check(MessageHeader(MessageType.OUTPUT, 4, 6, 1 << 31))
     for header in (
-        Header(Kind.TENSOR, 3, 6, 9),
-        Header(Kind.TENSOR, 3, 6, 0),
-        Header(Kind.TENSOR, 4, 5, (1 << 31) + 1),
-        Header(Kind.TENSOR, 2, 5, 8),
-        Header(Kind.TENSOR, 3, 4, 8),
-        Header(Kind.TENSOR, 3, 7, 8),
-        Header(Kind.TENSOR, 3, 5, 8),
+        MessageHeader(MessageType.TENSOR, 3, 6, 9),
+        MessageHeader(MessageType.TENSOR, 3, 6, 0),
+        MessageHeader(MessageType.TENSOR, 4, 5, (1 << 31) + 1),
+        MessageHeader(MessageType.TENSOR, 2, 5, 8),
+        MessageHeader(MessageType.TENSOR, 3, 4, 8),
+        MessageHeader(MessageType.TENSOR, 3, 7, 8),
+        MessageHeader(MessageType.TENSOR, 3, 5, 8),
     ):
         with pytest.raises(ProtocolError):
-            gate.admit(header)
+            gate.check(header)

@@ -23,9 +23,9 @@ from dicompiler.base.schema import load_json
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import Kind
-from dicompiler_targets.sockets.runtime.line import Line
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.frames import MessageType
+from dicompiler_targets.sockets.runtime.line import Connection
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 
 @pytest.mark.parametrize(("made", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])
@@ -49,7 +49,7 @@ def tell(address: Any, data: bytes) -> None:
 
 def greetings(count: int) -> list[bytes]:
     """Wrong greetings of a device that does not exist."""
-    hello = [Frame(Kind.HELLO, payload=b'{"device": "nobody", "digest": "0", "address": ["127.0.0.1", 1]}')]
+    hello = [Frame(MessageType.HELLO, payload=b'{"device": "nobody", "digest": "0", "address": ["127.0.0.1", 1]}')]
     return [mutated(hello, random.Random(seed)) for seed in range(count)]
 
 
@@ -59,10 +59,12 @@ def test_a_device_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
         for data in greetings(400):
             tell(one.hello["address"], data)
         with socket.create_connection(tuple(one.hello["address"])) as peer:
-            channel = Channel(Line(peer))
-            channel.greet(Kind.HELLO, {"device": "a", "digest": one.digest, **MEMBER.hello("a", "b")}, one.end)
-            assert channel.greeting(one.end) == {"device": "b", "digest": one.digest, **MEMBER.hello("b", "a")}
-            one.heard(Kind.READY)
+            channel = MessageChannel(Connection(peer))
+            channel.send_greeting(
+                MessageType.HELLO, {"device": "a", "digest": one.digest, **MEMBER.hello("a", "b")}, one.end
+            )
+            assert channel.receive_greeting(one.end) == {"device": "b", "digest": one.digest, **MEMBER.hello("b", "a")}
+            one.heard(MessageType.READY)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -75,9 +77,9 @@ def test_a_device_that_is_sent_mutated_tensors_ends_in_words(seed: int, tmp_path
     with fake(tmp_path) as (one, listener):
         one.in_flight = IN_FLIGHT
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
-            one.heard(Kind.READY)
+            one.heard(MessageType.READY)
             peer.sendall(data)
-            message = one.heard(Kind.ERROR)["message"]
+            message = one.heard(MessageType.ERROR)["message"]
         assert message.startswith("from 'b': ")
         assert one.ended().startswith("a: ")
 
@@ -88,7 +90,7 @@ def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path, caplog: pytest.
     caplog.set_level("WARNING", "dicompiler")
     run = threading.Thread(
         target=lambda: results.append(
-            SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60, elsewhere=("b",)))
+            SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60, start_manually=("b",)))
         )
     )
     run.start()

@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
-from dicompiler_targets.sockets.runtime.greeting import GUESTS, Entrance, Membership
-from dicompiler_targets.sockets.runtime.line import Line
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.frames import MessageType, PeerRefused, ProtocolError
+from dicompiler_targets.sockets.runtime.greeting import MAX_GREETINGS, ConnectionAcceptor, RunCredentials
+from dicompiler_targets.sockets.runtime.line import Connection
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 
-def meet(channel: Channel, _: str, deadline: float) -> Channel:
-    if channel.greeting(deadline).get("device") != "pi01":
+def meet(channel: MessageChannel, _: str, deadline: float) -> MessageChannel:
+    if channel.receive_greeting(deadline).get("device") != "pi01":
         raise ProtocolError("who is that?")
     return channel
 
 
-def arrive(listener: socket.socket, device: str) -> Channel:
-    channel = Channel(Line(socket.create_connection(listener.getsockname())))
-    channel.greet(Kind.HELLO, {"device": device}, time.monotonic() + 5)
+def arrive(listener: socket.socket, device: str) -> MessageChannel:
+    channel = MessageChannel(Connection(socket.create_connection(listener.getsockname())))
+    channel.send_greeting(MessageType.HELLO, {"device": device}, time.monotonic() + 5)
     return channel
 
 
@@ -35,45 +35,45 @@ def listener() -> Any:
 
 
 def test_who_was_met_stays_when_the_entrance_closes_at_that_very_moment(listener: socket.socket) -> None:
-    entrance = Entrance(listener, None, meet)
+    entrance = ConnectionAcceptor(listener, None, meet)
 
     class Closing(queue.SimpleQueue):  # type: ignore[type-arg]
         def put(self, item: Any, *_: Any) -> None:
             entrance.close()
             super().put(item)
 
-    entrance._met = Closing()
+    entrance._accepted = Closing()
     guest = arrive(listener, "pi01")
     inside = entrance.take(5)
-    inside.greet(Kind.HELLO, {"device": "pi02"}, time.monotonic() + 5)
-    assert guest.greeting(time.monotonic() + 5) == {"device": "pi02"}
+    inside.greet(MessageType.HELLO, {"device": "pi02"}, time.monotonic() + 5)
+    assert guest.receive_greeting(time.monotonic() + 5) == {"device": "pi02"}
     guest.close()
     inside.close()
 
 
 def test_who_is_not_met_is_told_why(listener: socket.socket) -> None:
-    with contextlib.closing(Entrance(listener, None, meet)) as entrance:
-        with pytest.raises(Refused, match="who is that"):
-            arrive(listener, "pi09").greeting(time.monotonic() + 5)
+    with contextlib.closing(ConnectionAcceptor(listener, None, meet)) as entrance:
+        with pytest.raises(PeerRefused, match="who is that"):
+            arrive(listener, "pi09").receive_greeting(time.monotonic() + 5)
         assert entrance.take(0.1) is None
-        assert entrance.refused == "127.0.0.1: who is that?"
+        assert entrance.last_refusal == "127.0.0.1: who is that?"
 
 
 def test_a_crowd_of_silent_ones_leaves_room(listener: socket.socket) -> None:
-    with contextlib.closing(Entrance(listener, None, meet)) as entrance:
-        crowd = [socket.create_connection(listener.getsockname()) for _ in range(3 * GUESTS)]
+    with contextlib.closing(ConnectionAcceptor(listener, None, meet)) as entrance:
+        crowd = [socket.create_connection(listener.getsockname()) for _ in range(3 * MAX_GREETINGS)]
         begun = time.monotonic()
         guest = arrive(listener, "pi01")
         assert entrance.take(4) is not None
         assert time.monotonic() - begun < 2
-        assert len(entrance._guests) <= GUESTS
+        assert len(entrance._greeting) <= MAX_GREETINGS
         guest.close()
         for one in crowd:
             one.close()
 
 
 def test_a_token_is_shown_by_whom_and_to_whom() -> None:
-    ours, others = Membership("1", "token"), Membership("1", "another")
+    ours, others = RunCredentials("1", "token"), RunCredentials("1", "another")
     ours.check(ours.hello("pi01", "pi02"), "pi01", "pi02")
     for message, sender in (
         (others.hello("pi01", "pi02"), "pi01"),

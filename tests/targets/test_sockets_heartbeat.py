@@ -18,10 +18,10 @@ from support.running import LIMIT_S, MEMBER, emit, fake, pids, wait_until
 import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.records import RunOptions
-from dicompiler_targets.sockets.runtime.frames import Kind
-from dicompiler_targets.sockets.runtime.line import Line
-from dicompiler_targets.sockets.runtime.lines import Lines
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.frames import MessageType
+from dicompiler_targets.sockets.runtime.line import Connection
+from dicompiler_targets.sockets.runtime.lines import EventLoop
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 HEARTBEAT_S = 0.4
 FOUND_S = 3.75 * HEARTBEAT_S
@@ -51,17 +51,17 @@ def test_a_peer_that_makes_its_sessions_is_waited_for(tmp_path: Path) -> None:
         device.tell_peers(**peers)
         for name in "bc":
             connection = stack.enter_context(listener.accept()[0])
-            channel = Channel(Line(connection))
-            assert channel.greeting(device.end)["device"] == "a"
+            channel = MessageChannel(Connection(connection))
+            assert channel.receive_greeting(device.end)["device"] == "a"
             hello = {"device": name, "digest": device.digest, **MEMBER.hello(name, "a")}
-            channel.greet(Kind.HELLO, hello, device.end)
-        device.heard(Kind.READY)
+            channel.send_greeting(MessageType.HELLO, hello, device.end)
+        device.heard(MessageType.READY)
         time.sleep(1.0)
         assert device.process.poll() is None
-        lines = Lines(60)
-        stack.callback(lines.end)
+        lines = EventLoop(60)
+        stack.callback(lines.close)
         channel.start(lines, lambda _: None, lambda *_: None, lambda _: None)
-        channel.send(Kind.PING)  # from here on it is expected to go on
+        channel.send(MessageType.HEARTBEAT)  # from here on it is expected to go on
         assert "the connection to 'c' was lost: nothing was heard of it for 0.3 s" in device.ended()
 
 

@@ -14,11 +14,11 @@ from support.running import MEMBER, by_hand, emit, fake, pids
 
 from dicompiler.base.errors import RunError
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets.runtime.frames import Kind
+from dicompiler_targets.sockets.runtime.frames import MessageType
 
-OPTIONS = RunOptions(timeout_s=20, elsewhere=("b",))
+OPTIONS = RunOptions(timeout_s=20, start_manually=("b",))
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_who_does_not_know_the_token_is_not_taken_for_a_device(changes: Any, tmp
     def act(message: str) -> None:
         stranger = Hostile(directory, "b", message)
         stranger.greet(**changes)
-        words.append(stranger.heard(Kind.ERROR)["message"])
+        words.append(stranger.heard(MessageType.ERROR)["message"])
         assert by_hand(directory, message).wait(15) == 0
 
     result = outcome(directory, made[2], OPTIONS, act)
@@ -51,22 +51,22 @@ def test_the_token_is_on_no_command_line(tmp_path: Path) -> None:
         lines.extend(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids(directory).values())
         assert not any(token in line for line in lines)
 
-    outcome(directory, made[2], RunOptions(timeout_s=2, elsewhere=("b",)), act)
+    outcome(directory, made[2], RunOptions(timeout_s=2, start_manually=("b",)), act)
     assert lines
 
 
 def test_a_key_of_another_device_ends_nothing(tmp_path: Path) -> None:
     made = partial()
     directory, keys, words = emit(made, tmp_path / "artifact"), tmp_path / "keys", []
-    make("ab", keys)
+    make_keys("ab", keys)
 
     def act(message: str) -> None:
         hostile = Hostile(directory, "b", message, keys / "devices" / "a")
         hostile.greet()
-        words.append(hostile.heard(Kind.ERROR)["message"])
+        words.append(hostile.heard(MessageType.ERROR)["message"])
         assert by_hand(directory, message.replace("KEYS", str(keys / "devices" / "b"))).wait(15) == 0
 
-    result = outcome(directory, made[2], RunOptions(timeout_s=20, elsewhere=("b",), keys=keys), act)
+    result = outcome(directory, made[2], RunOptions(timeout_s=20, start_manually=("b",), keys=keys), act)
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
     assert words[0].startswith("device 'b' shows the certificate of 'dicompiler:device:a'")
 
@@ -89,16 +89,16 @@ def test_a_good_bye_that_comes_early_is_told_at_once_of_who_said_it(tmp_path: Pa
     def act(message: str) -> None:
         hostile = Hostile(directory, "b", message)
         hostile.greet()
-        hostile.heard(Kind.PEERS)
+        hostile.heard(MessageType.PEERS)
         peer = hostile.welcome("a")
         peer.start(hostile.lines, lambda _: None, lambda *_: None, lambda _: None)
-        hostile.control.send(Kind.READY)
-        hostile.heard(Kind.RUN)
-        peer.send(Kind.BYE)
+        hostile.control.send(MessageType.READY)
+        hostile.heard(MessageType.BEGIN_FRAME)
+        peer.send(MessageType.BYE)
         time.sleep(5)
 
     begun = time.monotonic()
-    error = str(outcome(directory, made[2], RunOptions(timeout_s=60, elsewhere=("b",)), act))
+    error = str(outcome(directory, made[2], RunOptions(timeout_s=60, start_manually=("b",)), act))
     assert error.startswith("device 'b': device 'a' says: ")
     assert "BYE came while frame 0" in error or "said good-bye before the end of the run" in error
     assert time.monotonic() - begun < 15
@@ -111,7 +111,9 @@ def test_what_a_device_says_cannot_steer_a_terminal_nor_fill_it(tmp_path: Path) 
     def act(message: str) -> None:
         hostile = Hostile(directory, "b", message)
         hostile.greet()
-        hostile.control.send_json(Kind.ERROR, {"message": "\x1b[2Jall is well\n\x07" + 200_000 * "x", "peer": None})
+        hostile.control.send_json(
+            MessageType.ERROR, {"message": "\x1b[2Jall is well\n\x07" + 200_000 * "x", "peer": None}
+        )
 
     error = str(outcome(directory, made[2], OPTIONS, act))
     assert error.startswith("device 'b': \\x1b[2Jall is well \\x07xxx")
@@ -122,12 +124,12 @@ def test_what_a_device_says_cannot_steer_a_terminal_nor_fill_it(tmp_path: Path) 
 def test_a_peer_that_is_not_of_the_run_is_refused_by_a_device(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest, "proof": MEMBER.hello("b", "c")["proof"]}):
-            message = one.heard(Kind.ERROR)
+            message = one.heard(MessageType.ERROR)
         assert message["peer"] == "b"
         assert "it does not know this run's token" in message["message"]
 
 
 def test_a_coordinator_that_is_not_of_the_run_is_not_believed(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
-        one.control.send_json(Kind.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": 1})
+        one.control.send_json(MessageType.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": 1})
         assert "the coordinator cannot be trusted: it does not know this run's token" in one.ended()

@@ -30,16 +30,16 @@ import dicompiler
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
-from dicompiler.driver.artifact import service
+from dicompiler.driver.artifact import open_service
 from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.kept import Calls, Kept
-from dicompiler_targets.sockets.runtime import KEPT
-from dicompiler_targets.sockets.runtime.greeting import TOKEN
-from dicompiler_targets.sockets.runtime.service import LOG_LIMIT
-from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.kept import DaemonConnector, ResidentCluster
+from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
+from dicompiler_targets.sockets.runtime.greeting import TOKEN_VARIABLE
+from dicompiler_targets.sockets.runtime.service import MAX_LOG_BYTES
+from dicompiler_targets.sockets.session import ClusterSession
 
 TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
 """The number of the system call that gives a signal to one thread."""
@@ -47,7 +47,7 @@ TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
 
 def idle(directory: Path) -> bool:
     """Whether no device serves anybody."""
-    return all(one.answers and not one.client for one in service(directory, RunOptions()).status())
+    return all(one.is_responding and not one.client for one in open_service(directory, RunOptions()).status())
 
 
 def open_files(processes: dict[str, int]) -> list[int]:
@@ -80,7 +80,7 @@ def test_it_ends_whichever_of_its_threads_gets_the_signal(net: tuple[Path, Made]
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
         assert ctypes.CDLL(None, use_errno=True).syscall(TGKILL, pid, threads[-1], number) == 0
         wait_until(lambda: "a" not in pids(directory))
-        assert "it was told to end" in (directory / KEPT / "a.log").read_text()
+        assert "it was told to end" in (directory / STATE_DIRECTORY / "a.log").read_text()
 
 
 def test_clients_join_one_after_another_and_strangers_do_not(
@@ -135,10 +135,10 @@ def test_clients_join_one_after_another_and_strangers_do_not(
 def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]) -> None:
     directory, made = net
     with kept(directory) as cluster:
-        Kept(directory, cluster.digest, cluster.addresses, "a stranger's").save()
+        ResidentCluster(directory, cluster.digest, cluster.addresses, "a stranger's").save()
         with pytest.raises(RunError, match="does not know this run's token"):
             dicompiler.connect(directory, timeout=60)
-        Kept(directory, "sha256:0", cluster.addresses, TEXT).save()
+        ResidentCluster(directory, "sha256:0", cluster.addresses, TEXT).save()
         with pytest.raises(
             RunError, match=r"kept running with another artifact than this: stop them first \('dicompiler"
         ):
@@ -146,19 +146,19 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         # Who holds another artifact refuses, whatever the file says.
         cluster.save()
         options = RunOptions(timeout_s=20)
-        other = replace(Artifact.load(directory), digest="sha256:0")
+        other = replace(SocketsArtifact.load(directory), digest="sha256:0")
         with pytest.raises(RunError, match="it is kept running with another artifact: stop it first"):
-            Session(other, options, Calls(cluster, options))
+            ClusterSession(other, options, DaemonConnector(cluster, options))
         with pytest.raises(UsageError, match="leave out --elsewhere, or stop them first"):
-            dicompiler.connect(directory, RunOptions(elsewhere=("a",)))
+            dicompiler.connect(directory, RunOptions(start_manually=("a",)))
         done = subprocess.run(
             [sys.executable, "-m", "runtime", "--serve", "--listen", "127.0.0.1:0"],
-            cwd=directory / "a", env=os.environ | {TOKEN: TEXT}, capture_output=True, text=True, timeout=60,
+            cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: TEXT}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "it is kept running already" in done.stderr
         os.kill(pids(directory)["b"], signal.SIGKILL)
         wait_until(lambda: "b" not in pids(directory))
-        (directory / KEPT / "b.json").unlink()  # which a device that is killed cannot
+        (directory / STATE_DIRECTORY / "b.json").unlink()  # which a device that is killed cannot
         with pytest.raises(
             RunError, match=r"device 'b' at .*: it cannot be called: Connection refused: start it again"
         ):
@@ -168,7 +168,7 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         assert column(printed, "serves")["b"] == "-"
         assert column(printed, "error")["b"].startswith("Connection refused: start")
     with pytest.raises(UsageError, match="nothing of it is kept running"):
-        service(directory, RunOptions()).status()
+        open_service(directory, RunOptions()).status()
 
 
 def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
         os.kill(pids(one.directory)["c"], signal.SIGKILL)
         wait_until(lambda: "c" not in pids(one.directory))
         with dicompiler.connect(one.directory, RunOptions(in_flight=4), 60) as session:
-            assert isinstance(session, Session)
+            assert isinstance(session, ClusterSession)
 
             def plot() -> Iterator[None]:
                 yield from [None] * 10
@@ -204,7 +204,7 @@ def test_a_log_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "a.log"
     subprocess.run([sys.executable, "-c", code, str(path), *sys.path], check=True, timeout=60)
     assert sorted(found.name for found in path.parent.iterdir()) == ["a.log", "a.log.1"]
-    assert path.stat().st_size <= LOG_LIMIT < Path(f"{path}.1").stat().st_size < LOG_LIMIT + 20_000
+    assert path.stat().st_size <= MAX_LOG_BYTES < Path(f"{path}.1").stat().st_size < MAX_LOG_BYTES + 20_000
     assert path.read_bytes().endswith(b"native\n")
 
 
@@ -220,7 +220,7 @@ def test_a_unit_names_its_python_as_one_word(python: str, word: str, net: tuple[
     entry = '[[host]]\nname = "{0}"\nssh = "{0}"\naddress = "127.0.0.1:{1}"\npython = "{2}"\ndirectory = "/a/{0}"\n'
     hosts = tmp_path / "hosts.toml"
     hosts.write_text("".join(entry.format(name, 7070 + i, python) for i, name in enumerate("abc")))
-    for name, text in service(net[0], RunOptions(hosts=Hosts.load(hosts))).units().items():
+    for name, text in open_service(net[0], RunOptions(hosts=Hosts.load(hosts))).units().items():
         line = next(line for line in text.splitlines() if line.startswith("ExecStart="))
         words = shlex.split(line.partition("=")[2])
         assert words[0 if "/" in python else 1 :][:3] == [word, "-B", "-m"]

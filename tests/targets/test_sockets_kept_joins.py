@@ -20,8 +20,8 @@ from support.strangers import Strangers
 import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
-from dicompiler_targets.sockets.session import Session
+from dicompiler.target.remote.certificates import make_keys
+from dicompiler_targets.sockets.session import ClusterSession
 
 
 def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
             with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be called"):
                 dicompiler.connect(plain, timeout=4)
             with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 6) as session:
-                assert isinstance(session, Session)
+                assert isinstance(session, ClusterSession)
 
                 def plot() -> Iterator[None]:
                     yield from [None] * 10
@@ -53,7 +53,7 @@ def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
 def test_in_tls_strangers_disturb_nobody_and_of_two_clients_one_is_told_who_is_served(tmp_path: Path) -> None:
     made = halo()
     directory = emit(made, tmp_path / "net")
-    make("abc", tmp_path / "keys")
+    make_keys("abc", tmp_path / "keys")
     found: list[Any] = []
 
     def join(both: threading.Barrier) -> None:

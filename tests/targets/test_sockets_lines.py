@@ -19,10 +19,17 @@ from dicompiler.cli.entry import main
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import HEADER, PROTOCOL, Header, Kind, ProtocolError, Reader
-from dicompiler_targets.sockets.runtime.line import Keys, Line, secured
-from dicompiler_targets.sockets.runtime.lines import Lines
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.frames import (
+    HEADER_STRUCT,
+    PROTOCOL_VERSION,
+    MessageHeader,
+    MessageReader,
+    MessageType,
+    ProtocolError,
+)
+from dicompiler_targets.sockets.runtime.line import Connection, TlsKeys, open_connection
+from dicompiler_targets.sockets.runtime.lines import EventLoop
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 LARGE = 24 << 20
 """Bytes that no connection holds."""
@@ -32,49 +39,49 @@ class End:
     """One end of a connection with lines of its own. `came`: index and payload of each tensor; `lost`: why no more.
     hold_at: the index of the tensor behind which the channel is held."""
 
-    def __init__(self, connection: socket.socket, keys: Keys | None, server: bool) -> None:
+    def __init__(self, connection: socket.socket, keys: TlsKeys | None, server: bool) -> None:
         self.came: list[tuple[int, Any]] = []
         self.lost: list[Exception] = []
         self.hold_at = -1
         self.threads: set[int] = set()
-        self.lines = Lines(60)
-        self.channel = Channel(secured(connection, keys, server, time.monotonic() + 10))
+        self.lines = EventLoop(60)
+        self.channel = MessageChannel(open_connection(connection, keys, server, time.monotonic() + 10))
 
     def start(self) -> End:
         self.channel.start(self.lines, self._admit, self._deliver, self.lost.append)
         return self
 
-    def _admit(self, header: Header) -> None:
-        if header.kind is not Kind.TENSOR:
+    def _admit(self, header: MessageHeader) -> None:
+        if header.type is not MessageType.TENSOR:
             raise ProtocolError("only tensors may come")
 
-    def _deliver(self, header: Header, payload: Any) -> bool:
+    def _deliver(self, header: MessageHeader, payload: Any) -> bool:
         self.threads.add(threading.get_ident())
         self.came.append((header.index, payload))
         return header.index == self.hold_at
 
     def take_over(self) -> None:
         """From here on the helper drives no more."""
-        self.lines.drive(lambda: False, time.monotonic())
+        self.lines.run_until(lambda: False, time.monotonic())
 
     def send(self, *payloads: Any) -> None:
         for index, payload in enumerate(payloads):
-            self.channel.post(Kind.TENSOR, payload, index)
+            self.channel.post(MessageType.TENSOR, payload, index)
         self.lines.push()
 
     def wait(self, count: int) -> None:
-        assert self.lines.drive(lambda: len(self.came) >= count or self.lost, time.monotonic() + 20)
+        assert self.lines.run_until(lambda: len(self.came) >= count or self.lost, time.monotonic() + 20)
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> TlsKeys:
     directory = emit(partial(), tmp_path_factory.mktemp("keys") / "artifact")
     assert main(["keys", str(directory)]) == 0
-    return Keys(Path(f"{directory}.keys") / "devices" / "a")
+    return TlsKeys(Path(f"{directory}.keys") / "devices" / "a")
 
 
 @pytest.fixture(params=["clear", "TLS"])
-def secrets(request: pytest.FixtureRequest) -> Keys | None:
+def secrets(request: pytest.FixtureRequest) -> TlsKeys | None:
     return request.getfixturevalue("keys") if request.param == "TLS" else None
 
 
@@ -84,21 +91,21 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 
 @contextlib.contextmanager
-def met(connection: socket.socket, accepted: socket.socket, keys: Keys | None) -> Iterator[tuple[End, End]]:
+def met(connection: socket.socket, accepted: socket.socket, keys: TlsKeys | None) -> Iterator[tuple[End, End]]:
     made: list[End] = []
     greeter = threading.Thread(target=lambda: made.append(End(accepted, keys, True)))
     greeter.start()
     made.insert(0, End(connection, keys, False))
     greeter.join(20)
-    one, other = sorted(made, key=lambda end: end.channel._line._socket is accepted)
+    one, other = sorted(made, key=lambda end: end.channel._connection._socket is accepted)
     yield one.start(), other.start()
     for end in made:
-        end.lines.end()
+        end.lines.close()
         end.channel.close()
 
 
 @pytest.fixture
-def ends(secrets: Keys | None) -> Iterator[tuple[End, End]]:
+def ends(secrets: TlsKeys | None) -> Iterator[tuple[End, End]]:
     with met(*connected(), secrets) as made:
         yield made
 
@@ -117,13 +124,13 @@ def test_tensors_of_older_frames_overtake_those_of_younger_ones(ends: tuple[End,
     """All but what has begun to leave, and what is behind words."""
     one, other = ends
     first = numbers(LARGE, 0)
-    one.channel.post(Kind.TENSOR, first, 0, frame=9)
+    one.channel.post(MessageType.TENSOR, first, 0, frame=9)
     one.lines.push()
     for index, frame in ((1, 4), (2, 3), (3, 4), (4, 3)):
-        one.channel.post(Kind.TENSOR, numbers(5, index), index, frame)
-    one.channel.post(Kind.PING)
+        one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
+    one.channel.post(MessageType.HEARTBEAT)
     for index, frame in ((5, 2), (6, 1)):
-        one.channel.post(Kind.TENSOR, numbers(5, index), index, frame)
+        one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
     one.lines.push()
     other.wait(7)
     assert [index for index, _ in other.came] == [0, 2, 4, 1, 3, 6, 5]
@@ -134,7 +141,7 @@ def test_tensors_of_older_frames_overtake_those_of_younger_ones(ends: tuple[End,
 def test_the_timeline_of_the_last_frame_is_whole_where_older_ones_leave_between(ends: tuple[End, End]) -> None:
     one, other = ends
     for index, frame in enumerate((9, 10, 9, 10, 8)):
-        one.channel.post(Kind.TENSOR, numbers(5, index), index, frame)
+        one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
         one.lines.push()
     other.wait(5)
     assert [(index, frame) for index, frame, *_ in one.channel.timeline] == [(1, 10), (2, 9), (3, 10), (4, 8)]
@@ -146,9 +153,9 @@ def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
     other.hold_at = 0
     one.send(*payloads)
     other.wait(1)
-    other.lines.drive(lambda: len(other.came) > 1, time.monotonic() + 0.1)
+    other.lines.run_until(lambda: len(other.came) > 1, time.monotonic() + 0.1)
     assert len(other.came) == 1
-    with other.lines.turn:
+    with other.lines.lock:
         other.channel.release()
     other.wait(3)
     check(other.came, payloads)
@@ -172,13 +179,13 @@ class Counted(socket.socket):
         return super().recv_into(*given)
 
 
-def test_a_small_message_takes_one_call_of_the_system_at_each_end(secrets: Keys | None) -> None:
+def test_a_small_message_takes_one_call_of_the_system_at_each_end(secrets: TlsKeys | None) -> None:
     """In TLS too; and so do several that are ready together."""
     one, other = (Counted(fileno=end.detach()) for end in connected())
     with met(one, other, secrets) as (sender, receiver):
         for end in (sender, receiver):
             end.take_over()
-            end.lines.drive(lambda: False, time.monotonic() + 0.1)  # what TLS says behind its handshake
+            end.lines.run_until(lambda: False, time.monotonic() + 0.1)  # what TLS says behind its handshake
         for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
             one.sends = other.receives = 0
             receiver.came.clear()
@@ -196,7 +203,7 @@ def drip(source: socket.socket, target: socket.socket, size: int) -> None:
             time.sleep(0.0005)
 
 
-def test_what_comes_drop_by_drop_is_not_waited_for_in_vain(secrets: Keys | None) -> None:
+def test_what_comes_drop_by_drop_is_not_waited_for_in_vain(secrets: TlsKeys | None) -> None:
     """Ends of TLS records lie anywhere: what a record holds beside the message must not be taken for more of it."""
     (connection, near), (far, accepted) = connected(), connected()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -207,7 +214,7 @@ def test_what_comes_drop_by_drop_is_not_waited_for_in_vain(secrets: Keys | None)
         payloads = [numbers(size, i) for i, size in enumerate([16_000, 20_000, 33_000, 70_000, 3, 17_000])]
         for i, payload in enumerate(payloads):
             one.send(payload)
-            assert other.lines.drive(lambda i=i: len(other.came) > i, time.monotonic() + 5)  # type: ignore[misc]
+            assert other.lines.run_until(lambda i=i: len(other.came) > i, time.monotonic() + 5)  # type: ignore[misc]
         assert all(np.array_equal(found, sent) for (_, found), sent in zip(other.came, payloads, strict=True))
 
 
@@ -229,14 +236,17 @@ def test_frames_come_whole_and_in_their_order(ends: tuple[End, End]) -> None:
 def test_a_long_frame_that_comes_in_drops_wakes_nobody_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shaped line lets a packet through at a time. What is short behind a long frame comes at once."""
     reads: list[int] = []
-    receive = Line._receive
-    monkeypatch.setattr(Line, "_receive", lambda line, view: (reads.append(len(view)), receive(line, view))[1])
+    receive = Connection._receive
+    monkeypatch.setattr(Connection, "_receive", lambda line, view: (reads.append(len(view)), receive(line, view))[1])
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = socket.create_connection(listener.getsockname())
         accepted = listener.accept()[0]
     end = End(accepted, None, True).start()
     payloads = [numbers(200_000, 1), numbers(10, 2)]
-    frames = [HEADER.pack(b"DICO", PROTOCOL, Kind.TENSOR, 0, i, 0, len(p)) + bytes(p) for i, p in enumerate(payloads)]
+    frames = [
+        HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.TENSOR, 0, i, 0, len(p)) + bytes(p)
+        for i, p in enumerate(payloads)
+    ]
     drops = [frames[0][at : at + 1000] for at in range(0, len(frames[0]), 1000)]
 
     def drip() -> None:
@@ -250,7 +260,7 @@ def test_a_long_frame_that_comes_in_drops_wakes_nobody_for_each(monkeypatch: pyt
     sender.join()
     check(end.came, payloads)
     assert len(reads) < len(drops) / 4
-    end.lines.end()
+    end.lines.close()
     end.channel.close()
     connection.close()
 
@@ -260,7 +270,7 @@ def test_large_frames_in_both_directions_pass_while_both_ends_compute(ends: tupl
     for end in ends:
         end.take_over()
         end.send(*payloads)
-        end.lines.rest(3600)
+        end.lines.let_helper_run(3600)
     deadline = time.monotonic() + 20
     while any(len(end.came) < 2 for end in ends) and time.monotonic() < deadline:
         sum(range(10_000))  # no call that moves anything
@@ -273,15 +283,15 @@ def test_what_is_left_is_sent_while_a_short_segment_runs(ends: tuple[End, End]) 
     one, other = ends
     one.take_over()
     one.send(numbers(LARGE, 3))
-    one.lines.rest(0.0)
+    one.lines.let_helper_run(0.0)
     other.wait(1)
     check(other.came, [numbers(LARGE, 3)])
 
 
 def test_a_failure_that_the_helper_meets_reaches_the_main_thread(ends: tuple[End, End]) -> None:
     one, other = ends
-    other.lines.rest(3600)
-    one.channel.send(Kind.FINISH)
+    other.lines.let_helper_run(3600)
+    one.channel.send(MessageType.FINISH)
     other.wait(1)
     assert str(other.lost[0]) == "only tensors may come"
     other.channel.close()
@@ -294,37 +304,40 @@ def test_signs_of_life_are_given_while_the_main_thread_waits_and_while_it_comput
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = socket.create_connection(listener.getsockname())
         accepted = listener.accept()[0]
-    lines, lost = Lines(0.1), list[Exception]()
-    channel = Channel(secured(connection, None, False, time.monotonic() + 10))
+    lines, lost = EventLoop(0.1), list[Exception]()
+    channel = MessageChannel(open_connection(connection, None, False, time.monotonic() + 10))
     channel.start(lines, lambda _: None, lambda *_: None, lost.append)
-    heard: list[Kind] = []
+    heard: list[MessageType] = []
     accepted.settimeout(10)
-    for busy in (lambda: lines.drive(lambda: len(heard) >= 4, time.monotonic() + 10), lambda: lines.rest(0.0)):
+    for busy in (
+        lambda: lines.run_until(lambda: len(heard) >= 4, time.monotonic() + 10),
+        lambda: lines.let_helper_run(0.0),
+    ):
         player = threading.Thread(target=busy)
         player.start()
         for _ in range(4):
-            frame = Reader(_Waiting(accepted)).next(lambda _: None)
+            frame = MessageReader(_Waiting(accepted)).read_message(lambda _: None)
             assert frame is not None
-            heard.append(frame[0].kind)
-            accepted.sendall(HEADER.pack(b"DICO", PROTOCOL, Kind.PING, 0, 0, 0, 0))
+            heard.append(frame[0].type)
+            accepted.sendall(HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.HEARTBEAT, 0, 0, 0, 0))
         player.join()
-    assert heard == [Kind.PING] * 8
+    assert heard == [MessageType.HEARTBEAT] * 8
     assert not lost
-    assert lines.drive(lambda: lost, time.monotonic() + 10)  # it hears nothing from now on
+    assert lines.run_until(lambda: lost, time.monotonic() + 10)  # it hears nothing from now on
     assert "nothing was heard of it for 0.3 s" in str(lost[0])
-    lines.end()
+    lines.close()
     with contextlib.suppress(OSError):
         accepted.close()
 
 
 class _Waiting:
-    emptied = False
+    is_drained = False
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def receive_into(self, view: memoryview) -> int:
-        return self._connection.recv_into(view[: HEADER.size])
+        return self._connection.recv_into(view[: HEADER_STRUCT.size])
 
 
 def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Path) -> None:
@@ -336,13 +349,16 @@ def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Pat
         one.in_flight = count
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             for frame, inputs in enumerate(given):
-                peer.sendall(HEADER.pack(b"DICO", PROTOCOL, Kind.TENSOR, 0, 2, frame, 64 * 24 * 4) + bytes(64 * 24 * 4))
-                one.control.post(Kind.RUN, index=60_000, frame=frame)
+                peer.sendall(
+                    HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, frame, 64 * 24 * 4)
+                    + bytes(64 * 24 * 4)
+                )
+                one.control.post(MessageType.BEGIN_FRAME, index=60_000, frame=frame)
                 for index, array in enumerate(inputs.values()):
-                    one.control.post(Kind.INPUT, array.reshape(-1).view(np.uint8), index, frame)
+                    one.control.post(MessageType.INPUT, array.reshape(-1).view(np.uint8), index, frame)
             one.lines.push()
             end = time.monotonic() + 20
-            while sum(header.kind is Kind.DONE for header, _ in one.messages) < count and time.monotonic() < end:
+            while sum(header.type is MessageType.DONE for header, _ in one.messages) < count and time.monotonic() < end:
                 time.sleep(0.01)
             found = _tensors(peer, 2 * count)
     for frame, inputs in enumerate(given):
@@ -354,11 +370,11 @@ def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Pat
 def _tensors(peer: socket.socket, count: int) -> dict[tuple[int, int], Any]:
     """Payloads by index and frame."""
     peer.settimeout(10)
-    reader, found = Reader(_All(peer)), {}
+    reader, found = MessageReader(_All(peer)), {}
     while len(found) < count:
-        frame = reader.next(lambda _: None)
+        frame = reader.read_message(lambda _: None)
         assert frame is not None
-        if frame[0].kind is Kind.TENSOR:
+        if frame[0].type is MessageType.TENSOR:
             found[frame[0].index, frame[0].frame] = frame[1]
     return found
 

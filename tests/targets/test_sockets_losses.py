@@ -23,22 +23,28 @@ from support.running import LIMIT_S, by_hand, pids, wait_until
 import dicompiler
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import validate
-from dicompiler.driver.run_log import document
-from dicompiler.search.constraints import check_dealing
+from dicompiler.driver.run_log import run_document
+from dicompiler.search.constraints import check_target_support
 from dicompiler.target.records import RunEvent, RunOptions
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.crew import Crew
-from dicompiler_targets.sockets.joining import LOOPBACK, Door
-from dicompiler_targets.sockets.leaving import Leaving, Telling
-from dicompiler_targets.sockets.processes import Process
-from dicompiler_targets.sockets.root_cause import CAUSE, LOSS, Failure
-from dicompiler_targets.sockets.runtime.device import Device
-from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.crew import ClusterState
+from dicompiler_targets.sockets.joining import ANY_LOOPBACK_PORT, RunAcceptor
+from dicompiler_targets.sockets.leaving import EventLog, FailedProcesses
+from dicompiler_targets.sockets.processes import DeviceProcess
+from dicompiler_targets.sockets.root_cause import RANK_CAUSE, RANK_DISCONNECTED, DeviceFailure
+from dicompiler_targets.sockets.runtime.device import DeviceRun
+from dicompiler_targets.sockets.runtime.frames import (
+    FrameWindow,
+    MessageHeader,
+    MessageType,
+    ProtocolError,
+    ReceiveFilter,
+)
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
-from dicompiler_targets.sockets.runtime.roles import Schedule
-from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.sockets.runtime.roles import RoleSchedule
+from dicompiler_targets.sockets.session import ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 
 BEAT_S = 0.3
@@ -58,9 +64,9 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
     return survivor(2, [("b",), ("b", "c")], tmp_path_factory.mktemp("two") / "artifact")
 
 
-def connect(made: Survivor, **options: Any) -> Session:
+def connect(made: Survivor, **options: Any) -> ClusterSession:
     found = dicompiler.connect(made.directory, RunOptions(**{"in_flight": 4, **options}), 60)
-    assert isinstance(found, Session)
+    assert isinstance(found, ClusterSession)
     return found
 
 
@@ -86,7 +92,7 @@ def until(happened: Callable[[], object], seconds: float = 20.0) -> Iterator[Non
 def test_every_device_may_die_and_comes_back(victims: str, one: Survivor, tmp_path: Path) -> None:
     rng, heard, options = Random(5), list[RunEvent](), dict[str, Any]()
     if len(victims) == 1:
-        make(DEVICES, tmp_path / "keys")
+        make_keys(DEVICES, tmp_path / "keys")
         options["keys"] = tmp_path / "keys"
 
     def plot() -> Iterator[None]:
@@ -103,9 +109,9 @@ def test_every_device_may_die_and_comes_back(victims: str, one: Survivor, tmp_pa
     assert [report.device for report in session.reports] == list(DEVICES)
     assert pids(one.directory) == {}
     for event in heard:
-        assert event.why.startswith("its process was ended by signal 9 (SIGKILL)") == (event.kind == "loss")
-        assert event.away == (() if event.kind == "return" else (event.device,))
-        assert event.interruption_s < LIMIT_S and event.replays <= 4 and event.frames <= count
+        assert event.reason.startswith("its process was ended by signal 9 (SIGKILL)") == (event.kind == "loss")
+        assert event.down == (() if event.kind == "return" else (event.device,))
+        assert event.interruption_s < LIMIT_S and event.replayed_frames <= 4 and event.finished_frames <= count
 
 
 @pytest.mark.parametrize("victim", ["a", "d"])
@@ -122,7 +128,10 @@ def test_a_device_that_hangs_is_lost_after_its_heartbeats(victim: str, one: Surv
 
         one.stream(session, plot())
     assert kinds(session) == [("loss", victim), ("take-over", victim), ("return", victim)]
-    assert "has stopped, or the network to it is down" in session.events[0].why or "was lost" in session.events[0].why
+    assert (
+        "has stopped, or the network to it is down" in session.events[0].reason
+        or "was lost" in session.events[0].reason
+    )
 
 
 def ended(pid: int) -> bool:
@@ -137,9 +146,9 @@ class Noting:
     """A channel that notes what is posted."""
 
     peer: str
-    words: list[tuple[str, Kind, int]]
+    words: list[tuple[str, MessageType, int]]
 
-    def post(self, kind: Kind, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:  # noqa: ARG002
+    def post(self, kind: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:  # noqa: ARG002
         self.words.append((self.peer, kind, frame))
 
 
@@ -223,7 +232,7 @@ def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: T
                 yield from frames(10)
                 hit(two, name, signal.SIGKILL)
                 yield from until(lambda name=name: kinds(session)[-1:] == [("take-over", name)])
-            assert session.events[-1].away == ("b", "c")
+            assert session.events[-1].down == ("b", "c")
             yield from frames(10)
             hit(two, "d", signal.SIGKILL)
             yield from until(lambda: False)
@@ -237,7 +246,7 @@ def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Surviv
     """There is none for c alone: b is there, has nothing to do, and would refuse to hear of a frame until c is back."""
     told.soon(two, "c")
     with connect(two, elsewhere=("c",)) as session:
-        assert [{"b", "c"} & role.players for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
+        assert [{"b", "c"} & role.active_devices for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
 
         def plot() -> Iterator[None]:
             for count in (2, 5):
@@ -272,7 +281,9 @@ def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: P
     found = kinds(session)
     assert sorted(one for one in found if one[0] != "take-over") == [("loss", "b"), ("loss", "c")]
     assert found[-1][0] == "take-over"
-    assert [event.replays for event in session.events if event.replays][1:] == [] and session.events[-1].replays <= 4
+    assert [event.replayed_frames for event in session.events if event.replayed_frames][1:] == [] and session.events[
+        -1
+    ].replayed_frames <= 4
 
 
 def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Survivor) -> None:
@@ -288,31 +299,33 @@ def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Surv
             yield from frames(10)
 
         two.stream(session, plot())
-    assert session.events[-1].device == "b" and session.events[-1].replays == 0
+    assert session.events[-1].device == "b" and session.events[-1].replayed_frames == 0
 
 
 def test_what_is_not_on_its_way_is_not_dropped_either(two: Survivor) -> None:
     """A number that no frame has, as changes come in a row, would go by roles in which the device has a part."""
-    telling = Telling(None)
-    leaving = Leaving(telling.explain)
-    crew = Crew(Artifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, leaving)
+    telling = EventLog(None)
+    leaving = FailedProcesses(telling.set_reason)
+    crew = ClusterState(
+        SocketsArtifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, leaving
+    )
     crew.schedule.change(("b", "c"), 0, 0)
     frames = [crew.window.open() for _ in range(2)]
     crew.schedule.change((), 2, 0)  # both are back, and lost again before a frame is given
     crew.window.finish(crew.window.open())
     crew.schedule.change(("b", "c"), 3, 0)
-    assert not crew._played("c") and crew._played("a")
+    assert not crew._is_needed_in_flight("c") and crew._is_needed_in_flight("a")
     crew.window.finish(frames[0])
-    assert not crew._played("c")
-    crew.lines.end()
+    assert not crew._is_needed_in_flight("c")
+    crew.loop.close()
 
 
 def test_numbers_that_no_frame_has_are_passed_over_in_a_row() -> None:
     """Changes in a row, none of which drops anything, while a device is in a segment."""
     box = Mailbox()
     for number in (5, 6):
-        box.order(("skip", number), number + 1)
-    assert (box.skipped(5), box.skipped(7)) == (7, 7)
+        box.put_order(("skip", number), number + 1)
+    assert (box.skip_frames(5), box.skip_frames(7)) == (7, 7)
 
 
 def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
@@ -320,11 +333,11 @@ def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
     for name in "bc":
         told.soon(two, name)
     with connect(two, elsewhere=("b", "c")) as session:
-        numbers = [session._crew.schedule.since]
+        numbers = [session._cluster.schedule.last_change]
         for name in "bc":
             hit(two, name, signal.SIGKILL)
-            wait_until(lambda name=name: session._round([]) or ("take-over", name) in kinds(session))
-            numbers.append(session._crew.schedule.since)
+            wait_until(lambda name=name: session._handle_events([]) or ("take-over", name) in kinds(session))
+            numbers.append(session._cluster.schedule.last_change)
         assert numbers == sorted(set(numbers))
         two.stream(session, frames(10))
 
@@ -332,19 +345,21 @@ def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
 @pytest.mark.parametrize(
     ("kind", "frame", "words"),
     [
-        (Kind.READY, 0, "READY came twice"),
-        (Kind.CHANGED, 0, "CHANGED came twice for frame 0"),
-        (Kind.CHANGED, 1, "CHANGED came for frame 1, from which on nothing changes"),
-        (Kind.DONE, 0, "DONE came twice for frame 0"),
+        (MessageType.READY, 0, "READY came twice"),
+        (MessageType.ROLES_CHANGED, 0, "CHANGED came twice for frame 0"),
+        (MessageType.ROLES_CHANGED, 1, "CHANGED came for frame 1, from which on nothing changes"),
+        (MessageType.DONE, 0, "DONE came twice for frame 0"),
     ],
 )
-def test_a_device_says_once_what_it_may_say_once(kind: Kind, frame: int, words: str, told: Told, one: Survivor) -> None:
-    player = sorted(one.roles()[0].players)[0]
+def test_a_device_says_once_what_it_may_say_once(
+    kind: MessageType, frame: int, words: str, told: Told, one: Survivor
+) -> None:
+    player = sorted(one.roles()[0].active_devices)[0]
 
     def act() -> None:
         device = Hostile(one.directory, player, told.how(player))
         device.take_part(one.peers(player))
-        device.heard(Kind.RUN)
+        device.heard(MessageType.BEGIN_FRAME)
         for _ in range(3):
             device.control.send(kind, frame=frame)
 
@@ -372,21 +387,21 @@ def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Sur
     threading.Thread(target=act, daemon=True).start()
     session = connect(one, elsewhere=(sink,))
     hit(one, victim, signal.SIGKILL)
-    wait_until(lambda: session._round([]) or kinds(session))
-    device, since = played[0], session._crew.schedule.since
-    device.heard(Kind.CHANGE)
-    session._lines.rest(60.0)
+    wait_until(lambda: session._handle_events([]) or kinds(session))
+    device, since = played[0], session._cluster.schedule.last_change
+    device.heard(MessageType.CHANGE_ROLES)
+    session._loop.let_helper_run(60.0)
     for _ in range(100):
-        device.control.send(Kind.OUTPUT, bytes(value["bytes"]), index)
-        device.control.send(Kind.DONE)
-        device.control.send(Kind.CHANGED)
-    device.control.send(Kind.CHANGED, frame=since)
-    heard = session._crew._hearing.events
+        device.control.send(MessageType.OUTPUT, bytes(value["bytes"]), index)
+        device.control.send(MessageType.DONE)
+        device.control.send(MessageType.ROLES_CHANGED)
+    device.control.send(MessageType.ROLES_CHANGED, frame=since)
+    heard = session._cluster._messages.events
     last = wait_until(lambda: [event for event in tuple(heard) if event.device == sink])
     assert [event.header.frame for event in last] == [since]
-    device.control.send(Kind.CHANGED, frame=since)
-    with pytest.raises(RunError, match="CHANGED came twice"), session._guarded():
-        wait_until(lambda: session._round([]))
+    device.control.send(MessageType.ROLES_CHANGED, frame=since)
+    with pytest.raises(RunError, match="CHANGED came twice"), session._ends_on_error():
+        wait_until(lambda: session._handle_events([]))
     while Hostile.there:
         Hostile.there.pop().close()
 
@@ -395,15 +410,15 @@ def test_a_run_begins_without_devices(one: Survivor) -> None:
     program = one.compilation.program
     assert program is not None
     for lost in (("b",), ("e",)):
-        role = next(role for role in program.roles if role.lost == lost)
+        role = next(role for role in program.roles if role.failed == lost)
         first = sum(len(other.transfers) for other in program.roles[: program.roles.index(role)])
-        result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=60, without=lost))
-        sent = {index: count for report in result.reports for index, count in report.sent.items()}
+        result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=60, start_without=lost))
+        sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
         assert sent == {first + t.index: 3 * t.value.nbytes for t in role.transfers}
     two = "no plan in the artifact does without 'b', 'c': compile it with one \\(--survive 2\\)"
     for without, words in ((("b", "c"), two), (("x",), "no device 'x'")):
         with pytest.raises(UsageError, match=words):
-            SocketsTarget().run(one.directory, one.frames(1), RunOptions(without=without))
+            SocketsTarget().run(one.directory, one.frames(1), RunOptions(start_without=without))
 
 
 @pytest.mark.parametrize("how", ["ends", "never comes"])
@@ -413,25 +428,25 @@ def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Sur
     def act() -> None:
         device = Hostile(one.directory, "c", told.how("c"), beat_s=BEAT_S)
         device.greet()
-        device.heard(Kind.PEERS)
+        device.heard(MessageType.PEERS)
         device.welcome()  # who waits for c itself is still to hear of it
         device.control.close()
 
     if how == "ends":
         threading.Thread(target=act, daemon=True).start()
-    options = RunOptions(in_flight=4, heartbeat_s=BEAT_S, elsewhere=("c",))
+    options = RunOptions(in_flight=4, heartbeat_s=BEAT_S, start_manually=("c",))
     with dicompiler.connect(one.directory, options, 3 if how == "never comes" else 60) as session:
-        assert isinstance(session, Session)
+        assert isinstance(session, ClusterSession)
         assert kinds(session) == [("loss", "c")]
         one.stream(session, frames(10))
     assert kinds(session) == [("loss", "c"), ("take-over", "c")]
-    assert session.events[0].frames == session.events[1].replays == 0
+    assert session.events[0].finished_frames == session.events[1].replayed_frames == 0
     while Hostile.there:
         Hostile.there.pop().close()
 
 
 def test_a_device_that_never_comes_leaves_half_of_the_time_for_frames(one: Survivor) -> None:
-    result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=6, elsewhere=("c",)))
+    result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=6, start_manually=("c",)))
     assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["loss", "take-over"]
 
 
@@ -462,24 +477,24 @@ def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
     given = Deadly(one.frames(3) * 200, 100, strike)
     result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))
     assert len(result.outputs) == len(given) and len(struck) == 1
-    log = json.loads(json.dumps(document(one.directory, result, RunOptions(in_flight=4))))
+    log = json.loads(json.dumps(run_document(one.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["loss", "take-over"]
-    assert log["replays"] == sum(event.replays for event in result.events) and log["interrupted_s"] > 0
+    assert log["replays"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
 
 
 def test_who_others_have_lost_is_lost(told: Told, one: Survivor) -> None:
     def act() -> None:
         device = Hostile(one.directory, "c", told.how("c"))
         device.take_part(one.peers("c"))
-        device.heard(Kind.RUN)
+        device.heard(MessageType.BEGIN_FRAME)
         device.channels[0].close()
 
     threading.Thread(target=act, daemon=True).start()
     with connect(one, elsewhere=("c",)) as session:
         one.stream(session, frames(30))
     assert kinds(session) == [("loss", "c"), ("take-over", "c")]
-    assert "says: the connection to 'c' was lost" in session.events[0].why
+    assert "says: the connection to 'c' was lost" in session.events[0].reason
     while Hostile.there:
         Hostile.there.pop().close()
 
@@ -513,7 +528,7 @@ def test_who_comes_back_damaged_is_left_out_until_it_is_whole(
         wrong[-1] ^= 1
     else:
         options = {"keys": tmp_path / "keys"}
-        make(DEVICES, tmp_path / "keys")
+        make_keys(DEVICES, tmp_path / "keys")
         victim, other = (tmp_path / "keys" / "devices" / name / "cert.pem" for name in "bc")
         wrong, words = bytearray(other.read_bytes()), "keys: "
     right = victim.read_bytes()
@@ -547,18 +562,18 @@ def test_targets_that_cannot_survive_refuse(one: Survivor) -> None:
     plan = one.compilation.plan
     assert plan is not None
     with pytest.raises(DicompilerError, match="target 'tflm' cannot go on without a device"):
-        check_dealing(plan, TflmTarget())
-    check_dealing(plan, SocketsTarget())
+        check_target_support(plan, TflmTarget())
+    check_target_support(plan, SocketsTarget())
 
 
 def test_frames_go_by_the_roles_in_force() -> None:
-    schedule = Schedule([(), (), ("b",), ("b", "c"), ("b", "c")])
-    assert [schedule.role(frame) for frame in range(4)] == [0, 1, 0, 1]
+    schedule = RoleSchedule([(), (), ("b",), ("b", "c"), ("b", "c")])
+    assert [schedule.role_index(frame) for frame in range(4)] == [0, 1, 0, 1]
     schedule.change(("b", "c"), 5, 2)
-    assert [schedule.role(frame) for frame in range(2, 8)] == [0, 1, 0, 4, 3, 4]
+    assert [schedule.role_index(frame) for frame in range(2, 8)] == [0, 1, 0, 4, 3, 4]
     schedule.change((), 7, 5)
-    assert [schedule.role(frame) for frame in range(5, 9)] == [4, 3, 1, 0]
-    assert [schedule.covering(away) for away in ((), "b", "c", "d")] == [
+    assert [schedule.role_index(frame) for frame in range(5, 9)] == [4, 3, 1, 0]
+    assert [schedule.find_failed_set(away) for away in ((), "b", "c", "d")] == [
         frozenset(), {"b"}, {"b", "c"}, None
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no role for the loss of"):
@@ -568,11 +583,11 @@ def test_frames_go_by_the_roles_in_force() -> None:
 def test_a_schedule_has_a_last_change_at_any_time() -> None:
     """Threads ask for it that do not wait for each other."""
 
-    class Watched(Schedule):
+    class Watched(RoleSchedule):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "_eras":
-                seen.append(self.since)
+                seen.append(self.last_change)
 
     seen = list[int]()
     schedule = Watched([(), ("b",)])
@@ -582,49 +597,51 @@ def test_a_schedule_has_a_last_change_at_any_time() -> None:
 
 def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> None:
     manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
-    device = Device(one.directory / "c", manifest, time.monotonic() + 5)
-    admit, deliver, _ = device._callbacks("a")
-    word = Header(Kind.CHANGED, 0, 5, 0)
+    device = DeviceRun(one.directory / "c", manifest, time.monotonic() + 5)
+    admit, deliver, _ = device._peer_callbacks("a")
+    word = MessageHeader(MessageType.ROLES_CHANGED, 0, 5, 0)
     admit(word)
     assert deliver(word, b"") is True
-    device.changed = 5
+    device.last_change = 5
     assert deliver(word, b"") is False
-    device.lines.end()
+    device.loop.close()
 
 
 def test_a_peer_that_hears_of_two_losses_sooner_is_heard_after_the_second(one: Survivor) -> None:
     manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
-    device, channel = Device(one.directory / "c", manifest, time.monotonic() + 5), Held()
-    _, deliver, _ = device._callbacks("a")
+    device, channel = DeviceRun(one.directory / "c", manifest, time.monotonic() + 5), Held()
+    _, deliver, _ = device._peer_callbacks("a")
     device.peers["a"] = cast(Any, channel)
-    assert deliver(Header(Kind.CHANGED, 0, 6, 0), b"") is True  # it was told of both before it had anything to send
+    assert (
+        deliver(MessageHeader(MessageType.ROLES_CHANGED, 0, 6, 0), b"") is True
+    )  # it was told of both before it had anything to send
     released = []
     for first, lost in ((5, "b"), (6, "d")):
-        device._change({"away": [lost], "lost": [lost], "first": first, "drop": True})
+        device._change_roles({"away": [lost], "lost": [lost], "first": first, "drop": True})
         released.append(channel.released)
     assert released == [0, 1]
-    device.lines.end()
+    device.loop.close()
 
 
 def test_peers_are_told_of_a_change_once_before_the_next_tensor(one: Survivor) -> None:
     manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
-    device, words = Device(one.directory / "c", manifest, time.monotonic() + 5), list[tuple[str, Kind, int]]()
+    device, words = DeviceRun(one.directory / "c", manifest, time.monotonic() + 5), list[tuple[str, MessageType, int]]()
     for peer in ("a", "b"):
         device.peers[peer] = cast(Any, Noting(peer, words))
-    device.changed, device._unaware = 7, {"a", "b"}
+    device.last_change, device._peers_to_notify = 7, {"a", "b"}
     for index, receiver in enumerate(("b", "b", "a")):
-        device._post({"receiver": receiver, "index": index}, 7, b"", None)
+        device._post_value({"receiver": receiver, "index": index}, 7, b"", None)
     assert words == [
-        ("b", Kind.CHANGED, 7), ("b", Kind.TENSOR, 7), ("b", Kind.TENSOR, 7), ("a", Kind.CHANGED, 7),
-        ("a", Kind.TENSOR, 7),
+        ("b", MessageType.ROLES_CHANGED, 7), ("b", MessageType.TENSOR, 7), ("b", MessageType.TENSOR, 7), ("a", MessageType.ROLES_CHANGED, 7),
+        ("a", MessageType.TENSOR, 7),
     ]  # fmt: skip
-    device.lines.end()
+    device.loop.close()
 
 
 class Waiting:
     """An entrance at which one device waits."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: DeviceProcess) -> None:
         self.here, self.closed = process, False
 
     def take(self, _: float) -> Any:
@@ -635,14 +652,14 @@ class Waiting:
 
 
 def test_who_was_given_up_while_it_waited_at_the_door_is_not_let_in() -> None:
-    door = Door(LOOPBACK, None, False)
-    before, now = Process({"device": "b"}), Process({"device": "b"})
+    door = RunAcceptor(ANY_LOOPBACK_PORT, None, False)
+    before, now = DeviceProcess({"device": "b"}), DeviceProcess({"device": "b"})
     waiting = Waiting(before)
-    door._processes, door._entrance = {"b": now}, cast(Any, waiting)
-    assert door.admit(0) is None
+    door._processes, door._acceptor = {"b": now}, cast(Any, waiting)
+    assert door.next_process(0) is None
     assert waiting.closed and before.channel is None
     waiting.here = now
-    assert door.admit(0) is now and now.address == ("127.0.0.1", 1)
+    assert door.next_process(0) is now and now.address == ("127.0.0.1", 1)
     door.close()
 
 
@@ -652,45 +669,55 @@ def event(kind: Any, device: str) -> RunEvent:
 
 def test_a_loss_is_told_with_its_reason_and_before_what_follows() -> None:
     heard = list[RunEvent]()
-    telling = Telling(heard.append)
-    leaving = Leaving(telling.explain)
-    process = Process({"device": "b"}, subprocess.Popen(["sleep", "60"]))
-    leaving.add(process, Failure("b", "its connection was lost", "b", LOSS, gone=True))
+    telling = EventLog(heard.append)
+    leaving = FailedProcesses(telling.set_reason)
+    process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
+    leaving.add(process, DeviceFailure("b", "its connection was lost", "b", RANK_DISCONNECTED, is_gone=True))
     telling.add(event("loss", "b"), known=False)
     telling.add(event("take-over", "b"))
-    leaving.look()
+    leaving.poll()
     assert telling and leaving and not heard
     assert process.popen is not None
     process.popen.kill()
     process.popen.wait()
-    leaving.look()
-    assert [(one.kind, one.why) for one in heard] == [
+    leaving.poll()
+    assert [(one.kind, one.reason) for one in heard] == [
         ("loss", "its process was ended by signal 9 (SIGKILL)"), ("take-over", "its connection was lost")
     ]  # fmt: skip
     assert telling.events == heard and not telling and not leaving
 
 
 def test_a_lost_process_that_does_not_end_is_ended_and_the_loss_told() -> None:
-    telling = Telling(None)
-    leaving = Leaving(telling.explain)
-    process = Process({"device": "b"}, subprocess.Popen(["sleep", "60"]))
+    telling = EventLog(None)
+    leaving = FailedProcesses(telling.set_reason)
+    process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
     telling.add(event("loss", "b"), known=False)
-    leaving.add(process, Failure("b", "nothing was heard of it", "b", CAUSE, gone=True))
-    leaving.look()
-    assert [one.why for one in telling.events] == ["nothing was heard of it"]
+    leaving.add(process, DeviceFailure("b", "nothing was heard of it", "b", RANK_CAUSE, is_gone=True))
+    leaving.poll()
+    assert [one.reason for one in telling.events] == ["nothing was heard of it"]
     assert process.popen is not None and process.popen.wait(LIMIT_S) == -signal.SIGKILL
-    leaving.end(())
+    leaving.end_all(())
 
 
 def test_what_is_late_is_let_in_only_as_planned() -> None:
-    window = Window(4)
-    gate = Gate({3: {"name": "t", "bytes": 8}}, window, [{4: {"name": "t", "bytes": 4}}], Schedule([(), ("b",)]))
-    gate.admit(Header(Kind.TENSOR, 3, 1, 8))
+    window = FrameWindow(4)
+    gate = ReceiveFilter(
+        {3: {"name": "t", "bytes": 8}}, window, [{4: {"name": "t", "bytes": 4}}], RoleSchedule([(), ("b",)])
+    )
+    gate.check(MessageHeader(MessageType.TENSOR, 3, 1, 8))
     window.drop(6)
     window.finish(2)  # it ended after all
     assert (window.first, window.oldest, window.end) == (6, 6, 10)
-    for header in (Header(Kind.TENSOR, 3, 1, 8), Header(Kind.TENSOR, 4, 2, 4), Header(Kind.TENSOR, 3, 6, 8)):
-        gate.admit(header)
-    for header in (Header(Kind.TENSOR, 5, 1, 8), Header(Kind.TENSOR, 3, 1, 4), Header(Kind.TENSOR, 4, 6, 4)):
+    for header in (
+        MessageHeader(MessageType.TENSOR, 3, 1, 8),
+        MessageHeader(MessageType.TENSOR, 4, 2, 4),
+        MessageHeader(MessageType.TENSOR, 3, 6, 8),
+    ):
+        gate.check(header)
+    for header in (
+        MessageHeader(MessageType.TENSOR, 5, 1, 8),
+        MessageHeader(MessageType.TENSOR, 3, 1, 4),
+        MessageHeader(MessageType.TENSOR, 4, 6, 4),
+    ):
         with pytest.raises(ProtocolError):
-            gate.admit(header)
+            gate.check(header)

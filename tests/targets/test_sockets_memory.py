@@ -14,9 +14,9 @@ from dicompiler import networks
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver.artifact import run
 from dicompiler.driver.compiler import compile
-from dicompiler_targets.sessions import MIB, Loading, loading, workspace
+from dicompiler_targets.sessions import MIB_BYTES, WeightLoading, analyze_weight_loading, workspace_bytes
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.memory import BASE
+from dicompiler_targets.sockets.memory import PROCESS_BYTES
 
 UNDER, OVER = 0.95, 1.15
 
@@ -49,18 +49,22 @@ NETWORKS = {
 def test_the_prediction_is_close_to_the_largest_resident_memory(name: str, strategy: str, tmp_path: Path) -> None:
     made = compile(NETWORKS[name](), platform="rpi4x2", strategy=strategy, output=tmp_path / "a")
     assert made.program is not None
-    held, added = program_memory(made.program), SocketsTarget().memory(made.program)
+    held, added = program_memory(made.program), SocketsTarget().memory_overhead(made.program)
     for report in run(tmp_path / "a").reports:
         predicted = held[report.device].total + added[report.device]
-        assert UNDER <= predicted / report.memory_peak <= OVER, (report.device, predicted, report.memory_peak)
+        assert UNDER <= predicted / report.peak_memory_bytes <= OVER, (
+            report.device,
+            predicted,
+            report.peak_memory_bytes,
+        )
 
 
 def test_a_device_without_work_still_is_a_process() -> None:
     made = compile(networks.build("lenet"), platform="rpi4x2", strategy="single")
     assert made.program is not None
-    added = SocketsTarget().memory(made.program)
+    added = SocketsTarget().memory_overhead(made.program)
     assert list(added) == [device.device for device in made.program.devices]
-    assert all(value >= BASE for value in added.values())
+    assert all(value >= PROCESS_BYTES for value in added.values())
 
 
 def test_what_loading_does_with_each_weight() -> None:
@@ -69,10 +73,12 @@ def test_what_loading_does_with_each_weight() -> None:
     assert made.program is not None
     (own,) = made.program.devices[0].segments
     one = 256 * 256 * 9 * 4
-    assert loading(own) == Loading((16 * MIB,), 3 * one, 0, 3 * one, one)
+    assert analyze_weight_loading(own) == WeightLoading((16 * MIB_BYTES,), 3 * one, 0, 3 * one, one)
     plain = compile(convolutions("r{i} = Relu (c{i})"), platform="rpi4x1", strategy="single")
     assert plain.program is not None
-    assert loading(plain.program.devices[0].segments[0]) == Loading((16 * MIB,), 0, 0, 3 * one, one)
+    assert analyze_weight_loading(plain.program.devices[0].segments[0]) == WeightLoading(
+        (16 * MIB_BYTES,), 0, 0, 3 * one, one
+    )
 
 
 def test_a_gemm_with_its_activation_is_packed_after_those_without() -> None:
@@ -81,13 +87,13 @@ def test_a_gemm_with_its_activation_is_packed_after_those_without() -> None:
     own = segment("s", "d", text, {})
     own.model.graph.initializer.append(helper.make_tensor("w", 1, [4, 8], [0.5] * 32))
     own.model.graph.initializer.append(helper.make_tensor("v", 1, [8, 2], [0.5] * 16))
-    assert loading(own).packed == (64, 128)
+    assert analyze_weight_loading(own).packed == (64, 128)
 
 
 def test_convolutions_with_more_filters_than_places_copy_all_patches() -> None:
     text = "(float[1, 64, 16, 16] x) => (float[1, 512, 16, 16] y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
     own = segment("s", "d", text, {})
     own.model.graph.initializer.append(helper.make_tensor("w", 1, [512, 64, 3, 3], np.ones(512 * 64 * 9).tolist()))
-    assert workspace(own) == max(MIB, 4 * 16 * 16 * 64 * 9)
+    assert workspace_bytes(own) == max(MIB_BYTES, 4 * 16 * 16 * 64 * 9)
     lrn = segment("s", "d", "(float[1, 8, 4, 4] x) => (float[1, 8, 4, 4] y) { y = LRN <size = 3> (x) }", {})
-    assert workspace(lrn) == 2 * 8 * 4 * 4 * 4
+    assert workspace_bytes(lrn) == 2 * 8 * 4 * 4 * 4

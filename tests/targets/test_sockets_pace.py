@@ -18,7 +18,7 @@ from dicompiler.target.remote.hosts import Hosts
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import pace
-from dicompiler_targets.sockets.runtime.pace import AHEAD_S, FIRST, LEAST, Pace
+from dicompiler_targets.sockets.runtime.pace import INITIAL_UNACKED_BYTES, MAX_UNACKED_S, MIN_UNACKED_BYTES, SendPacing
 
 
 def test_on_a_slow_line_no_healthy_device_is_taken_for_lost(tmp_path: Path) -> None:
@@ -55,11 +55,11 @@ class Wire:
         self.now += seconds
         self.carried = min(self.given, max(self.carried + seconds * self.rate, min(self.given, self.burst)))
 
-    def give(self, limit: Pace, size: int) -> int:
+    def give(self, limit: SendPacing, size: int) -> int:
         """Gives it what is free, or lets time pass; the bytes."""
-        if count := limit.free(size):
+        if count := limit.sendable_bytes(size):
             self.given += count
-            limit.gave(count)
+            limit.record_sent(count)
         else:
             self.passes(limit.pause_s)
         return count
@@ -71,8 +71,8 @@ class Wire:
 @pytest.mark.parametrize("rate", [1e3, 8e3, 1e6, 1e8])
 def test_a_line_is_given_what_it_carries_in_half_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(rate, 8192, monkeypatch)
-    limit = Pace(wire.waiting)
-    assert limit.allowed == FIRST
+    limit = SendPacing(wire.waiting)
+    assert limit.allowed == INITIAL_UNACKED_BYTES
     total, most, begun = int(20 * rate), 0.0, 0.0
     left = total
     while left:
@@ -82,19 +82,19 @@ def test_a_line_is_given_what_it_carries_in_half_a_second(rate: float, monkeypat
         wire.passes(1e-5)
         most = max(most, wire.waiting() / rate)
         begun = begun or wire.now
-    assert most < max(4 * AHEAD_S, 8 * FIRST / rate)
+    assert most < max(4 * MAX_UNACKED_S, 8 * INITIAL_UNACKED_BYTES / rate)
     # The line was hardly ever idle.
     assert wire.now < 1.1 * total / rate + 1
-    assert limit.allowed >= LEAST
+    assert limit.allowed >= MIN_UNACKED_BYTES
 
 
 def test_a_line_that_becomes_slow_is_given_less(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(1e7, 0, monkeypatch)
-    limit = Pace(wire.waiting)
+    limit = SendPacing(wire.waiting)
     for rate, seconds in ((1e7, 5), (1e4, 60)):
         wire.rate = rate
         end = wire.now + seconds
         while wire.now < end:
             wire.give(limit, 1 << 16)
             wire.passes(1e-4)
-        assert limit.allowed <= 2 * AHEAD_S * rate
+        assert limit.allowed <= 2 * MAX_UNACKED_S * rate

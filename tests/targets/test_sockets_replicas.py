@@ -23,12 +23,18 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import seal
-from dicompiler.verify.comparison import compare, random_inputs
+from dicompiler.target.seal import write_integrity
+from dicompiler.verify.comparison import compare_value, random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.runtime.frames import Gate, Header, Kind, ProtocolError, Window
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.runtime.frames import (
+    FrameWindow,
+    MessageHeader,
+    MessageType,
+    ProtocolError,
+    ReceiveFilter,
+)
 
 SINGLES = ({"w0": "pi01"}, {"w0": "pi02"}, {"w0": "pi03"}, {"w0": "pi04"})
 PAIRS: tuple[dict[str, str], ...] = ({}, {"pi01": "pi03", "pi02": "pi04"})
@@ -43,7 +49,7 @@ def plan(*devices: str, replicas: tuple[dict[str, str], ...]) -> Plan:
 
 
 def sent(result: RunResult) -> dict[int, int]:
-    return {index: count for report in result.reports for index, count in report.sent.items()}
+    return {index: count for report in result.reports for index, count in report.sent_bytes.items()}
 
 
 def predicted(program: Program, frames: int) -> dict[int, int]:
@@ -71,7 +77,7 @@ def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
     result = SocketsTarget().run(tmp_path / "a", frames, RunOptions(timeout_s=60, in_flight=in_flight))
     model = Model.load(lenet)
     for given, outputs in zip(frames, result.outputs, strict=True):
-        checks = [compare(name, value, outputs[name]) for name, value in run_model(model, given).items()]
+        checks = [compare_value(name, value, outputs[name]) for name, value in run_model(model, given).items()]
         assert all(check.passed for check in checks), checks
     assert sent(result) == predicted(made.program, 11)
     # Everybody has worked: that is what replicas are for.
@@ -80,7 +86,7 @@ def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
         count = sum(
             len(own.segments) for role in made.program.roles for own in role.devices if own.device == device.device
         )
-        assert len(report.segments) == count
+        assert len(report.segments_s) == count
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -88,10 +94,10 @@ def test_any_plan_with_any_renamings_computes_the_same_bits(seed: int, tmp_path:
     compilation, model, _ = dealt(9100 + seed)
     assert compilation.program is not None and compilation.plan is not None
     SocketsTarget().emit(compilation, tmp_path)
-    seal(tmp_path)
+    write_integrity(tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(5)]
     result = SocketsTarget().run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 3))
-    for inputs, delivered in zip(frames, result.delivered, strict=True):
+    for inputs, delivered in zip(frames, result.outputs_by_device, strict=True):
         assert set(delivered) == set(compilation.plan.sink)
         for name, value in run_model(model, inputs).items():
             assert all(np.array_equal(outputs[name], value) for outputs in delivered.values())
@@ -149,14 +155,22 @@ def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Pa
     rewrite(tmp_path / "a" / "pi03" / "manifest.json", lambda manifest: manifest["others"].pop())
     reseal(tmp_path / "a")
     with pytest.raises(DicompilerError, match="different numbers of roles"):
-        Artifact.load(tmp_path / "a")
+        SocketsArtifact.load(tmp_path / "a")
 
 
 def test_what_another_role_sends_is_not_let_in() -> None:
     first, second = {3: {"name": "t", "bytes": 8}}, {4: {"name": "t", "bytes": 4}}
-    gate = Gate(first, Window(4), [second])
-    for header in (Header(Kind.TENSOR, 3, 0, 8), Header(Kind.TENSOR, 4, 1, 4), Header(Kind.TENSOR, 3, 2, 8)):
-        gate.admit(header)
-    for header in (Header(Kind.TENSOR, 4, 2, 4), Header(Kind.TENSOR, 3, 3, 8), Header(Kind.TENSOR, 4, 3, 8)):
+    gate = ReceiveFilter(first, FrameWindow(4), [second])
+    for header in (
+        MessageHeader(MessageType.TENSOR, 3, 0, 8),
+        MessageHeader(MessageType.TENSOR, 4, 1, 4),
+        MessageHeader(MessageType.TENSOR, 3, 2, 8),
+    ):
+        gate.check(header)
+    for header in (
+        MessageHeader(MessageType.TENSOR, 4, 2, 4),
+        MessageHeader(MessageType.TENSOR, 3, 3, 8),
+        MessageHeader(MessageType.TENSOR, 4, 3, 8),
+    ):
         with pytest.raises(ProtocolError):
-            gate.admit(header)
+            gate.check(header)

@@ -14,9 +14,9 @@ from support.running import by_hand, emit, wait_until
 from support.strangers import Strangers, listening
 
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets.artifact import Artifact
+from dicompiler_targets.sockets.artifact import SocketsArtifact
 
 LATER_S = 1.0
 FRAMES = 300
@@ -25,7 +25,7 @@ FRAMES = 300
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("strangers") / "keys"
-    make("abc", directory)
+    make_keys("abc", directory)
     return directory
 
 
@@ -37,7 +37,7 @@ def seconds(made: Made, directory: Path, options: RunOptions, device: str = "") 
     def act(message: str) -> None:
         wait_until(lambda: len(listening(directory, os.getpid())) >= 3)
         if device:
-            strangers.append(Strangers(200, directory, device, Artifact.load(directory).digest))
+            strangers.append(Strangers(200, directory, device, SocketsArtifact.load(directory).digest))
             assert len(strangers[0].hit) >= 3  # the coordinator's port, and those of both devices
         begun.append(time.monotonic())
         assert by_hand(directory, message.replace("KEYS", f"{options.keys}/devices/c")).wait(30) == 0
@@ -57,7 +57,7 @@ def seconds(made: Made, directory: Path, options: RunOptions, device: str = "") 
 def test_two_hundred_strangers_do_not_disturb(secure: bool, keys: Path, tmp_path: Path) -> None:
     made = halo()
     directory = emit(made, tmp_path)
-    options = RunOptions(timeout_s=60, keys=keys if secure else None, in_flight=3, elsewhere=("c",))
+    options = RunOptions(timeout_s=60, keys=keys if secure else None, in_flight=3, start_manually=("c",))
     seconds(made, directory, options)
     descriptors = len(os.listdir("/proc/self/fd"))
     alone = min(seconds(made, directory, options) for _ in range(2))

@@ -27,8 +27,8 @@ from dicompiler.cli.entry import main
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.session import Session
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.session import ClusterSession
 
 
 def frames(made: Made, count: int) -> list[dict[str, Any]]:
@@ -48,7 +48,7 @@ def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path:
     result = SocketsTarget().run(emit(one, tmp_path), given, RunOptions(timeout_s=60, in_flight=in_flight))
     for inputs, outputs in zip(given, result.outputs, strict=True):
         check(one, inputs, outputs)
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     assert sent == {t.index: 60 * t.value.nbytes for t in one[0].transfers}
     assert max(result.frames_s) <= result.total_s
 
@@ -63,8 +63,8 @@ def test_shapes_may_differ_from_frame_to_frame_in_flight(tmp_path: Path) -> None
 
 def test_only_as_many_outputs_are_kept_as_asked_for(tmp_path: Path) -> None:
     made = partial()
-    result = SocketsTarget().run(emit(made, tmp_path), [made[2]] * 5, RunOptions(timeout_s=60, keep=1))
-    assert (len(result.outputs), len(result.delivered), len(result.frames_s)) == (1, 1, 5)
+    result = SocketsTarget().run(emit(made, tmp_path), [made[2]] * 5, RunOptions(timeout_s=60, kept_frames=1))
+    assert (len(result.outputs), len(result.outputs_by_device), len(result.frames_s)) == (1, 1, 5)
 
 
 def test_a_client_starts_devices_once_and_gives_them_frames(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_streams_are_awaited_too(tmp_path: Path) -> None:
             yield one
         await asyncio.sleep(3600 if count < 6 else 0)
 
-    async def use(session: Session) -> None:
+    async def use(session: ClusterSession) -> None:
         for source in (given, camera(6)):
             got = [outputs async for outputs in session.astream(source)]
             for one, outputs in zip(given, got, strict=True):
@@ -224,11 +224,11 @@ def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(target: str, tmp
     }"""
     dicompiler.compile(onnx.parser.parse_model(text), "rpi4x2", "single", target=target, output=tmp_path / "net")
     at_once = dicompiler.run(tmp_path / "net", frames=6, options=RunOptions(in_flight=6))
-    assert at_once.waited_s[0] < statistics.median(at_once.waited_s[1:])  # only the first has nobody before it
-    own = [took - waited for took, waited in zip(at_once.frames_s, at_once.waited_s, strict=True)]
-    assert at_once.waited_s[-1] > 2 * statistics.median(own) > 0
+    assert at_once.queue_wait_s[0] < statistics.median(at_once.queue_wait_s[1:])  # only the first has nobody before it
+    own = [took - waited for took, waited in zip(at_once.frames_s, at_once.queue_wait_s, strict=True)]
+    assert at_once.queue_wait_s[-1] > 2 * statistics.median(own) > 0
     by_itself = dicompiler.run(tmp_path / "net", frames=3)
-    assert statistics.median(by_itself.waited_s) < 0.75 * statistics.median(by_itself.frames_s)
+    assert statistics.median(by_itself.queue_wait_s) < 0.75 * statistics.median(by_itself.frames_s)
 
 
 def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
@@ -239,16 +239,16 @@ def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
 
 def test_devices_may_be_started_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = halo()
-    artifact = Artifact.load(emit(made, tmp_path))
+    artifact = SocketsArtifact.load(emit(made, tmp_path))
     with pytest.raises(UsageError, match=r"no device 'x'"):
-        SocketsTarget().run(tmp_path, [made[2]], RunOptions(timeout_s=60, elsewhere=("x",)))
+        SocketsTarget().run(tmp_path, [made[2]], RunOptions(timeout_s=60, start_manually=("x",)))
 
     started: list[subprocess.Popen[bytes]] = []
     hand = threading.Thread(target=lambda: started.append(by_hand(tmp_path, wait_until(lambda: caplog.messages)[0])))
     hand.start()
     with (
         caplog.at_level("WARNING", "dicompiler"),
-        Session(artifact, RunOptions(timeout_s=20, elsewhere=("b",))) as session,
+        ClusterSession(artifact, RunOptions(timeout_s=20, start_manually=("b",))) as session,
     ):
         check(made, made[2], session.infer(made[2]))
     hand.join()

@@ -26,22 +26,22 @@ from support.running import control, emit, pids, wait_until
 
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.target.records import RunOptions
-from dicompiler.target.remote.certificates import make
+from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget, coordinator
 from dicompiler_targets.sockets.artifact import Manifest
-from dicompiler_targets.sockets.processes import Process, here, launch
-from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
-from dicompiler_targets.sockets.runtime.greeting import TOKEN
-from dicompiler_targets.sockets.runtime.line import Keys, is_loopback, secured, split_address
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.processes import DeviceProcess, launch_process, local_starter
+from dicompiler_targets.sockets.runtime.frames import MessageType, PeerRefused, ProtocolError
+from dicompiler_targets.sockets.runtime.greeting import TOKEN_VARIABLE
+from dicompiler_targets.sockets.runtime.line import TlsKeys, is_loopback, open_connection, split_address
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keys of a cluster of a, b and c."""
     directory = tmp_path_factory.mktemp("cluster") / "keys"
-    assert make("abc", directory) == ("coordinator", "a", "b", "c")
+    assert make_keys("abc", directory) == ("coordinator", "a", "b", "c")
     return directory
 
 
@@ -63,11 +63,11 @@ def changed(keys: Path, place: Path, change: Callable[[Path], None]) -> Path:
 
 def expired(device: Path) -> None:
     shutil.rmtree(device)
-    make(["b"], device.parent.parent, days=-2)
+    make_keys(["b"], device.parent.parent, days=-2)
 
 
 def foreign(device: Path) -> None:
-    make(["b"], device.parent.parent.with_name("foreign"))
+    make_keys(["b"], device.parent.parent.with_name("foreign"))
     shutil.rmtree(device)
     shutil.copytree(device.parent.parent.with_name("foreign") / "devices" / "b", device)
 
@@ -84,7 +84,7 @@ def foreign_but_trusting(device: Path) -> None:
 
 
 def revoked(device: Path) -> None:
-    make("abc", device.parent.parent, revoke=["b"])
+    make_keys("abc", device.parent.parent, revoke=["b"])
 
 
 def unlisted(device: Path) -> None:
@@ -101,7 +101,7 @@ def resigned(device: Path, key: Path, end: datetime.timedelta) -> None:
 
 
 def forged(device: Path) -> None:
-    make("b", device.parent.parent.with_name("forger"))
+    make_keys("b", device.parent.parent.with_name("forger"))
     resigned(device, device.parent.parent.with_name("forger"), datetime.timedelta(days=9))
 
 
@@ -145,17 +145,17 @@ def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tm
 
 def test_a_device_without_keys_is_told_so(keys: Path, tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path)
-    secure, clear = here(directory, RunOptions(keys=keys), 3), here(directory, RunOptions(), 3)
+    secure, clear = local_starter(directory, RunOptions(keys=keys), 3), local_starter(directory, RunOptions(), 3)
 
-    def start(manifest: Manifest, arguments: Sequence[str]) -> Process:
+    def start(manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
         return (clear if manifest["device"] == "b" else secure)(manifest, arguments)
 
     with pytest.raises(
         RunError, match=r"^device 'b': .*the coordinator refused: this end uses TLS: give the other one keys too"
     ):
-        coordinator.run(directory, [halo()[2]], RunOptions(timeout_s=20, keys=keys), start)
+        coordinator.run_artifact(directory, [halo()[2]], RunOptions(timeout_s=20, keys=keys), start)
     with pytest.raises(RunError, match=r"^device '[ac]': .*cannot be joined: .*give both of them keys \(--keys\)"):
-        coordinator.run(directory, [halo()[2]], RunOptions(timeout_s=20), start)
+        coordinator.run_artifact(directory, [halo()[2]], RunOptions(timeout_s=20), start)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -170,10 +170,10 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
 
     def end(number: int, connection: socket.socket, keys: Any) -> None:
         try:
-            channel = Channel(secured(connection, keys, number == 1, time.monotonic() + 10))
-            channel.greet(Kind.HELLO, {"device": "x"}, time.monotonic() + 10)
-            found[number] = channel.greeting(time.monotonic() + 10)
-        except (ProtocolError, Refused, OSError) as error:
+            channel = MessageChannel(open_connection(connection, keys, number == 1, time.monotonic() + 10))
+            channel.send_greeting(MessageType.HELLO, {"device": "x"}, time.monotonic() + 10)
+            found[number] = channel.receive_greeting(time.monotonic() + 10)
+        except (ProtocolError, PeerRefused, OSError) as error:
             connection.close()
             found[number] = error
 
@@ -187,7 +187,7 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-class Nameless(Keys):
+class Nameless(TlsKeys):
     """Trusts everybody and shows no certificate."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class Nameless(Keys):
         self._contexts = {False: context}
 
 
-class Unchecked(Keys):
+class Unchecked(TlsKeys):
     """What a device uses that has been tampered with: it does not look at its own keys."""
 
     def _check(self, directory: Path) -> float:  # noqa: ARG002
@@ -220,30 +220,32 @@ def test_each_handshake_refuses_such_a_certificate_in_words(
     shutil.copytree(keys, tmp_path / "keys")
     change(device)
     shutil.copy(keys / "devices" / "b" / "crl.pem", device)
-    bad, good = Unchecked(device), Keys(tmp_path / "keys" / "devices" / "a")
+    bad, good = Unchecked(device), TlsKeys(tmp_path / "keys" / "devices" / "a")
     refused, refusing = meet(bad, good) if opens else reversed(meet(good, bad))
     assert str(refusing).startswith(theirs)
-    assert isinstance(refused, Refused) and str(refused).startswith(ours)
+    assert isinstance(refused, PeerRefused) and str(refused).startswith(ours)
 
 
 def test_a_device_tells_that_its_certificate_expires_soon(tmp_path: Path) -> None:
-    make("abc", tmp_path / "keys", days=9)
-    assert Keys(tmp_path / "keys" / "devices" / "a").notice.endswith("make new ones with 'dicompiler keys' and --renew")
+    make_keys("abc", tmp_path / "keys", days=9)
+    assert TlsKeys(tmp_path / "keys" / "devices" / "a").expiry_notice.endswith(
+        "make new ones with 'dicompiler keys' and --renew"
+    )
     directory = emit(halo(), tmp_path / "artifact")
-    process = launch(
+    process = launch_process(
         directory, {"device": "a"}, ["--control", "127.0.0.1:9", "--keys", str(tmp_path / "keys/devices/a")]
     )
-    process.tell("")
-    assert process.popen is not None and process.popen.wait(20) == 1 and process.log is not None
-    said = process.log.read().decode()
+    process.send_token("")
+    assert process.popen is not None and process.popen.wait(20) == 1 and process.output is not None
+    said = process.output.read().decode()
     assert re.match(r"a: .*/keys/devices/a: the certificate expires on \d{4}-\d\d-\d\d: make new", said)
     process.close()
 
 
 def test_who_shows_no_certificate_is_refused(keys: Path) -> None:
-    client, server = meet(Nameless(), Keys(keys / "coordinator"))
+    client, server = meet(Nameless(), TlsKeys(keys / "coordinator"))
     assert str(server) == "it shows no certificate: give it keys (--keys)"
-    assert isinstance(client, Refused)
+    assert isinstance(client, PeerRefused)
     assert str(client) == "it wants a certificate and was shown none: give this end keys (--keys)"
 
 
@@ -251,10 +253,10 @@ def test_both_ends_see_who_the_other_is(keys: Path) -> None:
     one, two = pair()
     lines: list[Any] = []
     thread = threading.Thread(
-        target=lambda: lines.append(secured(two, Keys(keys / "coordinator"), True, time.monotonic() + 9))
+        target=lambda: lines.append(open_connection(two, TlsKeys(keys / "coordinator"), True, time.monotonic() + 9))
     )
     thread.start()
-    line = secured(one, Keys(keys / "devices" / "a"), False, time.monotonic() + 9)
+    line = open_connection(one, TlsKeys(keys / "devices" / "a"), False, time.monotonic() + 9)
     thread.join()
     assert (line.identity, lines[0].identity) == ("dicompiler:coordinator", "dicompiler:device:a")
     line.close()
@@ -277,7 +279,7 @@ def test_strangers_do_not_disturb_a_run_in_tls(keys: Path, tmp_path: Path) -> No
 
 def test_a_device_does_not_leave_its_host_without_keys(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
-    document = Process({"device": "a"})
+    document = DeviceProcess({"device": "a"})
     # An address of this host that is not loopback needs no network: nothing is sent before it is refused.
     with socket.create_server(("", 0)) as listener, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -286,12 +288,12 @@ def test_a_device_does_not_leave_its_host_without_keys(tmp_path: Path) -> None:
         except OSError:
             host = "127.0.0.1"
         arguments = ["--control", f"{host}:{listener.getsockname()[1]}", "--timeout", "5"]
-        process = launch(directory, {"device": document.device}, arguments)
+        process = launch_process(directory, {"device": document.device}, arguments)
         assert process.popen is not None
-        process.tell("")
+        process.send_token("")
         if not is_loopback(host):
             assert process.popen.wait(10) == 1
-            assert f"{host} is not on this host, and there are no keys" in str(process.ending())
+            assert f"{host} is not on this host, and there are no keys" in str(process.describe_exit())
         process.popen.kill()
         process.popen.wait()
 
@@ -312,7 +314,7 @@ def test_a_device_says_that_its_port_is_taken(tmp_path: Path) -> None:
         control, listen = (f"127.0.0.1:{one.getsockname()[1]}" for one in (coordinator, taken))
         done = subprocess.run(
             [sys.executable, "-m", "runtime", "--control", control, "--listen", listen],
-            cwd=directory / "a", env=os.environ | {TOKEN: "a token"}, capture_output=True, text=True, timeout=60,
+            cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: "a token"}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
     remedy = "end the process that holds it, or choose another port, 0 for any"
     assert (done.returncode, done.stderr) == (1, f"a: {listen}: cannot listen there: the port is taken: {remedy}\n")

@@ -14,9 +14,9 @@ from dicompiler import networks
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.ir.platform import nameless
-from dicompiler.ir.regions import full, shares, with_interval
-from dicompiler.partition.bounds_inference import cuttable, output_shape
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.ir.regions import full_region, split_proportionally, with_interval
+from dicompiler.partition.bounds_inference import cuttable_axes, output_shape
 from dicompiler.target.interface import Target
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
@@ -37,12 +37,12 @@ def halves(layers: Any) -> Plan:
     """Heads and features over two devices: every layer's first axis that halves alike, which leaves caches whole."""
     parts = {}
     for layer in layers.layers:
-        axis = next((a for a in cuttable(layers, layer) if output_shape(layers, layer)[a] % 2 == 0), None)
+        axis = next((a for a in cuttable_axes(layers, layer) if output_shape(layers, layer)[a] % 2 == 0), None)
         if axis is None:
             parts[layer.name] = (Part("d0"), Part("d1"))
             continue
-        whole = full(output_shape(layers, layer))
-        cuts = shares(whole[axis][1], (1, 1))
+        whole = full_region(output_shape(layers, layer))
+        cuts = split_proportionally(whole[axis][1], (1, 1))
         parts[layer.name] = tuple(Part(f"d{i}", with_interval(whole, axis, cut)) for i, cut in enumerate(cuts))
     return Plan(parts, ("d0",), ("d0",))
 
@@ -58,14 +58,14 @@ def steps(tokens: Any) -> list[dict[str, Any]]:
 
 def test_a_decoder_steps_as_the_whole_sequence_does_and_its_caches_stay(tmp_path: Path) -> None:
     proto = networks.build("llama_small", past=PAST, **DECODER)
-    problem = load_problem(proto, nameless(2))
-    compiled = dicompiler.compile(proto, nameless(2), plan=halves(problem.layers), output=tmp_path / "out")
+    problem = load_problem(proto, uniform_platform(2))
+    compiled = dicompiler.compile(proto, uniform_platform(2), plan=halves(problem.layers), output=tmp_path / "out")
     assert compiled.routing is not None and compiled.program is not None
     assert [[state.region[1] for state in device.states] for device in compiled.program.devices] == [
         [(0, 1)] * 2,
         [(1, 2)] * 2,
     ]
-    assert not any("present" in box.key.tensor or "past" in box.key.tensor for box in compiled.routing.received)
+    assert not any("present" in box.key.tensor or "past" in box.key.tensor for box in compiled.routing.received_boxes)
     tokens = np.random.default_rng(0).integers(0, 50, STEPS)
     with dicompiler.connect(tmp_path / "out") as session:
         first = [session.infer(frame)["output"] for frame in steps(tokens)]
@@ -76,6 +76,6 @@ def test_a_decoder_steps_as_the_whole_sequence_does_and_its_caches_stay(tmp_path
     got = np.concatenate(first[:PAST], axis=1)
     assert np.abs(got - reference).max() <= 1e-5 * np.abs(reference).max()
     assert np.array_equal(np.concatenate(again, axis=1), got)
-    sent = {index: count for report in session.reports for index, count in report.sent.items()}
+    sent = {index: count for report in session.reports for index, count in report.sent_bytes.items()}
     assert sent == {t.index: (STEPS + PAST) * t.value.nbytes for t in compiled.program.transfers}
     assert compiled.verify().passed

@@ -15,10 +15,10 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.digests import file_record
-from dicompiler.target.manifest import json_text
-from dicompiler.target.seal import seal
-from dicompiler_targets.mpi.source import main_source
+from dicompiler.target.digests import make_file_record
+from dicompiler.target.manifest import format_json
+from dicompiler.target.seal import write_integrity
+from dicompiler_targets.mpi.source import generate_main
 
 SECRET = "a line that is nobody's business"
 HOSTS = '[[host]]\nname = "pi01"\nssh = "nowhere.invalid"\n[[host]]\nname = "pi02"\nssh = "nowhere.invalid"\n'
@@ -83,7 +83,7 @@ def append(name: str, text: str) -> Callable[[Path], None]:
 def test_another_runtime_is_refused(name: str, artifact: Path, refused: Refused) -> None:
     path = artifact / "pi02" / name
     path.write_text((path.read_text() if path.exists() else "") + mark(artifact.parent))
-    record = file_record(path)
+    record = make_file_record(path)
     rewrite(artifact / "pi02" / "manifest.json", lambda document: document["files"].update({name: record}))
     reseal(artifact)
     version = load_json(artifact / "artifact.json")["version"]
@@ -102,7 +102,7 @@ def test_another_runtime_is_refused(name: str, artifact: Path, refused: Refused)
 )
 def test_sources_that_we_would_not_write_are_not_built(name: str, artifact: Path, refused: Refused) -> None:
     append(f"pi01/{name}", "// more\n")(artifact)
-    seal(artifact)
+    write_integrity(artifact)
     for line in lines(artifact, refused, "run", "verify"):
         assert f"pi01: its {name} differs from that of the installed dicompiler " in line
     (line,) = refused(1, "deploy", artifact, "--hosts", artifact.parent / "hosts.toml", "--insecure").splitlines()
@@ -132,16 +132,16 @@ def test_what_a_program_says_does_not_become_code(call: object, artifact: Path, 
     path = artifact / "pi01" / "program.json"
     document = json.loads(path.read_text())
     document["ranks"][0]["roles"][0].append(call)
-    path.write_text(json_text(document))
+    path.write_text(format_json(document))
     try:
-        text = main_source(document)  # a stranger writes the main.cc that follows
+        text = generate_main(document)  # a stranger writes the main.cc that follows
     except (KeyError, TypeError, ValueError, AttributeError):
         text = (artifact / "pi01" / "main.cc").read_text()
     else:
         assert "std::system(" not in text.replace(r"\042); std::system(\042", "")
         return
     (artifact / "pi01" / "main.cc").write_text(text)
-    seal(artifact)
+    write_integrity(artifact)
     for line in lines(artifact, refused, "run", "verify"):
         assert "compile it again" in line
 
@@ -153,7 +153,7 @@ def absolute(artifact: Path) -> None:
 
 
 def upwards(artifact: Path) -> None:
-    entry = {"../secret.txt": file_record(artifact.parent / "secret.txt")}
+    entry = {"../secret.txt": make_file_record(artifact.parent / "secret.txt")}
     rewrite(artifact / "artifact.json", lambda document: document["files"].update(entry))
 
 
@@ -162,7 +162,7 @@ def linked(name: str) -> Callable[[Path], None]:
         path = artifact / name
         path.unlink()
         path.symlink_to(artifact.parent / "secret.txt")
-        record = file_record(path)
+        record = make_file_record(path)
         rewrite(artifact / "artifact.json", lambda document: document["files"].update({name: record}))
 
     return change
@@ -219,6 +219,6 @@ def test_a_manifest_with_other_fields_is_one_line(
     change: Callable[[dict[str, object]], object], artifact: Path, refused: Refused
 ) -> None:
     rewrite(artifact / "pi02" / "manifest.json", change)
-    seal(artifact)
+    write_integrity(artifact)
     (line,) = lines(artifact, refused, "run")
     assert str(artifact) in line

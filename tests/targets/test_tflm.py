@@ -23,17 +23,17 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.driver.artifact import verify
-from dicompiler.driver.compiler import compile, split
-from dicompiler.ir.compilation import Compilation
+from dicompiler.driver.compiler import compile, lower
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import from_toml, nameless
-from dicompiler.partition.segmentation import cut
-from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import platform_from_toml, uniform_platform
+from dicompiler.partition.segmentation import build_program
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.tflm import measure
-from dicompiler_targets.tflm.flatbuffer import codes_of
+from dicompiler_targets.tflm.flatbuffer import read_operator_codes
 from dicompiler_targets.tflm.target import TflmTarget
 
 PLANS = (("single", 1), ("modnn", 2), ("modnn", 4), ("stahl", 2), ("pipeline", 3))
@@ -74,7 +74,7 @@ def test_random_networks_under_random_plans_are_bit_equal_or_refused_in_one_line
     for seed in range(9015, 9055):
         placed, model, _ = random_compiled(seed)
         assert placed.plan is not None
-        program = cut(placed.model, placed.plan.devices)
+        program = build_program(placed.model, placed.plan.devices)
         directory = tmp_path / str(seed)
         refused = _refused(partial(emitted, replace(placed, program=program), directory))
         if refused:
@@ -84,7 +84,7 @@ def test_random_networks_under_random_plans_are_bit_equal_or_refused_in_one_line
         ran += 1
         inputs = integers(Random(seed), model.proto)
         reference = run_model(model, inputs)
-        for outputs in TflmTarget().run(directory, [inputs], RunOptions(timeout_s=60)).delivered[0].values():
+        for outputs in TflmTarget().run(directory, [inputs], RunOptions(timeout_s=60)).outputs_by_device[0].values():
             assert all(np.array_equal(outputs[name], value) for name, value in reference.items()), seed
     assert ran >= 8
 
@@ -102,7 +102,7 @@ def test_every_segment_gives_what_litert_gives_and_its_resolver_lists_its_operat
             inputs = numbers(data)
             for a, b in zip(litert(data, inputs), micro(data, inputs, segment["arena"]), strict=True):
                 assert tflm_runs.difference(a, b) <= 1e-6
-            found.update(codes_of(data))
+            found.update(read_operator_codes(data))
         assert manifest["operators"] == sorted(found)
         resolver = (place.parent / "resolver.cc").read_text()
         assert resolver.count("operators.Add") == len(found)
@@ -116,9 +116,9 @@ def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
     for place in sorted((tmp_path / "out").glob("*/manifest.json")):
         for segment in (s for s in load_json(place)["segments"] if s["model"] is not None):
             data = (place.parent / segment["model"]).read_bytes()
-            trials = measure.Trials(data)
-            assert trials.fits(segment["arena"])
-            assert not trials.fits(segment["arena"] - 64)
+            trials = measure.ArenaTrials(data)
+            assert trials.fits_arena(segment["arena"])
+            assert not trials.fits_arena(segment["arena"] - 64)
             trials.close()
             tried += 1
     assert tried > 8
@@ -126,12 +126,12 @@ def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tiny", "block", "light/squeezenet"])
 def test_no_transpose_stands_between_convolutions(name: str) -> None:
-    from dicompiler_targets.tflm.lowering import lower
+    from dicompiler_targets.tflm.lowering import lower_segment
 
     program = compiled(network(name)).program
     assert program is not None
     (segment,) = program.devices[0].segments
-    assert "TRANSPOSE" not in lower(segment, program.weights).operators
+    assert "TRANSPOSE" not in lower_segment(segment, program.weights).operators
 
 
 def test_the_same_compilation_gives_the_same_bytes_whatever_the_hash_seed(tmp_path: Path) -> None:
@@ -158,21 +158,21 @@ def test_a_compiled_artifact_verifies_and_its_memory_is_that_measured(tmp_path: 
     compilation = compile(network("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
     assert verify(tmp_path / "out").passed
     memory = load_json(tmp_path / "out" / "memory.json")
-    for entry, found in zip(memory["devices"], compilation.occupied, strict=True):
+    for entry, found in zip(memory["devices"], compilation.footprints, strict=True):
         assert (entry["ram"], entry["flash"]) == (found.ram, found.flash)
         assert entry["ram_limit"] == 256 * 1024 and entry["flash_limit"] == 1024 * 1024
         assert entry["ram"] == entry["arena"] + entry["beside_arena"] <= entry["ram_limit"]
         assert entry["arena_needed"] <= entry["arena"] and entry["ram_32_bit_estimate"] < entry["ram"]
         models = (tmp_path / "out" / entry["device"]).glob("*.tflite")
         assert entry["flash"] == sum(path.stat().st_size for path in models)
-    (single,) = compilation.occupied_single
-    assert single.device == "nano01" and single.ram > min(one.ram for one in compilation.occupied)
+    (single,) = compilation.single_device_footprints
+    assert single.device == "nano01" and single.ram > min(one.ram for one in compilation.footprints)
 
 
-def tiled(model: onnx.ModelProto | Model, layers: str, parts: int) -> Compilation:
+def tiled(model: onnx.ModelProto | Model, layers: str, parts: int) -> PipelineState:
     """A network on one device, the run of layers in fused tiles one after another."""
-    passes = pipeline(f"normalise,infer-shapes,form-layers,fuse-tiles{{layers={layers} parts={parts}}}")
-    return split(PassManager(passes).run(Compilation(model=Model.load(model), platform=nameless(1))))
+    passes = make_pipeline(f"normalise,infer-shapes,form-layers,fuse-tiles{{layers={layers} parts={parts}}}")
+    return lower(PassManager(passes).run(PipelineState(model=Model.load(model), platform=uniform_platform(1))))
 
 
 def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_copied_by_the_loop(
@@ -193,7 +193,7 @@ def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_cop
     assert f"kMemoryBytes = {memory['ram']};" in (tmp_path / "out" / "d0" / "arena.h").read_text()
     program = compiled(model).program
     assert program is not None
-    uncut = TflmTarget().occupied(program)
+    uncut = TflmTarget().device_footprints(program)
     assert memory["ram"] < uncut[0].ram
 
 
@@ -212,7 +212,7 @@ def test_a_board_too_small_is_an_error_with_the_bytes_and_the_layer(
 ) -> None:
     text = f'host = [{{name = "d0", memory = "{memory}", flash = "{flash}"}}]\n'
     text += 'device = [{name = "d0", rate = "1 MFLOP/s"}]\nnetwork = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
-    platform = from_toml(text, "one.toml")
+    platform = platform_from_toml(text, "one.toml")
     with pytest.raises(DicompilerError, match=cause) as caught:
         compile(network("lenet"), platform, "single", target="tflm", output=tmp_path / "out")
     assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
@@ -234,7 +234,7 @@ def test_without_the_packages_one_line_names_the_extra(monkeypatch: pytest.Monke
 
 def test_a_model_that_ends_the_interpreter_is_one_line() -> None:
     with pytest.raises(DicompilerError, match="segment 'x': TFLite-micro cannot run it: "):
-        measure.arenas([b"TFL3" * 30], ["segment 'x'"])
+        measure.measure_arenas([b"TFL3" * 30], ["segment 'x'"])
 
 
 def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None
     frame = random_inputs(compilation.program.inputs)
     directory = emitted(compilation, tmp_path / "out")
     with pytest.raises(UsageError, match="leave out --keys"):
-        TflmTarget().run(directory, [frame], RunOptions(timeout_s=10, elsewhere=("d0",)))
+        TflmTarget().run(directory, [frame], RunOptions(timeout_s=10, start_manually=("d0",)))
     with pytest.raises(RunError, match="did not finish within 0 s"):
         TflmTarget().run(directory, [frame], RunOptions(timeout_s=0))
     (directory / "d1" / "manifest.json").unlink()

@@ -15,7 +15,7 @@ from support.refusing import Refused
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.seal import seal
+from dicompiler.target.seal import write_integrity
 
 COMPILE = ("--platform", "nano33x2", "--strategy", "modnn", "--target", "tflm", "-o")
 SHAPE = (1, 1, 32, 32)
@@ -83,7 +83,7 @@ def test_verify_fails_where_a_model_gives_other_numbers(
     largest.write_bytes(data.replace(weights, bytes(-byte % 256 for byte in weights)))
     assert run("verify", tmp_path / "out") == 1
     assert "its content is not what was compiled: compile it again" in capsys.readouterr().err
-    seal(tmp_path / "out")
+    write_integrity(tmp_path / "out")
     capsys.readouterr()
     assert run("verify", tmp_path / "out") == 1
     assert "uncut   FAILED" in capsys.readouterr().out

@@ -22,16 +22,16 @@ from support.tflm_runs import compiled, emitted
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.driver.compiler import split
+from dicompiler.driver.compiler import lower
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import nameless
-from dicompiler.partition.bounds_inference import reduction
-from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.partition.bounds_inference import reduction_length
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.target.records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler.verify.executor import Executor, run_model
+from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.quantise import take_int8
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -51,8 +51,8 @@ def samples(path: Path, model: onnx.ModelProto, **changes: NDArray[Any]) -> Path
 
 
 def run_quantise(model: onnx.ModelProto, path: Path) -> Model:
-    passes = pipeline(f"normalise,quantise{{calibrate={path}}},infer-shapes,form-layers")
-    return PassManager(passes).run(Compilation(model=Model.load(model))).model
+    passes = make_pipeline(f"normalise,quantise{{calibrate={path}}},infer-shapes,form-layers")
+    return PassManager(passes).run(PipelineState(model=Model.load(model))).model
 
 
 @cache
@@ -63,12 +63,12 @@ def quantised(name: str) -> Model:
         return run_quantise(network(name), samples(Path(place) / "samples.npz", network(name)))
 
 
-def delivered(compilation: Compilation, directory: Path) -> Mapping[str, NDArray[Any]]:
+def delivered(compilation: PipelineState, directory: Path) -> Mapping[str, NDArray[Any]]:
     """What the artifact computes of a frame, after all transfers were as long as predicted."""
     assert compilation.program is not None
     emitted(compilation, directory)
     result = TflmTarget().run(directory, [random_inputs(compilation.program.inputs)], RunOptions(timeout_s=60))
-    sent = {index: count for report in result.reports for index, count in report.sent.items()}
+    sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     assert sent == {transfer.index: transfer.value.nbytes for transfer in compilation.program.transfers}
     return result.outputs[0]
 
@@ -81,7 +81,7 @@ def test_int8_parts_of_any_kind_are_bit_equal_to_the_whole_and_int8_travels(name
     assert base.layers is not None
     for seed in range(3):
         plan = random_plan(Random(seed), base.layers, ("d0", "d1", "d2"))
-        compilation = split(replace(base, plan=plan, platform=nameless(3)))
+        compilation = lower(replace(base, plan=plan, platform=uniform_platform(3)))
         assert np.array_equal(delivered(compilation, tmp_path / str(seed))["output"], whole), seed
     compilation = compiled(model, "modnn", 2)
     assert np.array_equal(delivered(compilation, tmp_path / "rows")["output"], whole)
@@ -126,9 +126,11 @@ def test_the_parts_of_a_quantised_network_are_bit_equal_in_onnxruntime_too(name:
     found = list(splits(case.layers, ("height", "grid", "lop", "fused-grid"), 0, devices=2))
     assert len(found) == 4
     for one in found:
-        program = split(case.with_plan(case.plan(one))).program
+        program = lower(case.with_plan(case.plan(one))).program
         assert program is not None
-        assert np.array_equal(Executor(program).run(case.inputs).outputs["output"], case.reference["output"]), one.kind
+        assert np.array_equal(ProgramExecutor(program).run(case.inputs).outputs["output"], case.reference["output"]), (
+            one.kind
+        )
 
 
 def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() -> None:
@@ -140,14 +142,14 @@ def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() 
         ops = [node.op for node in layer.nodes]
         assert ops == ["DequantizeLinear"] * 3 + ["Conv", "QuantizeLinear"]
         assert all(layers.tensors[name].dtype == onnx.TensorProto.INT8 for name in (*layer.inputs, layer.output))
-        assert reduction(layers, layer) is None
+        assert reduction_length(layers, layer) is None
 
 
 @pytest.mark.parametrize("text", ["lip{layers=two.wide parts=2}", "fuse{layers=two.wide..two.narrow parts=2}"])
 def test_partial_sums_of_a_quantised_layer_are_refused_with_the_reason(text: str) -> None:
-    passes = pipeline(f"normalise,infer-shapes,form-layers,{text}")
+    passes = make_pipeline(f"normalise,infer-shapes,form-layers,{text}")
     with pytest.raises(DicompilerError, match=r"cannot be cut by input channels: it is quantised, and partial sums"):
-        PassManager(passes).run(Compilation(model=quantised("block")))
+        PassManager(passes).run(PipelineState(model=quantised("block")))
 
 
 QLINEAR = """<ir_version: 8, opset_import: ["" : 17]> g (int8[1,4,3,3] x) => (int8[1,2,3,3] y)
@@ -157,24 +159,24 @@ INTEGERS = """<ir_version: 8, opset_import: ["" : 17]> g (uint8[1,4,3,3] x) => (
 
 
 def test_partial_sums_are_of_integers_in_32_bits_or_refused() -> None:
-    passes = pipeline("normalise,infer-shapes,form-layers,lip{layers=y parts=2}")
+    passes = make_pipeline("normalise,infer-shapes,form-layers,lip{layers=y parts=2}")
     with pytest.raises(DicompilerError, match="'y' cannot be cut by input channels: it is quantised"):
-        PassManager(passes).run(Compilation(model=Model.load(onnx.parser.parse_model(QLINEAR))))
+        PassManager(passes).run(PipelineState(model=Model.load(onnx.parser.parse_model(QLINEAR))))
     model = Model.load(onnx.parser.parse_model(INTEGERS))
-    annotated = PassManager(passes).run(Compilation(model=model, platform=nameless(2)))
-    program = split(annotated).program
+    annotated = PassManager(passes).run(PipelineState(model=model, platform=uniform_platform(2)))
+    program = lower(annotated).program
     assert program is not None
     inputs = {"x": np.random.default_rng(0).integers(0, 256, (1, 4, 3, 3)).astype(np.uint8)}
-    assert np.array_equal(Executor(program).run(inputs).outputs["y"], run_model(model, inputs)["y"])
+    assert np.array_equal(ProgramExecutor(program).run(inputs).outputs["y"], run_model(model, inputs)["y"])
     assert [t.value.dtype for t in program.transfers if "+" in t.value.name] == [onnx.TensorProto.INT32]
 
 
 def test_layers_of_a_quantised_network_are_cut_by_output_channels_and_rows(tmp_path: Path) -> None:
     text = "lop{layers=one.wide parts=2},tile-height{layers=stem.deep parts=2},tile-grid{layers=one.deep}"
-    passes = pipeline(f"normalise,infer-shapes,form-layers,{text}")
-    annotated = PassManager(passes).run(Compilation(model=quantised("block"), platform=nameless(4)))
+    passes = make_pipeline(f"normalise,infer-shapes,form-layers,{text}")
+    annotated = PassManager(passes).run(PipelineState(model=quantised("block"), platform=uniform_platform(4)))
     whole = delivered(compiled(quantised("block")), tmp_path / "whole")["output"]
-    assert np.array_equal(delivered(split(annotated), tmp_path / "cut")["output"], whole)
+    assert np.array_equal(delivered(lower(annotated), tmp_path / "cut")["output"], whole)
 
 
 def test_quantising_twice_gives_the_same_bytes() -> None:
@@ -206,7 +208,7 @@ def test_a_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp
     with pytest.raises(DicompilerError, match="cannot be read: No such file"):
         run_quantise(network("lenet"), tmp_path / "missing.npz")
     with pytest.raises(UsageError, match="no samples: give a file"):
-        PassManager(pipeline("quantise")).run(Compilation(model=Model.load(network("lenet"))))
+        PassManager(make_pipeline("quantise")).run(PipelineState(model=Model.load(network("lenet"))))
     with pytest.raises(DicompilerError, match="quantised already"):
         run_quantise(quantised("lenet").to_proto(), samples(tmp_path / "samples.npz", network("lenet")))
 
@@ -215,7 +217,7 @@ def test_inputs_of_int8_are_those_of_the_network_with_its_own_quantising(tmp_pat
     model = network("lenet")
     path = samples(tmp_path / "samples.npz", model)
     text = f"normalise,quantise{{calibrate={path} inputs=int8}}"
-    taking = PassManager(pipeline(text)).run(Compilation(model=Model.load(model))).model
+    taking = PassManager(make_pipeline(text)).run(PipelineState(model=Model.load(model))).model
     (value,) = taking.proto.graph.input
     found = re.fullmatch(r"value = (\S+) \* \(q - (-?\d+)\)", value.doc_string)
     assert found is not None

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dicompiler.ir.program import Segment
-from dicompiler_targets.tflm.lowering import wire_shape
-from dicompiler_targets.tflm.moves import copies, peel
-from dicompiler_targets.tflm.run import copy
+from dicompiler_targets.tflm.lowering import to_wire_shape
+from dicompiler_targets.tflm.moves import hoist_segment_copies, make_wire_copies
+from dicompiler_targets.tflm.run import copy_strided
 
 TYPES = {"int8": TensorProto.INT8, "float32": TensorProto.FLOAT}
 Array = NDArray[np.generic]
@@ -65,15 +65,19 @@ def test_slices_and_joins_alone_are_copies_that_numpy_agrees_with(
     given_: tuple[Segment, dict[str, Array], Array],
 ) -> None:
     segment, inputs, expected = given_
-    peeled = peel(segment)
+    peeled = hoist_segment_copies(segment)
     assert peeled.segment is None
     (name,) = segment.outputs
     target = np.zeros(expected.nbytes, np.uint8)
-    for one in copies(name, peeled.places[name], peeled.values):
+    for one in make_wire_copies(name, peeled.output_assemblies[name], peeled.values):
         source = on_wire(inputs[str(one.source)]).reshape(-1).view(np.uint8)
-        assert one.ends[0] <= len(source) and one.ends[1] <= len(target) and len(one.loops) <= 3
-        copy({"start": one.start, "to": one.to, "run": one.run, "loops": one.loops}, source, target)
-    found = target.view(expected.dtype).reshape(wire_shape(expected.shape))
+        assert one.end_offsets[0] <= len(source) and one.end_offsets[1] <= len(target) and len(one.loops) <= 3
+        copy_strided(
+            {"start": one.source_offset, "to": one.target_offset, "run": one.run_bytes, "loops": one.loops},
+            source,
+            target,
+        )
+    found = target.view(expected.dtype).reshape(to_wire_shape(expected.shape))
     assert np.array_equal(found, on_wire(expected))
 
 
@@ -86,11 +90,17 @@ def test_what_is_computed_stays_and_its_ends_are_cut_and_joined() -> None:
             y = Slice(z, two, four, two)
         }"""
     segment = Segment("s", "d", onnx.parser.parse_model(text), ("x",), ("y", "z"))
-    peeled = peel(segment)
+    peeled = hoist_segment_copies(segment)
     assert peeled.segment is not None
     assert [node.op_type for node in peeled.segment.model.graph.node] == ["Relu"]
     assert (peeled.segment.inputs, peeled.segment.outputs) == (("tile",), ("z",))
-    (gather,) = copies(0, peeled.gathers["tile"], peeled.values)
-    assert (gather.source, gather.start, gather.to, gather.run, gather.loops) == ("x", 2 * 32, 0, 4 * 32, ())
-    (place,) = copies("y", peeled.places["y"], peeled.values)
-    assert (place.source, place.start, place.run) == ("z", 2 * 32, 2 * 32)
+    (gather,) = make_wire_copies(0, peeled.input_assemblies["tile"], peeled.values)
+    assert (gather.source, gather.source_offset, gather.target_offset, gather.run_bytes, gather.loops) == (
+        "x",
+        2 * 32,
+        0,
+        4 * 32,
+        (),
+    )
+    (place,) = make_wire_copies("y", peeled.output_assemblies["y"], peeled.values)
+    assert (place.source, place.source_offset, place.run_bytes) == ("z", 2 * 32, 2 * 32)

@@ -12,9 +12,9 @@ from support.tflm_runs import int8, play
 
 from dicompiler import networks
 from dicompiler.ir.onnx.model import Model
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.verify.comparison import Tolerance, compare
-from dicompiler_targets.tflm.proof import LiteRt, tolerances
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.verify.comparison import Tolerance, compare_value
+from dicompiler_targets.tflm.proof import LiteRtRuntime, make_tolerances
 
 NAMES = ("autoencoder", "ds_cnn", "resnet8", "person_detection")
 TILES = ("pipeline", "height", "grid", "lop", "fused-height", "fused-grid")
@@ -32,18 +32,18 @@ def network(name: str, numbers: str) -> Model:
 def whole(name: str, runtime: type[Any] | None = None) -> Any:
     """The output of an int8 network on one device."""
     case = Case.of(network(name, "int8"), 1)
-    made = case.with_plan(whole_plan(case.layers, "pi01"))
+    made = case.with_plan(single_device_plan(case.layers, "pi01"))
     return (play(made, case.inputs) if runtime is None else play(made, case.inputs, runtime))["output"]
 
 
 def check(name: str, numbers: str, devices: int, kinds: tuple[str, ...]) -> int:
     """Runs the network in every one of the splits; how many there were."""
     case = Case.of(network(name, numbers), devices)
-    (allowed,) = tolerances(network(name, numbers)).values()
+    (allowed,) = make_tolerances(network(name, numbers)).values()
     found = list(splits(case.layers, kinds, 0, devices=devices))
     for one in found:
         got = play(case.with_plan(case.plan(one)), case.inputs)["output"]
-        result = compare(one.kind, case.reference["output"], got, allowed=allowed)
+        result = compare_value(one.kind, case.reference["output"], got, tolerance=allowed)
         assert result.passed, result
         assert numbers == "float32" or np.array_equal(got, whole(name)), one.kind
     return len(found)
@@ -61,9 +61,9 @@ def test_int8_is_bit_equal_to_the_whole_and_near_onnxruntime_in_every_split(name
 
 @pytest.mark.parametrize("name", [*NAMES, "mobilenet_v2"])
 def test_int8_is_within_a_step_of_litert(name: str) -> None:
-    (about,) = tolerances(network(name, "int8")).values()
+    (about,) = make_tolerances(network(name, "int8")).values()
     assert about.step is not None
-    result = compare(name, whole(name, LiteRt), whole(name), allowed=Tolerance(1, about.step))
+    result = compare_value(name, whole(name, LiteRtRuntime), whole(name), tolerance=Tolerance(1, about.step))
     assert result.passed, result
     assert len(np.unique(whole(name))) > 1
 
@@ -73,7 +73,7 @@ def test_mobilenet_v2_in_tiles_and_in_output_channels_is_bit_equal_in_int8() -> 
 
 
 def test_an_output_that_is_a_third_too_large_is_beyond_the_tolerance() -> None:
-    (allowed,) = tolerances(network("autoencoder", "int8")).values()
+    (allowed,) = make_tolerances(network("autoencoder", "int8")).values()
     reference = Case.of(network("autoencoder", "int8"), 1).reference["output"]
-    assert compare("right", reference, reference, allowed=allowed).passed
-    assert not compare("wrong", reference, reference * np.float32(1.34), allowed=allowed).passed
+    assert compare_value("right", reference, reference, tolerance=allowed).passed
+    assert not compare_value("wrong", reference, reference * np.float32(1.34), tolerance=allowed).passed

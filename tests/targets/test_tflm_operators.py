@@ -16,7 +16,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.tflm.lowering import LOWERINGS, Lowered, lower
+from dicompiler_targets.tflm.lowering import LOWERINGS, LoweredModel, lower_segment
 
 IMAGE = (1, 6, 8, 10)
 F = np.float32
@@ -36,11 +36,11 @@ def model(
     return Model.load(onnx.shape_inference.infer_shapes(made))
 
 
-def lowered(source: Model) -> Lowered:
+def lowered(source: Model) -> LoweredModel:
     program = compiled(source).program
     assert program is not None
     (segment,) = program.devices[0].segments
-    return lower(segment, program.weights)
+    return lower_segment(segment, program.weights)
 
 
 def weights(*shape: int) -> Any:

@@ -14,14 +14,14 @@ from onnx import TensorProto, helper, numpy_helper
 from support.tflm_runs import compiled, play
 
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.platform import nameless
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.plugin.pass_manager import PassManager, pipeline
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.tflm.lowering import lower
-from dicompiler_targets.tflm.proof import LiteRt, Micro
+from dicompiler_targets.tflm.lowering import lower_segment
+from dicompiler_targets.tflm.proof import LiteRtRuntime, MicroRuntime
 
 IMAGE = (1, 6, 9, 10)
 SCALES = ((0.05, -3, 0.02, 5), (0.05, -128, 0.031, -128), (0.05, 3, 0.05, 3))
@@ -92,9 +92,9 @@ def test_an_operator_is_one_step_from_onnxruntime_and_what_litert_gives(
     source = model(op, scales, shape, constants, attributes)
     program = compiled(source).program
     assert program is not None
-    made = lower(program.devices[0].segments[0], program.weights)
+    made = lower_segment(program.devices[0].segments[0], program.weights)
     inputs = {"x": np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)}
-    ours, theirs = Micro(made).run(inputs)["y"], LiteRt(made).run(inputs)["y"]
+    ours, theirs = MicroRuntime(made).run(inputs)["y"], LiteRtRuntime(made).run(inputs)["y"]
     assert np.array_equal(ours, theirs)
     reference = run_model(source, inputs)["y"].astype(int)
     assert ours.shape == reference.shape and np.abs(ours - reference).max() <= 1
@@ -108,10 +108,10 @@ def test_softmax_keeps_to_the_numbers_where_its_output_has_the_one_scale_that_th
     source = model("Softmax", (0.1, 4, 1 / 256, -128), (3, 7), (), {"axis": 1})
     program = compiled(source).program
     assert program is not None
-    made = lower(program.devices[0].segments[0], program.weights)
+    made = lower_segment(program.devices[0].segments[0], program.weights)
     assert made.operators == ("SOFTMAX",)
     inputs = {"x": number(3, 7)}
-    assert np.abs(Micro(made).run(inputs)["y"] - run_model(source, inputs)["y"].astype(int)).max() <= 1
+    assert np.abs(MicroRuntime(made).run(inputs)["y"] - run_model(source, inputs)["y"].astype(int)).max() <= 1
 
 
 @pytest.mark.parametrize("include", [0, 1])
@@ -126,13 +126,13 @@ def test_an_average_is_the_same_number_however_the_image_is_cut(text: str, scale
 
 def _cut_and_whole(source: Model, text: str, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
     """What the cut and the whole network give in TFLite-micro."""
-    base = replace(prepare(source), platform=nameless(6))
+    base = replace(prepare(source), platform=uniform_platform(6))
     assert base.layers is not None
-    annotated = PassManager(pipeline(f"normalise,infer-shapes,form-layers,{text}")).run(
-        Compilation(model=source, platform=nameless(6))
+    annotated = PassManager(make_pipeline(f"normalise,infer-shapes,form-layers,{text}")).run(
+        PipelineState(model=source, platform=uniform_platform(6))
     )
     assert annotated.plan is not None and any(len(parts) > 1 for parts in annotated.plan.layers.values())
-    whole = replace(base, plan=whole_plan(base.layers, "d0"))
+    whole = replace(base, plan=single_device_plan(base.layers, "d0"))
     return play(annotated, inputs)["y"], play(whole, inputs)["y"]
 
 
@@ -145,6 +145,6 @@ def test_a_network_that_is_quantised_is_that_from_end_to_end() -> None:
     for name, expected in (("autoencoder", {"CONV_2D", "RESHAPE"}), ("ds_cnn", {"CONV_2D", "DEPTHWISE_CONV_2D"})):
         program = compiled(int8(Model.load(networks.build(name)))).program
         assert program is not None
-        made = lower(program.devices[0].segments[0], program.weights)
+        made = lower_segment(program.devices[0].segments[0], program.weights)
         assert {"QUANTIZE", "DEQUANTIZE", *expected} <= set(made.operators)
         assert not {"MUL", "ADD", "AVERAGE_POOL_2D"} & set(made.operators)

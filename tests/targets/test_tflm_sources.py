@@ -19,9 +19,9 @@ from support.tflm_runs import CODES, compiled, emitted
 
 from dicompiler import networks
 from dicompiler.base.schema import load_json
-from dicompiler_targets.tflm.layout import layout
-from dicompiler_targets.tflm.moves import peel
-from dicompiler_targets.tflm.run import copy
+from dicompiler_targets.tflm.layout import plan_memory
+from dicompiler_targets.tflm.moves import hoist_segment_copies
+from dicompiler_targets.tflm.run import copy_strided
 
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I.", f"-I{CODES}"]
 
@@ -134,7 +134,7 @@ def _step(
         same = [s for s in manifest["segments"] if s["model"] == segment["model"]]
         inputs = [np.zeros(size, np.uint8) for size in _ports_of(same, "gathers", "target", "to", 2)]
         for one in segment["gathers"]:
-            copy(one, held[one["source"]], inputs[one["target"]])
+            copy_strided(one, held[one["source"]], inputs[one["target"]])
         data = np.concatenate(inputs).astype(np.uint64)
         models = list(dict.fromkeys(s["model"] for s in manifest["segments"] if s["model"] is not None))
         total = int((data * np.arange(1, len(data) + 1, dtype=np.uint64)).sum()) + models.index(segment["model"])
@@ -142,9 +142,9 @@ def _step(
         words = [((total + i) % 2**32).to_bytes(4, "little") for i in range(len(sizes_out))]
         outputs = [np.frombuffer((w * (n // 4 + 1))[:n], np.uint8) for w, n in zip(words, sizes_out, strict=True)]
         for one in segment["places"]:
-            copy(one, outputs[one["source"]], made[one["target"]])
+            copy_strided(one, outputs[one["source"]], made[one["target"]])
     for one in segment["copies"]:
-        copy(one, held[one["source"]], made[one["target"]])
+        copy_strided(one, held[one["source"]], made[one["target"]])
     own |= {tensor: array.tobytes() for tensor, array in made.items()}
     return True
 
@@ -163,25 +163,25 @@ def test_what_is_there_at_the_same_time_never_shares_a_place(devices: int) -> No
     program = compiled(networks.build("tiny"), "modnn", devices).program
     assert program is not None
     for device in program.devices:
-        peeled = [peel(segment) for segment in device.segments]
+        peeled = [hoist_segment_copies(segment) for segment in device.segments]
         models = [None if one.segment is None else i % 3 for i, one in enumerate(peeled)]
         arenas = (5000, 90000, 16)
-        found = layout(program, device, peeled, models, arenas)
+        found = plan_memory(program, device, peeled, models, arenas)
         times = [t for t, step in enumerate((s for s in device.steps if s.kind != "receive"), 1) if step.kind == "run"]
-        own = [held for name, held in found.held.items() if name not in found.views]
+        own = [held for name, held in found.buffers.items() if name not in found.views]
         assert found.views or devices == 1 or device.device != "d0"  # rows of the input for the others
-        for view in (held for name, held in found.held.items() if name in found.views):
+        for view in (held for name, held in found.buffers.items() if name in found.views):
             assert any(
                 held.offset <= view.offset
                 and view.end <= held.end
-                and held.first <= view.first <= view.last <= held.last
+                and held.first_step <= view.first_step <= view.last_step <= held.last_step
                 for held in own
             )
-        blocks = [(held.offset, held.end, held.first, held.last) for held in own]
-        for model, time, place in zip(models, times, found.arenas, strict=True):
+        blocks = [(held.offset, held.end, held.first_step, held.last_step) for held in own]
+        for model, time, place in zip(models, times, found.arena_offsets, strict=True):
             if model is not None and place is not None:
                 blocks.append((place, place + arenas[model], time, time))
         for i, (start, end, first, last) in enumerate(blocks):
-            assert start % 16 == 0 and end <= found.size
+            assert start % 16 == 0 and end <= found.size_bytes
             for low, high, begin, stop in blocks[:i]:
                 assert not (first <= stop and begin <= last) or end <= low or high <= start

@@ -14,7 +14,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.driver.artifact import reopen, verify
+from dicompiler.driver.artifact import reopen_artifact, verify
 from dicompiler.driver.compiler import compile
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, load_plan
@@ -62,7 +62,7 @@ def test_real_programs_send_what_was_predicted_and_deviate_by_what_is_stated(
     sent = load_json(tmp_path / "out" / "artifact.json")["transfers"]
     assert {transfer["dtype"] for transfer in sent} == {TYPES[wire]}
     assert load_plan(tmp_path / "out" / "plan.json") == result.plan
-    again, _, _ = reopen(tmp_path / "out")
+    again, _, _ = reopen_artifact(tmp_path / "out")
     assert again.metrics is not None and again.metrics.total_bytes == result.metrics.total_bytes
 
 
@@ -71,11 +71,11 @@ def test_a_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(
 ) -> None:
     given = samples(lenet, tmp_path / "s.npz")
     plan = compile(lenet, "rpi4x2", "modnn", wire="int8,conv1=float32", samples=given).plan
-    assert plan is not None and plan.wire.ranges
+    assert plan is not None and plan.wire_format.ranges
     one, two = (compile(lenet, "rpi4x2", plan=plan, output=tmp_path / name, wire=wire).plan
                 for name, wire in (("one", None), ("two", "float16")))  # fmt: skip
     assert one == plan
-    assert two is not None and str(two.wire) == "float16" and two.layers == plan.layers
+    assert two is not None and str(two.wire_format) == "float16" and two.layers == plan.layers
     assert checks(tmp_path / "one")["output"].passed
 
 

@@ -18,27 +18,27 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.driver.profile import run_package, write_package
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.passes import Pass
-from dicompiler.plugin.registry import KINDS, registry
+from dicompiler.plugin.registry import PLUGIN_KINDS, registry
 from dicompiler.testing import (
     CHECKS,
-    Case,
-    also,
+    RuleCase,
+    build_network,
     check_cost_model,
     check_operator_rule,
     check_pass,
     check_platform_family,
     check_strategy,
     check_target,
-    cluster,
-    network,
-    platforms,
+    default_platforms,
+    make_cluster,
     samples,
+    temporarily_registered,
 )
 
-FEW = tuple(samples(["branches"], [cluster("switch", 2.0, 1.0, 0.5)], ["latency"]))
+FEW = tuple(samples(["branches"], [make_cluster("switch", 2.0, 1.0, 0.5)], ["latency"]))
 THREE = tuple(samples(["branches"], objectives=["latency"]))
 X = np.random.default_rng(0).permutation(2 * 9 * 8).reshape(1, 2, 9, 8).astype(np.float32)
-POOL = Case("MaxPool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
+POOL = RuleCase("MaxPool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
 
 STRATEGIES = {
     "auto": "auto{tries=2 strategies=single,modnn}",
@@ -69,11 +69,11 @@ COSTS = (
 
 
 def built_in(kind: str) -> set[str]:
-    return {name for name, found in registry().of(kind).items() if found.distribution == "dicompiler"}
+    return {name for name, found in registry().entries(kind).items() if found.distribution == "dicompiler"}
 
 
 def test_there_is_a_check_for_every_kind() -> None:
-    assert {*CHECKS} == {*KINDS}
+    assert {*CHECKS} == {*PLUGIN_KINDS}
 
 
 def test_no_built_in_one_is_forgotten() -> None:
@@ -112,7 +112,7 @@ def test_built_in_cost_models_pass(text: str, tmp_path: Path, monkeypatch: pytes
 def measured(path: Path) -> None:
     """A profile of the network, for all devices."""
     (path.parent / "package").mkdir()
-    write_package(prepare(Model.load(network("branches"))), path.parent / "package", tiles=(2,))
+    write_package(prepare(Model.load(build_network("branches"))), path.parent / "package", tiles=(2,))
     run_package(path.parent / "package", path, threads=1, repeat=1)
 
 
@@ -129,8 +129,8 @@ def test_built_in_platforms_pass(name: str) -> None:
 def test_built_in_rules_pass(op: str) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-4, 5, (6, 8)).astype(np.float32) for _ in range(2))
-    cases = {"Add": Case("Add", (a, b), computed=(0, 1)), "Gemm": Case("Gemm", (a, b.T.copy()))}
-    check_operator_rule(registry().operators[op].value, [cases.get(op, Case(op, (a,), close=op == "Softmax"))])
+    cases = {"Add": RuleCase("Add", (a, b), graph_inputs=(0, 1)), "Gemm": RuleCase("Gemm", (a, b.T.copy()))}
+    check_operator_rule(registry().operators[op].value, [cases.get(op, RuleCase(op, (a,), is_inexact=op == "Softmax"))])
 
 
 def fails(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
@@ -163,7 +163,7 @@ def test_a_wrong_strategy_is_caught(fault: Any, text: str) -> None:
 
 
 def test_a_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
-    wide = tuple(samples(["branches"], [cluster("switch", *[1.0] * 64)], ["latency"]))
+    wide = tuple(samples(["branches"], [make_cluster("switch", *[1.0] * 64)], ["latency"]))
     assert "in another process it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
 
 
@@ -277,12 +277,12 @@ def test_the_same_without_a_fault_pass() -> None:
 
 
 def test_what_is_not_installed_can_be_named_inside() -> None:
-    with also(bad.BadStrategy, bad.bad_family("")) as inside:
+    with temporarily_registered(bad.BadStrategy, bad.bad_family("")) as inside:
         assert inside.make("strategies", "bad-strategy{fault=half}") == bad.BadStrategy("half")
         assert "badxN" in registry().platforms
     with pytest.raises(UsageError, match="unknown strategy 'bad-strategy'"):
         registry().find("strategies", "bad-strategy")
-    with pytest.raises(TypeError, match="is nothing that a plugin provides"), also(int):
+    with pytest.raises(TypeError, match="is nothing that a plugin provides"), temporarily_registered(int):
         pass
 
 
@@ -294,6 +294,6 @@ def test_it_needs_no_test_framework() -> None:
 
 
 def test_samples_are_the_same_each_time() -> None:
-    assert network("branches") == network("branches")
+    assert build_network("branches") == build_network("branches")
     assert [str(s) for s in samples()] == [str(s) for s in samples()]
-    assert len(list(samples())) == 2 * len(platforms()) * 5
+    assert len(list(samples())) == 2 * len(default_platforms()) * 5

@@ -14,10 +14,17 @@ from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Program, Transfer, Value
-from dicompiler.partition.lowering import split
-from dicompiler.partition.tiling import whole_plan
-from dicompiler.verify.comparison import Tolerance, compare, exact, graph_inputs, random_inputs, transfers
+from dicompiler.ir.program import Program, TensorSpec, Transfer
+from dicompiler.partition.lowering import lower
+from dicompiler.partition.tiling import single_device_plan
+from dicompiler.verify.comparison import (
+    Tolerance,
+    check_exact,
+    check_transfers,
+    compare_value,
+    graph_inputs,
+    random_inputs,
+)
 
 
 def test_a_wrong_role_fails_the_exact_check() -> None:
@@ -27,19 +34,19 @@ def test_a_wrong_role_fails_the_exact_check() -> None:
     assert base.reference is not None and base.plan is not None
 
     def program(model: Model, spoil: bool = False) -> Program:
-        made = split(replace(prepare(model), plan=base.plan, platform=platform)).program
+        made = lower(replace(prepare(model), plan=base.plan, platform=platform)).program
         assert made is not None
         if not spoil:
             return made
-        (segment, *_) = made.others[0].devices[2].segments
+        (segment, *_) = made.other_roles[0].devices[2].segments
         for node in segment.model.graph.node:
             if node.op_type == "MaxPool":
                 node.op_type = "AveragePool"
         return made
 
-    good = exact(base.reference, program, seeds=(0, 1))
+    good = check_exact(base.reference, program, seeds=(0, 1))
     assert good.passed and good.detail.endswith(", each in 2 replicas")
-    bad = exact(base.reference, lambda model: program(model, spoil=True), seeds=(0, 1))
+    bad = check_exact(base.reference, lambda model: program(model, spoil=True), seeds=(0, 1))
     assert not bad.passed and "replica 1: output" in bad.detail
 
 
@@ -49,66 +56,66 @@ def test_floats_may_differ_by_so_much_of_the_largest_and_no_more(dtype: str, all
     for share, passed in ((0.0, True), (0.5, True), (2.0, False)):
         got = reference.astype(np.float64)
         got[0] += share * allowed * 100
-        check = compare("y", reference, got.astype(dtype))
+        check = compare_value("y", reference, got.astype(dtype))
         assert check.passed == passed, check.detail
-        assert compare("y", reference, got.astype(dtype), exact=True).passed == (share == 0)
+        assert compare_value("y", reference, got.astype(dtype), exact=True).passed == (share == 0)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "bool", "uint8"])
 def test_integers_and_bools_must_be_equal(dtype: str) -> None:
     reference = np.array([0, 1, 1, 0], dtype)
-    assert compare("y", reference, reference.copy()).passed
+    assert compare_value("y", reference, reference.copy()).passed
     wrong = reference.copy()
     wrong[2] = 0
-    check = compare("y", reference, wrong)
+    check = compare_value("y", reference, wrong)
     assert (check.passed, check.detail) == (False, "1 of 4 elements differ")
 
 
 def test_nan_and_infinity_must_stand_in_the_same_places() -> None:
     reference = np.float32([np.nan, np.inf, -np.inf, 1])
     for bits in (False, True):
-        assert compare("y", reference, reference.copy(), bits).passed
+        assert compare_value("y", reference, reference.copy(), bits).passed
         for index, value in ((0, 0), (1, -np.inf), (2, np.nan), (3, np.nan)):
             got = reference.copy()
             got[index] = value
-            assert not compare("y", reference, got, bits).passed
+            assert not compare_value("y", reference, got, bits).passed
 
 
 def test_another_type_or_shape_is_told() -> None:
     reference = np.zeros((2, 3), np.float32)
-    check = compare("y", reference, reference.astype(np.float64))
+    check = compare_value("y", reference, reference.astype(np.float64))
     assert (check.passed, check.detail) == (False, "float64 (2, 3) where onnxruntime gives float32 (2, 3)")
-    assert not compare("y", reference, reference.T).passed
+    assert not compare_value("y", reference, reference.T).passed
 
 
 def test_a_quantised_output_may_differ_by_so_many_of_its_steps() -> None:
     reference, allowed = np.float32([0, 1, 2]), Tolerance(1, 0.25)
-    assert compare("y", reference, reference + np.float32(0.25), allowed=allowed).passed
-    check = compare("y", reference, reference + np.float32(0.5), allowed=allowed)
+    assert compare_value("y", reference, reference + np.float32(0.25), tolerance=allowed).passed
+    check = compare_value("y", reference, reference + np.float32(0.5), tolerance=allowed)
     assert (check.passed, check.detail) == (False, "differs by 2 steps of 0.25 (allowed: 1)")
 
 
 def test_what_is_no_tensor_is_compared_as_text() -> None:
-    assert compare("y", [1, "a"], [1, "a"]).passed
-    assert not compare("y", [1, "a"], [1, "b"]).passed
+    assert compare_value("y", [1, "a"], [1, "a"]).passed
+    assert not compare_value("y", [1, "a"], [1, "b"]).passed
 
 
 def test_each_transfer_must_carry_its_own_bytes_in_every_frame() -> None:
     sizes = (12, 8)
-    predicted = [Transfer(i, "a", "b", Value(f"t{i}", 1, (size // 4,))) for i, size in enumerate(sizes)]
-    assert transfers(predicted, {0: 36, 1: 24}, 3).detail == "2 transfers, 20 bytes a frame: as predicted"
+    predicted = [Transfer(i, "a", "b", TensorSpec(f"t{i}", 1, (size // 4,))) for i, size in enumerate(sizes)]
+    assert check_transfers(predicted, {0: 36, 1: 24}, 3).detail == "2 transfers, 20 bytes a frame: as predicted"
     for sent in ({0: 36, 1: 20}, {0: 24, 1: 36}, {0: 36}, {}):
-        assert not transfers(predicted, sent, 3).passed
-    assert transfers(predicted, {0: 36}, 3).detail == "'t1' a→b: 0 bytes sent, 24 predicted"
+        assert not check_transfers(predicted, sent, 3).passed
+    assert check_transfers(predicted, {0: 36}, 3).detail == "'t1' a→b: 0 bytes sent, 24 predicted"
 
 
 def test_random_inputs_are_seeded_and_of_the_types_and_shapes_that_are_wanted() -> None:
     values = [
-        Value("f", 1, (2, 3)),
-        Value("h", 10, (4,)),
-        Value("i", 7, (50,)),
-        Value("b", 9, (50,)),
-        Value("s", 1, ()),
+        TensorSpec("f", 1, (2, 3)),
+        TensorSpec("h", 10, (4,)),
+        TensorSpec("i", 7, (50,)),
+        TensorSpec("b", 9, (50,)),
+        TensorSpec("s", 1, ()),
     ]
     one, again, other = random_inputs(values, 1), random_inputs(values, 1), random_inputs(values, 2)
     assert {name: (str(array.dtype), array.shape) for name, array in one.items()} == {
@@ -122,8 +129,8 @@ def test_random_inputs_are_seeded_and_of_the_types_and_shapes_that_are_wanted() 
 
 def test_initializers_are_no_inputs_even_where_they_are_listed() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x, float[2] k) => (float[2] y) { y = Add (x, k) }'
-    assert graph_inputs(from_text(text)) == (Value("x", 1, (2,)), Value("k", 1, (2,)))
-    assert graph_inputs(from_text(text, {"k": np.float32([1, 2])})) == (Value("x", 1, (2,)),)
+    assert graph_inputs(from_text(text)) == (TensorSpec("x", 1, (2,)), TensorSpec("k", 1, (2,)))
+    assert graph_inputs(from_text(text, {"k": np.float32([1, 2])})) == (TensorSpec("x", 1, (2,)),)
 
 
 def test_one_check_model_is_held_at_a_time() -> None:
@@ -136,8 +143,8 @@ def test_one_check_model_is_held_at_a_time() -> None:
         before.append(weakref.ref(variant))
         prepared = replace(prepare(variant), platform=Platform.load("rpi4x2"))
         assert prepared.layers is not None
-        lowered = split(replace(prepared, plan=whole_plan(prepared.layers, "pi01"))).program
+        lowered = lower(replace(prepared, plan=single_device_plan(prepared.layers, "pi01"))).program
         assert lowered is not None
         return lowered
 
-    assert exact(model, program, seeds=range(3)).passed and len(before) == 3
+    assert check_exact(model, program, seeds=range(3)).passed and len(before) == 3

@@ -13,14 +13,14 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.driver.prepare import load_problem, prepare
-from dicompiler.ir.drawing import drawing, drawn
+from dicompiler.ir.drawing import random_layers, random_tensors
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.partition.routing import route_on
+from dicompiler.partition.routing import route_on_platform
 from dicompiler.plugin.registry import registry
-from dicompiler.verify.comparison import drawn as compared_drawn
-from dicompiler.verify.comparison import exact
+from dicompiler.verify.comparison import check_exact
+from dicompiler.verify.comparison import compare_type_only as compared_drawn
 from dicompiler.verify.exact import magnitudes
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
@@ -41,8 +41,8 @@ def noisy() -> onnx.ModelProto:
 def test_what_draws_and_what_depends_on_it() -> None:
     layers = prepare(Model.load(noisy())).layers
     assert layers is not None
-    assert list(drawing(layers)) == ["r"] and drawing(layers)["r"].op == "RandomNormalLike"
-    assert set(drawn(noisy())) & {"y", "z"} == {"y"}
+    assert list(random_layers(layers)) == ["r"] and random_layers(layers)["r"].op == "RandomNormalLike"
+    assert set(random_tensors(noisy())) & {"y", "z"} == {"y"}
 
 
 def model(body: str, functions: str = "") -> onnx.ModelProto:
@@ -70,11 +70,11 @@ SIGNS = "(bool c, float[4] x) => (float[4] y, float[4] z)"
     ids=["in a body", "a Dropout in a body", "a Dropout that does not", "in a function", "where things are"],
 )
 def test_what_draws_is_found_wherever_it_is(proto: onnx.ModelProto, random: set[str]) -> None:
-    assert set(drawn(proto)) & {"y", "z"} == random
+    assert set(random_tensors(proto)) & {"y", "z"} == random
     if "GatherND" not in str(proto):
         layers = prepare(Model.load(proto)).layers
         assert layers is not None
-        assert bool(drawing(layers)) == bool(random)
+        assert bool(random_layers(layers)) == bool(random)
 
 
 def test_what_is_handed_on_to_the_next_frame_depends_on_what_was_drawn_before(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_one_device_draws(spec: str, tmp_path: Path) -> None:
 def test_two_devices_may_not_draw() -> None:
     problem = load_problem(noisy(), "rpi4x3")
     twice = {layer.name: (Part("pi01"), Part("pi02")) for layer in problem.layers.layers}
-    assert problem.plan(twice).layers["r"] == (Part("pi01"),)
+    assert problem.build_plan(twice).layers["r"] == (Part("pi01"),)
     message = r"^plan: layers.r: RandomNormalLike draws random numbers, others in each of its 2 parts: give it to"
     with pytest.raises(DicompilerError, match=message):
-        route_on(problem.platform, problem.layers, Plan(twice, ("pi01",), ("pi01",)))
+        route_on_platform(problem.platform, problem.layers, Plan(twice, ("pi01",), ("pi01",)))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_two_devices_may_not_draw() -> None:
     ],
 )
 def test_another_type_is_no_other_number(got: object, words: str) -> None:
-    cause = drawn(noisy())["y"]
+    cause = random_tensors(noisy())["y"]
     check = compared_drawn("y", np.zeros(2, np.float32), got, cause)
     assert not check.passed and words in check.detail
     assert compared_drawn("y", np.zeros(2, np.float32), np.ones(3, np.float32), cause).passed
@@ -158,5 +158,5 @@ def test_a_check_model_that_grows_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     def split(_: Model) -> Program:
         raise AssertionError("it is not run")
 
-    check = exact(model, split, rules=registry().rules, layers=layers)
+    check = check_exact(model, split, rules=registry().operator_rules, layers=layers)
     assert not check.applies and "Failed to allocate memory" in check.detail

@@ -13,9 +13,9 @@ from onnx import parser
 from support.handmade import HEAD, Made, failing, halo, integers, partial, unknown_shape, value
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.model import Model, Weight, hollow
+from dicompiler.ir.onnx.model import Model, Weight, make_placeholder
 from dicompiler.ir.program import Program
-from dicompiler.verify.executor import Executor, check_inputs, from_ort, run_model, to_ort
+from dicompiler.verify.executor import ProgramExecutor, check_inputs, from_ort, run_model, to_ort
 
 MADE = {
     "halo": halo,
@@ -35,7 +35,7 @@ MADE = {
 def test_a_program_computes_what_the_whole_model_computes(made: Any) -> None:
     program, model, inputs = made()
     reference = run_model(model, inputs)["out"]
-    execution = Executor(program).run(inputs)
+    execution = ProgramExecutor(program).run(inputs)
     assert execution.outputs["out"].dtype == reference.dtype
     assert np.array_equal(execution.outputs["out"], reference)
     assert len(np.unique(reference.astype(np.float32))) > 1
@@ -44,12 +44,12 @@ def test_a_program_computes_what_the_whole_model_computes(made: Any) -> None:
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
 def test_every_transfer_carries_the_predicted_bytes(made: Any) -> None:
     program, _, inputs = made()
-    assert Executor(program).run(inputs).sent == tuple(t.value.nbytes for t in program.transfers)
+    assert ProgramExecutor(program).run(inputs).sent == tuple(t.value.nbytes for t in program.transfers)
 
 
 def test_every_sink_delivers() -> None:
     program, model, inputs = partial()
-    execution = Executor(program).run(inputs)
+    execution = ProgramExecutor(program).run(inputs)
     assert set(execution.delivered) == {"a", "b"}
     for outputs in execution.delivered.values():
         assert np.array_equal(outputs["out"], run_model(model, inputs)["out"])
@@ -57,7 +57,7 @@ def test_every_sink_delivers() -> None:
 
 def test_sessions_serve_many_frames() -> None:
     program, model, inputs = halo()
-    executor = Executor(program)
+    executor = ProgramExecutor(program)
     for seed in range(3):
         frame = {"x": integers(inputs["x"].shape, seed)}
         assert np.array_equal(executor.run(frame).outputs["out"], run_model(model, frame)["out"])
@@ -65,8 +65,8 @@ def test_sessions_serve_many_frames() -> None:
 
 def test_all_values_are_there_on_request() -> None:
     program, model, inputs = halo()
-    assert Executor(program).run(inputs).values == {}
-    values = Executor(program).run(inputs, keep_values=True).values
+    assert ProgramExecutor(program).run(inputs).values == {}
+    values = ProgramExecutor(program).run(inputs, keep_values=True).values
     inner = run_model(model, inputs, ["r", "z"])
     assert np.array_equal(np.concatenate([values["a"]["ra"], values["b"]["rb"]], 2), inner["r"])
     assert np.array_equal(np.concatenate([values["c"]["za"], values["c"]["zb"]], 2), inner["z"])
@@ -75,7 +75,7 @@ def test_all_values_are_there_on_request() -> None:
 @pytest.mark.parametrize("level", ["none", "basic", "extended"])
 def test_levels_of_optimization_give_the_same_bits(level: Any) -> None:
     program, model, inputs = halo()
-    assert np.array_equal(Executor(program, level).run(inputs).outputs["out"], run_model(model, inputs)["out"])
+    assert np.array_equal(ProgramExecutor(program, level).run(inputs).outputs["out"], run_model(model, inputs)["out"])
 
 
 def changed(made: Made, index: int, **changes: Any) -> Program:
@@ -90,13 +90,13 @@ def changed(made: Made, index: int, **changes: Any) -> Program:
 def test_a_transfer_that_is_not_as_predicted_is_refused(changes: Any) -> None:
     made = halo()
     with pytest.raises(DicompilerError, match=r"^transfer 2 \('rb_start' from 'b' to 'a'\): .* was predicted$"):
-        Executor(changed(made, 2, **changes)).run(made[2])
+        ProgramExecutor(changed(made, 2, **changes)).run(made[2])
 
 
 def test_a_tensor_that_the_sender_does_not_have_is_refused() -> None:
     made = halo()
     with pytest.raises(DicompilerError, match=r"^transfer 1 \('zb' .*the sender does not have it yet$"):
-        Executor(changed(made, 1, name="zb")).run(made[2])
+        ProgramExecutor(changed(made, 1, name="zb")).run(made[2])
 
 
 def test_a_tensor_that_reaches_a_device_twice_is_refused() -> None:
@@ -104,45 +104,45 @@ def test_a_tensor_that_reaches_a_device_twice_is_refused() -> None:
     again = dataclasses.replace(program.transfers[3], index=4)
     twice = dataclasses.replace(program, transfers=(*program.transfers[:4], again))
     with pytest.raises(DicompilerError, match=r"^transfer 4 .*the receiver has it already$"):
-        Executor(twice).run(inputs)
+        ProgramExecutor(twice).run(inputs)
 
 
 def test_an_order_that_comes_too_early_is_refused() -> None:
     program, _, inputs = halo()
-    early = dataclasses.replace(program, order=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)))
+    early = dataclasses.replace(program, segment_order=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)))
     with pytest.raises(DicompilerError, match=r"^segment 'a2' of device 'a' reads 'rb_start' before it is there$"):
-        Executor(early).run(inputs)
+        ProgramExecutor(early).run(inputs)
 
 
 def test_a_segment_that_cannot_run_is_named() -> None:
     program, _, inputs = failing()
     with pytest.raises(DicompilerError, match=r"^segment 'b0' of device 'b': onnxruntime cannot run it: .*out of data"):
-        Executor(program).run({"x": inputs["x"] * 9})
+        ProgramExecutor(program).run({"x": inputs["x"] * 9})
 
 
 def test_a_segment_that_cannot_be_loaded_is_named() -> None:
     program, _, _ = failing()
     program.devices[1].segments[0].model.graph.node[0].op_type = "Gatherer"
     with pytest.raises(DicompilerError, match=r"^segment 'b0' of device 'b': onnxruntime cannot load it: .*Gatherer"):
-        Executor(program)
+        ProgramExecutor(program)
 
 
 def test_inputs_are_checked() -> None:
     program, _, inputs = partial()
     with pytest.raises(DicompilerError, match=r"^input 'x2' is missing"):
-        Executor(program).run({"x": inputs["x"]})
+        ProgramExecutor(program).run({"x": inputs["x"]})
     with pytest.raises(DicompilerError, match=r"^the network has no input 'x3' \(did you mean 'x'\?\)$"):
-        Executor(program).run(inputs | {"x3": inputs["x"]})
+        ProgramExecutor(program).run(inputs | {"x3": inputs["x"]})
     with pytest.raises(DicompilerError, match=r"^input 'x' must be of type float32, not float64$"):
-        Executor(program).run(inputs | {"x": inputs["x"].astype(np.float64)})
+        ProgramExecutor(program).run(inputs | {"x": inputs["x"].astype(np.float64)})
     with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape \(1, 16\), not \(16,\)$"):
-        Executor(program).run(inputs | {"x": inputs["x"][0]})
+        ProgramExecutor(program).run(inputs | {"x": inputs["x"][0]})
 
 
 def test_inputs_need_not_be_contiguous() -> None:
     program, model, inputs = halo()
     turned = np.asfortranarray(inputs["x"])
-    assert np.array_equal(Executor(program).run({"x": turned}).outputs["out"], run_model(model, inputs)["out"])
+    assert np.array_equal(ProgramExecutor(program).run({"x": turned}).outputs["out"], run_model(model, inputs)["out"])
     assert check_inputs([value("s")], {"s": np.float32(2)})["s"].shape == ()
 
 
@@ -161,8 +161,8 @@ def test_small_types_of_weights_are_read_as_they_are(name: str) -> None:
     proto = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float x) => (float[5,7] y) { y = DequantizeLinear(w, x) }'
     )
-    weight = Weight.of(array)
-    proto.graph.initializer.append(hollow("w", weight))
+    weight = Weight.from_array(array)
+    proto.graph.initializer.append(make_placeholder("w", weight))
     result = run_model(Model(proto, {"w": weight}), {"x": np.float32(2)})
     assert np.array_equal(result["y"], array.astype(np.float32) * 2)
 

@@ -17,17 +17,17 @@ from support.splits import Case, splits
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.regions import Interval, Region, full_region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.partition.segmentation import cut
-from dicompiler.plugin.pass_manager import PassManager, pipeline
-from dicompiler.verify.comparison import Check, exact
+from dicompiler.partition.segmentation import build_program
+from dicompiler.plugin.pass_manager import PassManager, make_pipeline
+from dicompiler.verify.comparison import Check, check_exact
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 NETWORKS: dict[str, dict[str, Any]] = {"tiny": {}, "quirks": {}, "resnet18": {"size": 64, "width": 0.125}}
 #: Every part of these plans is read: where each device sums all partial sums, it computes more than it reads.
@@ -53,13 +53,13 @@ def plan(name: str, kind: str) -> Plan:
     own = case(name)
     if kind not in PIPELINES:
         return own.plan(next(iter(splits(own.layers, [kind], 0))))
-    found: Plan | None = PassManager(pipeline(PIPELINES[kind])).run(own.compilation).plan
+    found: Plan | None = PassManager(make_pipeline(PIPELINES[kind])).run(own.compilation).plan
     assert found is not None
     return found
 
 
-def placed(compilation: Compilation, how: Plan) -> Model:
-    return Partition().run(replace(compilation, plan=how, platform=case("tiny").compilation.platform)).model
+def placed(compilation: PipelineState, how: Plan) -> Model:
+    return PartitionPass().run(replace(compilation, plan=how, platform=case("tiny").compilation.platform)).model
 
 
 def exact_check(name: str, how: Plan, change: Callable[[onnx.ModelProto], None]) -> Check:
@@ -70,9 +70,9 @@ def exact_check(name: str, how: Plan, change: Callable[[onnx.ModelProto], None])
         proto = onnx.ModelProto()
         proto.CopyFrom(whole.proto)
         change(proto)
-        return cut(Model(proto, whole.weights), how.devices)
+        return build_program(Model(proto, whole.weights), how.devices)
 
-    return exact(case(name).compilation.model, program)
+    return check_exact(case(name).compilation.model, program)
 
 
 def caught(name: str, how: Plan, fault: Fault) -> bool:
@@ -117,7 +117,7 @@ def halo_row_dropped(operation: Operation, _: Interval | None, piece: Piece) -> 
     """A pad stands in the place of the last row, where that is not the border's."""
     need = piece.needs[0]
     assert need is not None
-    if need[2][1] == operation.shape(0)[2] or need[2][1] - need[2][0] < 2:
+    if need[2][1] == operation.input_shape(0)[2] or need[2][1] - need[2][0] < 2:
         return piece
     pads = list(piece.attributes["pads"])
     pads[len(pads) // 2] += 1
@@ -141,22 +141,22 @@ def shifted(axis: int) -> Spoil:
         assert need is not None
         if need[axis][0] > 0:
             return needing(piece, 0, moved(need, axis, -1, -1))
-        return needing(piece, 0, moved(need, axis, 1, 1)) if need[axis][1] < operation.shape(0)[axis] else piece
+        return needing(piece, 0, moved(need, axis, 1, 1)) if need[axis][1] < operation.input_shape(0)[axis] else piece
 
     return spoil
 
 
 def narrow_halo(_: Operation, __: Interval | None, piece: Piece) -> Piece:
     """LRN reads a channel less than its window at the lower end."""
-    if piece.raw is None or piece.raw[1][0] == piece.out[1][0]:
+    if piece.written_region is None or piece.written_region[1][0] == piece.out[1][0]:
         return piece
-    raw = moved(piece.raw, 1, 1, 0)
+    raw = moved(piece.written_region, 1, 1, 0)
     return needing(piece, 0, raw, raw=raw)
 
 
 def bias_everywhere(operation: Operation, reduce: Interval | None, piece: Piece) -> Piece:
     """The bias rides in every range of the input channels."""
-    if reduce is None or not operation.has(2):
+    if reduce is None or not operation.has_input(2):
         return piece
     return needing(replace(piece, constants={}), 2, (piece.out[1],))
 
@@ -177,14 +177,14 @@ def first_channels(_: Operation, __: Interval | None, piece: Piece) -> Piece:
 def shortcut_of_another_tile(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
     """An addition reads its second operand one row too far up."""
     need = piece.needs[1]
-    if need is None or len(need) < 4 or need[2][0] == 0 or need[2] == (0, operation.shape(1)[2]):
+    if need is None or len(need) < 4 or need[2][0] == 0 or need[2] == (0, operation.input_shape(1)[2]):
         return piece
     return needing(piece, 1, moved(need, 2, -1, -1))
 
 
 def inputs_mistaken(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
     """What a part of a Concat takes from one of two inputs it takes from the other."""
-    assert operation.shape(0) == operation.shape(1)
+    assert operation.input_shape(0) == operation.input_shape(1)
     return replace(piece, needs=tuple(reversed(piece.needs)))
 
 
@@ -221,9 +221,9 @@ def with_rules(name: str, how: Plan, known: Mapping[tuple[str, str], OperatorRul
 
     def program(variant: Model) -> Program:
         prepared = prepare(variant)
-        return cut(placed(replace(prepared, layers=form_layers(prepared.model, known)), how), how.devices)
+        return build_program(placed(replace(prepared, layers=form_layers(prepared.model, known)), how), how.devices)
 
-    return exact(case(name).compilation.model, program)
+    return check_exact(case(name).compilation.model, program)
 
 
 def spoiled(rule: OperatorRule, spoil: Spoil) -> OperatorRule:
@@ -231,7 +231,11 @@ def spoiled(rule: OperatorRule, spoil: Spoil) -> OperatorRule:
 
     def piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
         right = rule.piece(operation, region, reduce)
-        return right if right.out == full(operation.out_shape) and reduce is None else spoil(operation, reduce, right)
+        return (
+            right
+            if right.out == full_region(operation.out_shape) and reduce is None
+            else spoil(operation, reduce, right)
+        )
 
     return replace(rule, piece=piece)
 

@@ -24,9 +24,9 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import Check, exact
-from dicompiler_passes.partition import Partition
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import Check, check_exact
+from dicompiler_passes.partition import PartitionPass
 
 
 @cache
@@ -42,16 +42,16 @@ def checked(name: str, plan: Plan, fault: Fault | None = None, seeds: Sequence[i
     def program(variant: Model) -> Program:
         base = replace(prepare(variant), platform=own.compilation.platform, plan=plan)
         assert base.layers is not None
-        layers = [(layer.name, layer.reason) for layer in base.layers.layers]
-        assert layers == [(layer.name, layer.reason) for layer in own.layers.layers]
-        whole = Partition().run(base).model
+        layers = [(layer.name, layer.whole_reason) for layer in base.layers.layers]
+        assert layers == [(layer.name, layer.whole_reason) for layer in own.layers.layers]
+        whole = PartitionPass().run(base).model
         proto = onnx.ModelProto()
         proto.CopyFrom(whole.proto)
         if fault is not None:
             fault.change(proto)
-        return cut(Model(proto, whole.weights), plan.devices)
+        return build_program(Model(proto, whole.weights), plan.devices)
 
-    return exact(own.compilation.model, program, seeds, layers=own.layers)
+    return check_exact(own.compilation.model, program, seeds, layers=own.layers)
 
 
 PARTS = {
@@ -83,7 +83,7 @@ def test_faults_are_caught(name: str, kind: str, caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.ERROR)
     own, tried = case(name), 0
     plan = own.plan(next(iter(splits(own.layers, [kind], 0))))
-    placed = Placed(Partition().run(replace(own.compilation, plan=plan)).model.proto)
+    placed = Placed(PartitionPass().run(replace(own.compilation, plan=plan)).model.proto)
     assert checked(name, plan).passed
     for number, (what, find) in enumerate(KINDS.items()):
         found = list(find(placed))

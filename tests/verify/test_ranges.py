@@ -13,8 +13,8 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.given import given_inputs
-from dicompiler.verify.ranges import Limit, limits
+from dicompiler.verify.given import prepare_inputs
+from dicompiler.verify.ranges import ValueLimit, find_value_limits
 
 TABLES = {"words": 5, "kinds": 2, "places": 8, "wide": 16}
 NUMBERS = {"first": [0], "two": [2], "shape": [1, 8], "nine": 9, "depth": 3}
@@ -79,22 +79,22 @@ BERT = (
     ],
 )
 def test_the_range_of_an_input_follows_from_its_readers(
-    inputs: dict[str, str], nodes: str, found: dict[str, Limit]
+    inputs: dict[str, str], nodes: str, found: dict[str, ValueLimit]
 ) -> None:
     model = network(inputs, nodes)
-    assert limits(model) == found
-    given = given_inputs(model)
+    assert find_value_limits(model) == found
+    given = prepare_inputs(model)
     for name, count in found.items():
         if isinstance(count, tuple):
             assert tuple(given[name]) == count
             continue
         assert given[name].min() >= 0 and given[name].max() < count and np.all(given[name] % 1 == 0)
         assert given[name].shape == tuple(map(int, inputs[name].split()[1:]))
-    assert all(np.array_equal(array, given_inputs(model)[name]) for name, array in given.items())
+    assert all(np.array_equal(array, prepare_inputs(model)[name]) for name, array in given.items())
 
 
 def test_all_of_a_vocabulary_can_come() -> None:
-    given = given_inputs(network({"a": "INT64 500"}, "y = Gather(wide a)"))
+    given = prepare_inputs(network({"a": "INT64 500"}, "y = Gather(wide a)"))
     assert {*given["a"].tolist()} == {*range(16)}
 
 

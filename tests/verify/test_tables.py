@@ -19,8 +19,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.executor import run_model
-from dicompiler.verify.given import given_inputs
-from dicompiler.verify.tables import check_range, looked_up
+from dicompiler.verify.given import prepare_inputs
+from dicompiler.verify.tables import check_indices, find_lookup_tables
 
 ROWS, SHAPE = 10, (2, 6)
 CONSTANTS: dict[str, Any] = {
@@ -97,14 +97,14 @@ def test_a_number_is_refused_exactly_where_the_engine_would(nodes: str, known: b
     """At every place, for numbers about both ends of the table; nothing is refused that can be right."""
     model = network(nodes)
     loaded, engine = Model.load(model), Engine(model)
-    assert bool(looked_up(loaded, ["ids"])) == known
+    assert bool(find_lookup_tables(loaded, ["ids"])) == known
     for number in (-14, -13, -11, -10, -7, 6, 7, 9, 10, 12, 13, 256 + 3, 2**32 + 3, 2**32 + 9):
         for place in np.ndindex(SHAPE):
             ids = np.full(SHAPE, 3)
             ids[place] = number
             refused = ""
             try:
-                check_range(loaded, {"ids": ids})
+                check_indices(loaded, {"ids": ids})
             except DicompilerError as error:
                 refused = str(error)
             right = engine.runs(ids)
@@ -117,7 +117,7 @@ def test_what_is_added_is_told() -> None:
     ids = np.zeros(SHAPE, np.int64)
     ids[1, 2] = 8
     with pytest.raises(DicompilerError) as caught:
-        check_range(Model.load(network("at = Add(ids three)")), {"ids": ids})
+        check_indices(Model.load(network("at = Add(ids three)")), {"ids": ids})
     assert str(caught.value) == (
         "input 'ids': 8 at [1, 2], with 3 added to it, is no row of 'table', which has 10: give numbers from -3 to 6"
     )
@@ -165,13 +165,13 @@ def test_rows_of_a_cache_and_places_are_refused_exactly_where_the_engine_would(
 ) -> None:
     net = Net()
     model = prepare(Model.load(net.model(*build(net).split()))).model
-    assert bool(looked_up(model, ["ids"])) == known
+    assert bool(find_lookup_tables(model, ["ids"])) == known
     for number in (-11, -10, -1, 0, 5, 6, 7, 9, 10, 50, 99):
-        given: dict[str, Any] = dict(given_inputs(model))
+        given: dict[str, Any] = dict(prepare_inputs(model))
         given["ids"] = np.full_like(given["ids"], number)
         refused = right = True
         with suppress(DicompilerError):
-            check_range(model, given)
+            check_indices(model, given)
             refused = False
         try:
             run_model(model, given)
@@ -183,7 +183,7 @@ def test_rows_of_a_cache_and_places_are_refused_exactly_where_the_engine_would(
 def test_random_numbers_reach_the_row_that_a_cache_grows_by() -> None:
     net = Net()
     model = prepare(Model.load(net.model(grouped(net)))).model
-    assert {int(given_inputs(model, seed=seed)["ids"][0]) for seed in range(100)} == {*range(7)}
+    assert {int(prepare_inputs(model, seed=seed)["ids"][0]) for seed in range(100)} == {*range(7)}
 
 
 def test_a_random_place_of_the_first_row_leaves_places_for_all() -> None:
@@ -191,11 +191,11 @@ def test_a_random_place_of_the_first_row_leaves_places_for_all() -> None:
     places = [net.input("ids", (1,), TensorProto.INT64), *(net.const(np.ones((ROWS, 4))) for _ in range(2))]
     model = Model.load(net.model(net.op("RotaryEmbedding", net.input("x", (1, 2, 8, 8)), *places, domain=MS)))
     for seed in range(20):
-        (turned,) = run_model(model, given_inputs(model, seed=seed)).values()
+        (turned,) = run_model(model, prepare_inputs(model, seed=seed)).values()
         assert turned.shape == (1, 2, 8, 8) and np.isfinite(turned).all()
 
 
 def test_an_operator_of_another_domain_looks_nothing_up() -> None:
     net = Net()
     net.op("Gather", net.const(np.ones((ROWS, 4))), net.input("ids", (1,), TensorProto.INT64), domain="other")
-    assert not looked_up(Model.load(net.model("t0")), ["ids"])
+    assert not find_lookup_tables(Model.load(net.model("t0")), ["ids"])

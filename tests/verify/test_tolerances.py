@@ -7,7 +7,13 @@ import onnx
 import pytest
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.tolerances import STEPS, TOLERANCE, Tolerance, allowances, in_steps
+from dicompiler.verify.tolerances import (
+    MAX_QUANTIZATION_STEPS,
+    RELATIVE_TOLERANCES,
+    Tolerance,
+    output_tolerances,
+    quantized_tolerances,
+)
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g (int8[1, 4] q, float[1, 4] x) =>'
 SCALES = "<float s = {0.5}, int8 z = {0}>"
@@ -16,17 +22,23 @@ SCALES = "<float s = {0.5}, int8 z = {0}>"
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        ("(float[1, 4] y) {S} { y = DequantizeLinear (q, s, z) }", {"y": Tolerance(STEPS, 0.5)}),
-        ("(float[1, 4] y) {S} { d = DequantizeLinear (q, s, z) y = Flatten (d) }", {"y": Tolerance(STEPS, 0.5)}),
-        ("(float[1, 4] y) {S} { d = DequantizeLinear (q, s, z) y = Softmax (d) }", {"y": Tolerance(STEPS / 256)}),
-        ("(int8[1, 4] y) {S} { y = QuantizeLinear (x, s, z) }", {"y": Tolerance(STEPS, 1.0)}),
+        ("(float[1, 4] y) {S} { y = DequantizeLinear (q, s, z) }", {"y": Tolerance(MAX_QUANTIZATION_STEPS, 0.5)}),
+        (
+            "(float[1, 4] y) {S} { d = DequantizeLinear (q, s, z) y = Flatten (d) }",
+            {"y": Tolerance(MAX_QUANTIZATION_STEPS, 0.5)},
+        ),
+        (
+            "(float[1, 4] y) {S} { d = DequantizeLinear (q, s, z) y = Softmax (d) }",
+            {"y": Tolerance(MAX_QUANTIZATION_STEPS / 256)},
+        ),
+        ("(int8[1, 4] y) {S} { y = QuantizeLinear (x, s, z) }", {"y": Tolerance(MAX_QUANTIZATION_STEPS, 1.0)}),
         ("(int64[1, 1] y) {S} { d = DequantizeLinear (q, s, z) y = ArgMax <axis = 1> (d) }", {}),
         ("(float[1, 4] y) { y = Relu (x) }", {}),
     ],
 )
 def test_outputs_of_quantised_networks_have_steps_others_none(text: str, allowed: dict[str, Tolerance]) -> None:
     model = Model.load(onnx.parser.parse_model(f"{HEAD} {text.replace('{S}', SCALES)}"))
-    found = in_steps(model)
+    found = quantized_tolerances(model)
     assert found.keys() == allowed.keys()
     for name, one in allowed.items():
         assert found[name] == one
@@ -34,16 +46,22 @@ def test_outputs_of_quantised_networks_have_steps_others_none(text: str, allowed
 
 def test_a_scale_that_is_computed_allows_a_share_of_the_range() -> None:
     text = "(float[1, 4] y) { s = ReduceMax <keepdims = 0> (x) y = DequantizeLinear (q, s) }"
-    found = in_steps(Model.load(onnx.parser.parse_model(f"{HEAD} {text}")))
-    assert found == {"y": Tolerance(np.float64(STEPS) / 256)}
+    found = quantized_tolerances(Model.load(onnx.parser.parse_model(f"{HEAD} {text}")))
+    assert found == {"y": Tolerance(np.float64(MAX_QUANTIZATION_STEPS) / 256)}
 
 
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
         # As converters to float16 leave it that keep the types of inputs and outputs.
-        ("{ a = Cast <to = 10> (x) b = Sigmoid (a) y = Cast <to = 1> (b) }", {"y": Tolerance(TOLERANCE["float16"])}),
-        ("{ a = Cast <to = 16> (x) b = Cast <to = 1> (a) y = Exp (b) }", {"y": Tolerance(TOLERANCE["bfloat16"])}),
+        (
+            "{ a = Cast <to = 10> (x) b = Sigmoid (a) y = Cast <to = 1> (b) }",
+            {"y": Tolerance(RELATIVE_TOLERANCES["float16"])},
+        ),
+        (
+            "{ a = Cast <to = 16> (x) b = Cast <to = 1> (a) y = Exp (b) }",
+            {"y": Tolerance(RELATIVE_TOLERANCES["bfloat16"])},
+        ),
         # Weights in float16 were rounded before anything was computed.
         ("<float16[4] w = {1, 2, 3, 4}> { a = Cast <to = 1> (w) y = Add (x, a) }", {}),
         ("{ a = Cast <to = 11> (x) b = Exp (a) y = Cast <to = 1> (b) }", {}),
@@ -51,4 +69,4 @@ def test_a_scale_that_is_computed_allows_a_share_of_the_range() -> None:
 )
 def test_what_was_rounded_on_its_way_may_differ_by_that(text: str, allowed: dict[str, Tolerance]) -> None:
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(f"{HEAD} (float[1, 4] y) {text}"))
-    assert allowances(Model.load(proto)) == allowed
+    assert output_tolerances(Model.load(proto)) == allowed

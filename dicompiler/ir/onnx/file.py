@@ -15,26 +15,26 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.mistaken import mistaken
-from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow
+from dicompiler.base.mistaken import describe_wrong_path
+from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, copy_without_data, is_placeholder, mark_placeholder
 
 Buffer = bytes | memoryview
 MessageType = TypeVar("MessageType", bound=Message)
 Views = dict[int, memoryview]
 """Raw data by index in graph.initializer."""
 
-LIMIT = 2**31 - 1
+MAX_PROTOBUF_BYTES = 2**31 - 1
 """Bytes that a protobuf message, and so an ONNX file, can have."""
 
 _GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class _WireError(Exception):
+class _ProtobufError(Exception):
     """The bytes are not a protobuf message."""
 
 
-def map_file(path: Path, what: str) -> memoryview:
+def map_file(path: Path, description: str) -> memoryview:
     """A read-only view of the whole file; DicompilerError naming `what` and the path where it cannot be read."""
     try:
         with path.open("rb") as file:
@@ -42,11 +42,11 @@ def map_file(path: Path, what: str) -> memoryview:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
-        more = mistaken(path, "reference/model.onnx") if isinstance(error, IsADirectoryError) else ""
-        raise DicompilerError(f"{path}: cannot read {what}: {error.strerror or error}{more}") from error
+        more = describe_wrong_path(path, "reference/model.onnx") if isinstance(error, IsADirectoryError) else ""
+        raise DicompilerError(f"{path}: cannot read {description}: {error.strerror or error}{more}") from error
 
 
-def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
     """The number that starts at `at` and the place behind it."""
     value = shift = 0
     while at < end and shift < 70:
@@ -56,26 +56,26 @@ def _varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at
         shift += 7
-    raise _WireError
+    raise _ProtobufError
 
 
-def _fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
     """(field number, wire type, where its tag starts, where its value starts, where it ends) of one message."""
     at = start
     while at < end:
-        tag, value = _varint(data, at, end)
+        tag, value = _read_varint(data, at, end)
         number, wire = tag >> 3, tag & 7
         if wire == _VARINT:
-            _, stop = _varint(data, value, end)
+            _, stop = _read_varint(data, value, end)
         elif wire == _BYTES:
-            length, value = _varint(data, value, end)
+            length, value = _read_varint(data, value, end)
             stop = value + length
         elif wire in (_FIXED32, _FIXED64):
             stop = value + (4 if wire == _FIXED32 else 8)
         else:
-            raise _WireError
+            raise _ProtobufError
         if number == 0 or stop > end:
-            raise _WireError
+            raise _ProtobufError
         yield number, wire, at, value, stop
         at = stop
 
@@ -90,40 +90,40 @@ def encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _header(number: int, length: int) -> bytes:
+def _field_header(number: int, length: int) -> bytes:
     return encode_varint(number << 3 | _BYTES) + encode_varint(length)
 
 
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
     """The tensor's message without its raw data, and that; None for the former where the data is small or elsewhere."""
     kept, raw, external = bytearray(), data[:0], False
-    for number, wire, tag, value, stop in _fields(data, start, end):
+    for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _RAW_DATA and wire == _BYTES:
             raw = data[value:stop]
         else:
             external |= number == _DATA_LOCATION and data[value] == onnx.TensorProto.EXTERNAL
             kept += data[tag:stop]
-    return (None if external or len(raw) < LARGE else bytes(kept)), raw
+    return (None if external or len(raw) < MIN_WEIGHT_BYTES else bytes(kept)), raw
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, first: int) -> tuple[bytes, int]:
     """The graph's message with the large raw data left out (into `views`), and the number of initializers so far."""
     kept, index = bytearray(), first
-    for number, wire, tag, value, stop in _fields(data, start, end):
+    for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _INITIALIZER and wire == _BYTES:
             bare, raw = _split_tensor(data, value, stop)
             if bare is None:
                 kept += data[tag:stop]
             else:
                 views[index] = raw
-                kept += _header(_INITIALIZER, len(bare)) + bare
+                kept += _field_header(_INITIALIZER, len(bare)) + bare
             index += 1
         else:
             kept += data[tag:stop]
     return bytes(kept), index
 
 
-def read(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
+def read_skeleton(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
     """The model without the raw data of its large initializers, and that data as views of `buffer`.
 
     `place` names the source in the one error there is: truncated, or not an ONNX model.
@@ -131,23 +131,23 @@ def read(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
     data = memoryview(buffer)
     kept, views, count = bytearray(), Views(), 0
     try:
-        for number, wire, tag, value, stop in _fields(data, 0, len(data)):
+        for number, wire, tag, value, stop in _iterate_fields(data, 0, len(data)):
             if number == _GRAPH and wire == _BYTES:
                 graph, count = _split_graph(data, value, stop, views, count)
-                kept += _header(_GRAPH, len(graph)) + graph
+                kept += _field_header(_GRAPH, len(graph)) + graph
             else:
                 kept += data[tag:stop]
         skeleton = onnx.ModelProto.FromString(bytes(kept))
-    except (_WireError, DecodeError) as error:
+    except (_ProtobufError, DecodeError) as error:
         raise DicompilerError(f"{place}: truncated, or not an ONNX model: export it again") from error
     if not skeleton.HasField("graph") or not skeleton.opset_import:
         raise DicompilerError(f"{place}: not an ONNX model (it has no graph or no opset): export it again")
     for index in views:
-        mark_hollow(skeleton.graph.initializer[index])
+        mark_placeholder(skeleton.graph.initializer[index])
     return skeleton, views
 
 
-def without(message: MessageType, *skipped: str) -> MessageType:
+def copy_without(message: MessageType, *skipped: str) -> MessageType:
     """A copy of `message` without the fields named, which are never touched (they may be large)."""
     copy: MessageType = type(message)()
     for descriptor, value in message.ListFields():
@@ -160,22 +160,22 @@ def without(message: MessageType, *skipped: str) -> MessageType:
     return copy
 
 
-def skeleton_of(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
+def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
     """The same as `read` for a model in memory, which stays as it is. Its raw data is copied once, by protobuf."""
-    skeleton = without(proto, "graph")
-    skeleton.graph.CopyFrom(without(proto.graph, "initializer"))
+    skeleton = copy_without(proto, "graph")
+    skeleton.graph.CopyFrom(copy_without(proto.graph, "initializer"))
     views = Views()
     for index, tensor in enumerate(proto.graph.initializer):
         raw = tensor.raw_data
         added = skeleton.graph.initializer.add()
-        if tensor.data_location == onnx.TensorProto.EXTERNAL or len(raw) < LARGE:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or len(raw) < MIN_WEIGHT_BYTES:
             added.CopyFrom(tensor)
             continue
         added.MergeFrom(onnx.TensorProto(dims=tensor.dims, data_type=tensor.data_type, name=tensor.name))
         added.metadata_props.extend(tensor.metadata_props)
         if tensor.HasField("doc_string"):
             added.doc_string = tensor.doc_string
-        mark_hollow(added)
+        mark_placeholder(added)
         views[index] = memoryview(raw)
     return skeleton, views
 
@@ -187,22 +187,24 @@ def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Itera
     """
     tensors: list[tuple[bytes, Weight | None]] = []
     for tensor in proto.graph.initializer:
-        if is_hollow(tensor):
+        if is_placeholder(tensor):
             weight = weights[tensor.name]
-            bare = header(tensor).SerializeToString(deterministic=True) + _header(_RAW_DATA, weight.nbytes)
-            tensors.append((_header(_INITIALIZER, len(bare) + weight.nbytes) + bare, weight))
+            bare = copy_without_data(tensor).SerializeToString(deterministic=True) + _field_header(
+                _RAW_DATA, weight.nbytes
+            )
+            tensors.append((_field_header(_INITIALIZER, len(bare) + weight.nbytes) + bare, weight))
         else:
             message = tensor.SerializeToString(deterministic=True)
-            tensors.append((_header(_INITIALIZER, len(message)) + message, None))
-    rest = without(proto.graph, "initializer").SerializeToString(deterministic=True)
+            tensors.append((_field_header(_INITIALIZER, len(message)) + message, None))
+    rest = copy_without(proto.graph, "initializer").SerializeToString(deterministic=True)
     length = len(rest) + sum(len(text) + (weight.nbytes if weight else 0) for text, weight in tensors)
-    head = without(proto, "graph").SerializeToString(deterministic=True)
-    if len(head) + length + 16 > LIMIT:
+    head = copy_without(proto, "graph").SerializeToString(deterministic=True)
+    if len(head) + length + 16 > MAX_PROTOBUF_BYTES:
         raise DicompilerError(f"the model has {length} bytes, over the 2 GB of a protobuf file: save it external")
-    return _inline([head, _header(_GRAPH, length), rest], tensors)
+    return _inline_buffers([head, _field_header(_GRAPH, length), rest], tensors)
 
 
-def _inline(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer]:
+def _inline_buffers(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer]:
     yield from head
     for text, weight in tensors:
         yield text
@@ -220,7 +222,7 @@ def write_external(
     model, placed, offset = onnx.ModelProto(), list[tuple[int, Weight]](), 0
     model.CopyFrom(proto)
     for tensor in model.graph.initializer:
-        if not is_hollow(tensor):
+        if not is_placeholder(tensor):
             continue
         weight = weights[tensor.name]
         padding = -offset % align
@@ -230,10 +232,10 @@ def write_external(
             tensor.external_data.add(key=key, value=str(value))
         placed.append((padding, weight))
         offset += weight.nbytes
-    return model.SerializeToString(deterministic=True), _external(placed)
+    return model.SerializeToString(deterministic=True), _external_buffers(placed)
 
 
-def _external(placed: Iterable[tuple[int, Weight]]) -> Iterator[Buffer]:
+def _external_buffers(placed: Iterable[tuple[int, Weight]]) -> Iterator[Buffer]:
     for padding, weight in placed:
         yield bytes(padding)
         yield from weight.chunks()

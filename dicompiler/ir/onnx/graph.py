@@ -19,20 +19,20 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
-from dicompiler.ir.onnx.file import without
-from dicompiler.ir.onnx.names import unique
-from dicompiler.ir.onnx.weights import LARGE, Weight, dense, raw_nbytes
+from dicompiler.ir.onnx.file import copy_without
+from dicompiler.ir.onnx.names import unique_name
+from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, raw_nbytes, to_dense
 
 _KINDS = onnx.AttributeProto
-_LINKS = {"inputs": "outputs", "outputs": "inputs"}
-_SAID = ("dtype", "shape", "type")
-_PLACES = ("input", "output", "value_info")
-_FIELDS = {_KINDS.FLOAT: "f", _KINDS.INT: "i", _KINDS.STRING: "s"}
-_LISTS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "strings"}
+_OPPOSITE_LINK = {"inputs": "outputs", "outputs": "inputs"}
+_INFO_KEYS = ("dtype", "shape", "type")
+_VALUE_INFO_FIELDS = ("input", "output", "value_info")
+_SCALAR_FIELDS = {_KINDS.FLOAT: "f", _KINDS.INT: "i", _KINDS.STRING: "s"}
+_LIST_FIELDS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "strings"}
 
 
 @dataclass(frozen=True)
-class HeldAttribute:
+class OpaqueAttribute:
     """An attribute that graphsurgeon cannot carry (an empty list, text that is not UTF-8, a sparse tensor, a type …).
 
     It stands in `node.attrs` under its name, so that a pass can see that it is there, move or delete it.
@@ -50,7 +50,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
     @cached_property
     def tensor(self) -> onnx.TensorProto:
         """A copy of the message, because graphsurgeon's own export renames it in place."""
-        return without(self.source)
+        return copy_without(self.source)
 
     @cached_property
     def dtype(self) -> Any:
@@ -62,7 +62,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
     def is_large(self) -> bool:
         """Whether they are a weight, or would be one as raw data of an initializer."""
         kind = self.source.data_type
-        return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= LARGE
+        return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= MIN_WEIGHT_BYTES
 
     def load(self) -> NDArray[Any]:
         """The values; read-only where they are large."""
@@ -70,27 +70,27 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
         return array if self.is_large else array.copy()
 
 
-class Sparse(SparseValues):  # type: ignore[misc]
+class SparseConstantValues(SparseValues):  # type: ignore[misc]
     """The values of a sparse constant, in its own type (graphsurgeon makes them float64)."""
 
     def load(self) -> NDArray[Any]:
         """The dense array."""
-        return dense(self.tensor)
+        return to_dense(self.tensor)
 
 
-class _Late:
+class _LazyAttributes:
     """What is made only when it is asked for: most tensors of a graph are never looked at."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in _LINKS:
-            value: Any = SynchronizedList(self, _LINKS[name], ())
+        if name in _OPPOSITE_LINK:
+            value: Any = SynchronizedList(self, _OPPOSITE_LINK[name], ())
         else:
             value = self._late(name)
         self.__dict__[name] = value
         return value
 
 
-class Constant(_Late, gs.Constant):  # type: ignore[misc]
+class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
     """An initializer; `source` is its message, if the model had it, and keeps its documentation when values change."""
 
     def __init__(self, name: str, source: onnx.TensorProto, weight: Weight | None = None) -> None:
@@ -108,21 +108,21 @@ class Constant(_Late, gs.Constant):  # type: ignore[misc]
         return self
 
 
-class Variable(_Late, gs.Variable):  # type: ignore[misc]
+class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
     """A tensor that is computed; `info` is what the model says of it, where dtype and shape are read when asked."""
 
     def __init__(self, name: str, info: onnx.ValueInfoProto | None = None) -> None:
         self.__dict__.update(name=name, info=info)
 
     def _late(self, name: str) -> Any:
-        if name not in _SAID:
+        if name not in _INFO_KEYS:
             raise AttributeError(name)
-        return said(self.info, name)
+        return tensor_info(self.info, name)
 
-    def learn(self, info: onnx.ValueInfoProto | None) -> None:
+    def set_info(self, info: onnx.ValueInfoProto | None) -> None:
         """From now on this is known of the tensor, and nothing else."""
         self.info = info
-        for key in _SAID:
+        for key in _INFO_KEYS:
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
@@ -133,7 +133,7 @@ class Variable(_Late, gs.Variable):  # type: ignore[misc]
         return self
 
 
-def said(info: onnx.ValueInfoProto | None, key: str) -> Any:
+def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
     """What a message says of a tensor's "dtype", "shape" or "type", as graphsurgeon has it."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
@@ -141,7 +141,7 @@ def said(info: onnx.ValueInfoProto | None, key: str) -> Any:
         return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
 
 
-class Node(gs.Node):  # type: ignore[misc]
+class GraphNode(gs.Node):  # type: ignore[misc]
     """A node of the model; `proto` is its message, from which the attributes are read when asked for.
 
     It equals itself alone (graphsurgeon compares all fields, which makes taking it out of a list slow).
@@ -158,23 +158,23 @@ class Node(gs.Node):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if name != "attrs":
             raise AttributeError(name)
-        self.attrs = {attribute.name: _value_of(attribute, {}) for attribute in self.proto.attribute}
+        self.attrs = {attribute.name: _attribute_value(attribute, {}) for attribute in self.proto.attribute}
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
         """The control-flow bodies (with theirs); the attributes of a node that has some are always read."""
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
-    def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> Node:
+    def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
         """The same operator on other tensors; documentation and metadata are copied too."""
-        new = Node(self.proto, inputs or (), outputs or ())
+        new = GraphNode(self.proto, inputs or (), outputs or ())
         new.__dict__.update({key: self.__dict__[key] for key in ("op", "name", "domain")})
         if "attrs" in self.__dict__:
             new.attrs = super().copy(tensor_map=tensor_map).attrs
         return new
 
 
-class Graph(gs.Graph):  # type: ignore[misc]
+class ModelGraph(gs.Graph):  # type: ignore[misc]
     """A gs.Graph that remembers what graphsurgeon forgets, with the steps that most rewrites consist of.
 
     original: the message that it was made of, never to be changed.
@@ -188,24 +188,26 @@ class Graph(gs.Graph):  # type: ignore[misc]
 
     def __init__(self, original: onnx.GraphProto, **parts: Any) -> None:
         super().__init__(name=original.name, doc_string=original.doc_string, **parts)
-        self.original = original
-        self.messages = {place: {value.name: value for value in getattr(original, place)} for place in _PLACES}
+        self.source_graph = original
+        self.value_infos = {
+            place: {value.name: value for value in getattr(original, place)} for place in _VALUE_INFO_FIELDS
+        }
         self.initializers: list[gs.Constant] = []
-        self.spare: list[gs.Constant] = []
-        self.defaults: set[str] = set()
+        self.unread_initializers: list[gs.Constant] = []
+        self.overridable_names: set[str] = set()
         self._taken: tuple[dict[str, int], dict[str, int]] | None = None
 
     # --- names
 
-    def unused(self, wish: str) -> str:
+    def unused_tensor_name(self, wish: str) -> str:
         """A tensor name that nobody has: `wish` or `wish_1` … What exists is looked up once, at the first question."""
-        return unique(wish, self._names()[0])
+        return unique_name(wish, self._taken_names()[0])
 
-    def unused_node(self, wish: str) -> str:
+    def unused_node_name(self, wish: str) -> str:
         """A node name that nobody has."""
-        return unique(wish, self._names()[1])
+        return unique_name(wish, self._taken_names()[1])
 
-    def _names(self) -> tuple[dict[str, int], dict[str, int]]:
+    def _taken_names(self) -> tuple[dict[str, int], dict[str, int]]:
         if self._taken is None:
             graphs = (self, *self.subgraphs(recursive=True))
             tensors = {name for graph in graphs for name in graph.tensors()}
@@ -215,48 +217,48 @@ class Graph(gs.Graph):  # type: ignore[misc]
 
     # --- what is read
 
-    def read(self) -> set[str]:
+    def names_read(self) -> set[str]:
         """The names of all tensors that a node reads, also within bodies, or that are outputs."""
         return {name for node in self.nodes for name in names_read(node)} | {tensor.name for tensor in self.outputs}
 
-    def is_fixed(self, tensor: gs.Tensor) -> bool:
+    def is_constant(self, tensor: gs.Tensor) -> bool:
         """Whether the tensor has the same value whenever the model runs."""
-        return isinstance(tensor, gs.Constant) and tensor.name not in self.defaults
+        return isinstance(tensor, gs.Constant) and tensor.name not in self.overridable_names
 
-    def learn(self, inferred: onnx.GraphProto) -> None:
+    def set_inferred_info(self, inferred: onnx.GraphProto) -> None:
         """Takes over what shape inference says of the tensors that nodes make; whatever else was known is forgotten."""
-        values, outputs = {value.name: value for value in inferred.value_info}, self.messages["output"]
+        values, outputs = {value.name: value for value in inferred.value_info}, self.value_infos["output"]
         for value in inferred.output:
             if value.type.tensor_type.HasField("shape"):
-                outputs[value.name] = known = without(outputs.get(value.name, value))
+                outputs[value.name] = known = copy_without(outputs.get(value.name, value))
                 known.type.tensor_type.shape.CopyFrom(value.type.tensor_type.shape)
                 known.type.tensor_type.elem_type = known.type.tensor_type.elem_type or value.type.tensor_type.elem_type
         for name, tensor in self.tensors().items():
             if isinstance(tensor, Variable) and tensor.inputs:
-                tensor.learn(values.get(name, outputs.get(name)))
-        self.messages["value_info"] = values
+                tensor.set_info(values.get(name, outputs.get(name)))
+        self.value_infos["value_info"] = values
 
     # --- edits
 
-    def put(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
+    def add_initializer(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
         """A new initializer. Large values become a weight, which is not copied."""
         constant = gs.Constant(name, values)
         self.initializers.append(constant)
         return constant
 
-    def settle(self, tensor: gs.Variable, values: NDArray[Any] | LazyValues) -> None:
+    def make_constant(self, tensor: gs.Variable, values: NDArray[Any] | LazyValues) -> None:
         """The tensor becomes an initializer of these values; the node that made it is to be removed."""
         tensor.to_constant(values)
         self.initializers.append(tensor)
 
-    def substitute(self, old: gs.Tensor, new: gs.Tensor) -> None:
+    def replace_uses(self, old: gs.Tensor, new: gs.Tensor) -> None:
         """Whoever reads `old`, also within bodies, reads `new`. What is an output of the graph stays one."""
         for reader in list(old.outputs):
             reader.inputs = [new if tensor is old else tensor for tensor in reader.inputs]
         for body in self.subgraphs(recursive=True):
             body.outputs = [new if tensor is old else tensor for tensor in body.outputs]
 
-    def remove(self, nodes: Collection[gs.Node]) -> None:
+    def remove_nodes(self, nodes: Collection[gs.Node]) -> None:
         """Takes the nodes out; they read and make nothing any more."""
         gone = {id(node) for node in nodes}
         self.nodes = [node for node in self.nodes if id(node) not in gone]
@@ -265,7 +267,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
                 inner.inputs.clear()
                 inner.outputs.clear()
 
-    def insert(self, nodes: Sequence[gs.Node], before: gs.Node) -> None:
+    def insert_nodes(self, nodes: Sequence[gs.Node], before: gs.Node) -> None:
         """Puts the nodes in front of another."""
         index = next(index for index, node in enumerate(self.nodes) if node is before)
         self.nodes[index:index] = nodes
@@ -279,8 +281,10 @@ class Graph(gs.Graph):  # type: ignore[misc]
                 live.update(names_read(node))
             else:
                 dead.append(node)
-        self.remove(dead)
-        self.spare = [constant for constant in self.spare if constant.name in self.defaults]
+        self.remove_nodes(dead)
+        self.unread_initializers = [
+            constant for constant in self.unread_initializers if constant.name in self.overridable_names
+        ]
 
 
 def names_read(node: gs.Node) -> Iterator[str]:
@@ -294,25 +298,27 @@ def names_read(node: gs.Node) -> Iterator[str]:
 # --- model → graph ------------------------------------------------------------------------------------------------
 
 
-def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Graph:
+def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGraph:
     """The model as a graph of its own: nothing done to it reaches `proto` or `weights`."""
     opsets = onnx.ModelProto(opset_import=proto.opset_import).opset_import
-    graph = _import(proto.graph, weights, {})
+    graph = _import_graph(proto.graph, weights, {})
     graph.opset = max((entry.version for entry in opsets if entry.domain in ("", "ai.onnx")), default=1)
     graph.import_domains, graph.ir_version = opsets, proto.ir_version
     graph.producer_name, graph.producer_version = proto.producer_name, proto.producer_version
     return graph
 
 
-def _import(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> Graph:
+def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> ModelGraph:
     """The graph; what a body reads of the tensors around it, `outer`, are these very objects."""
     values = (*proto.value_info, *proto.output, *proto.input)
     infos = {value.name: value for value in values if value.HasField("type")}
-    graph = Graph(proto)
+    graph = ModelGraph(proto)
     graph.initializers += [Constant(tensor.name, tensor, weights.get(tensor.name)) for tensor in proto.initializer]
-    graph.initializers += [gs.Constant(tensor.values.name, Sparse(tensor)) for tensor in proto.sparse_initializer]
+    graph.initializers += [
+        gs.Constant(tensor.values.name, SparseConstantValues(tensor)) for tensor in proto.sparse_initializer
+    ]
     local: dict[str, gs.Tensor] = {constant.name: constant for constant in graph.initializers}
-    graph.defaults |= local.keys() & graph.messages["input"].keys()
+    graph.overridable_names |= local.keys() & graph.value_infos["input"].keys()
     known = {**outer, **local}  # names in a body may hide those around it
 
     def tensor(name: str, tensors: Mapping[str, gs.Tensor]) -> gs.Tensor:
@@ -323,44 +329,53 @@ def _import(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mappin
             known[name] = local[name] = new
         return new
 
-    graph.inputs = [tensor(value.name, local) for value in proto.input if value.name not in graph.defaults]
+    graph.inputs = [tensor(value.name, local) for value in proto.input if value.name not in graph.overridable_names]
     for node in proto.node:
-        bodies = {a.name: _value_of(a, known) for a in node.attribute if a.type == _KINDS.GRAPH}
+        bodies = {a.name: _attribute_value(a, known) for a in node.attribute if a.type == _KINDS.GRAPH}
         inputs = [tensor(name, known) for name in node.input]
-        new = Node(node, inputs, [tensor(name, local) for name in node.output])
+        new = GraphNode(node, inputs, [tensor(name, local) for name in node.output])
         if bodies:
-            new.attrs = {a.name: bodies.get(a.name) or _value_of(a, {}) for a in node.attribute}
+            new.attrs = {a.name: bodies.get(a.name) or _attribute_value(a, {}) for a in node.attribute}
         graph.nodes.append(new)
     graph.outputs = [tensor(value.name, known) for value in proto.output]
-    outputs = graph.messages["output"].keys()
-    graph.spare = [constant for constant in graph.initializers if not constant.outputs and constant.name not in outputs]
+    outputs = graph.value_infos["output"].keys()
+    graph.unread_initializers = [
+        constant for constant in graph.initializers if not constant.outputs and constant.name not in outputs
+    ]
     return graph
 
 
-def _value_of(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
+def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
     """An attribute's value as graphsurgeon has it, or HeldAttribute."""
     kind = attribute.type
     if attribute.ref_attr_name:
-        return HeldAttribute(attribute)
+        return OpaqueAttribute(attribute)
     if kind == _KINDS.GRAPH:
-        return _import(attribute.g, {}, outer)
+        return _import_graph(attribute.g, {}, outer)
     if kind == _KINDS.TENSOR:
         return Constant(attribute.t.name, attribute.t)
-    value: Any = getattr(attribute, _FIELDS.get(kind) or _LISTS.get(kind, "name"))
+    value: Any = getattr(attribute, _SCALAR_FIELDS.get(kind) or _LIST_FIELDS.get(kind, "name"))
     try:
-        if kind in _FIELDS:
+        if kind in _SCALAR_FIELDS:
             return value.decode() if kind == _KINDS.STRING else value
-        if kind in _LISTS and value:
+        if kind in _LIST_FIELDS and value:
             return [text.decode() for text in value] if kind == _KINDS.STRINGS else list(value)
-        return HeldAttribute(attribute)
+        return OpaqueAttribute(attribute)
     except UnicodeDecodeError:
-        return HeldAttribute(attribute)
+        return OpaqueAttribute(attribute)
 
 
-def adopted(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> Graph:
+def adopt_graph(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> ModelGraph:
     """A graph that graphsurgeon made itself, with what it forgot of `original`."""
     parts = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
-    new, like = Graph(original, **{part: getattr(graph, part) for part in parts}), _import(original, weights, {})
+    new, like = (
+        ModelGraph(original, **{part: getattr(graph, part) for part in parts}),
+        _import_graph(original, weights, {}),
+    )
     new.name, new.doc_string = graph.name, graph.doc_string
-    new.initializers, new.spare, new.defaults = like.initializers, like.spare, like.defaults
+    new.initializers, new.unread_initializers, new.overridable_names = (
+        like.initializers,
+        like.unread_initializers,
+        like.overridable_names,
+    )
     return new

@@ -18,9 +18,9 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from dicompiler.ir.onnx.file import without
-from dicompiler.ir.onnx.graph import ConstantValues, Graph, HeldAttribute, Node, adopted, said
-from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow
+from dicompiler.ir.onnx.file import copy_without
+from dicompiler.ir.onnx.graph import ConstantValues, GraphNode, ModelGraph, OpaqueAttribute, adopt_graph, tensor_info
+from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, is_placeholder, make_placeholder
 
 _KINDS = onnx.AttributeProto
 
@@ -29,7 +29,7 @@ def from_graph(
     graph: gs.Graph, proto: onnx.ModelProto, weights: Mapping[str, Weight]
 ) -> tuple[onnx.ModelProto, dict[str, Weight]]:
     """The model that `graph` has become; `proto` and `weights` are what it was made of and give what it cannot hold."""
-    new = without(proto, "graph", "opset_import")
+    new = copy_without(proto, "graph", "opset_import")
     if graph.ir_version is not None:
         new.ir_version = graph.ir_version
     new.opset_import.extend(graph.import_domains if graph.import_domains is not None else proto.opset_import)
@@ -38,44 +38,50 @@ def from_graph(
     aliases = {"", "ai.onnx"}
     for domain in sorted(used - known - (aliases if known & aliases else set())):
         new.opset_import.add(domain=domain, version=1)
-    if not isinstance(graph, Graph):
-        graph = adopted(graph, proto.graph, weights)
+    if not isinstance(graph, ModelGraph):
+        graph = adopt_graph(graph, proto.graph, weights)
     exported: dict[str, Weight] = {}
     with G_LOGGER.suppress():
         new.functions.extend(OnnxExporter.export_function(function) for function in graph.functions)
-        _export(graph, new.graph, exported, frozenset())
+        _export_graph(graph, new.graph, exported, frozenset())
     return new, exported
 
 
-def _export(graph: Graph, new: onnx.GraphProto, weights: dict[str, Weight] | None, outer: Collection[str]) -> None:
+def _export_graph(
+    graph: ModelGraph, new: onnx.GraphProto, weights: dict[str, Weight] | None, outer: Collection[str]
+) -> None:
     """Fills `new`, with every message that the graph left as it was.
 
     weights: takes the large constants' data; None (a control-flow body): the data stays inside.
     outer: the constants of the enclosing graphs, which a body only names.
     """
-    rest = without(graph.original, "node", "input", "output", "initializer", "sparse_initializer", "value_info")
+    rest = copy_without(
+        graph.source_graph, "node", "input", "output", "initializer", "sparse_initializer", "value_info"
+    )
     new.MergeFrom(rest)
     for key in ("name", "doc_string"):
         if (getattr(graph, key) or "") != getattr(new, key):
             setattr(new, key, getattr(graph, key) or "")
     tensors = graph.tensors()
-    constants = _constants(graph, tensors, outer)
+    constants = _own_constants(graph, tensors, outer)
     for constant in constants.values():
         if isinstance(constant._values, SparseValues):
             sparse = new.sparse_initializer.add()
             sparse.CopyFrom(constant._values.tensor)
             sparse.values.name = constant.name
         else:
-            new.initializer.append(_tensor(constant, weights))
+            new.initializer.append(_export_constant(constant, weights))
     _add_values(new, graph, tensors, constants)
     outer = {*outer, *constants}
     namesakes: dict[str, onnx.NodeProto] = {}
-    if not all(isinstance(node, Node) for node in graph.nodes):
-        namesakes = {node.name: node for node in graph.original.node if node.name}
+    if not all(isinstance(node, GraphNode) for node in graph.nodes):
+        namesakes = {node.name: node for node in graph.source_graph.node if node.name}
     new.node.extend(export_node(node, outer, namesakes.get(node.name)) for node in graph.nodes)
 
 
-def _constants(graph: Graph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]) -> dict[str, gs.Constant]:
+def _own_constants(
+    graph: ModelGraph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]
+) -> dict[str, gs.Constant]:
     """The graph's own, by name: in file order, then the new ones in the order in which they are met."""
     read = dict(tensors)
     for body in graph.subgraphs(recursive=True):
@@ -83,7 +89,7 @@ def _constants(graph: Graph, tensors: Mapping[str, gs.Tensor], outer: Collection
         for name, tensor in body.tensors().items():
             if isinstance(tensor, gs.Constant) and id(tensor) not in inside:
                 read.setdefault(name, tensor)
-    spare = {id(constant) for constant in graph.spare}
+    spare = {id(constant) for constant in graph.unread_initializers}
     constants: dict[str, gs.Constant] = {}
     for constant in graph.initializers:
         reader = read.get(constant.name, constant if id(constant) in spare else None)
@@ -95,7 +101,7 @@ def _constants(graph: Graph, tensors: Mapping[str, gs.Tensor], outer: Collection
     return constants
 
 
-def _tensor(constant: gs.Constant, weights: dict[str, Weight] | None) -> onnx.TensorProto:
+def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -> onnx.TensorProto:
     """The initializer of a constant: the original where nothing changed."""
     source: onnx.TensorProto | None = getattr(constant, "source", None)
     name, values = constant.name, constant._values
@@ -104,28 +110,28 @@ def _tensor(constant: gs.Constant, weights: dict[str, Weight] | None) -> onnx.Te
             (values.source, values.weight) if isinstance(values, ConstantValues) else (values.tensor, None)
         )
         if weight is not None and weights is None:
-            return _of_weight(name, weight, message, None)
+            return _export_weight(name, weight, message, None)
         if weight is not None and weights is not None:
             weights[name] = weight
-        tensor: onnx.TensorProto = message if message.name == name else without(message)
+        tensor: onnx.TensorProto = message if message.name == name else copy_without(message)
         if tensor.name != name:
             tensor.name = name
         return tensor
     array = np.asarray(values)
-    if source is not None and source.name == name and not is_hollow(source) and _same(source, array):
+    if source is not None and source.name == name and not is_placeholder(source) and _has_same_content(source, array):
         return source
     if array.dtype.kind in "OUS":
         return onnx.numpy_helper.from_array(array.astype(object), name)
-    return _of_weight(name, Weight.of(array), source, weights)
+    return _export_weight(name, Weight.from_array(array), source, weights)
 
 
-def _of_weight(
+def _export_weight(
     name: str, weight: Weight, source: onnx.TensorProto | None, weights: dict[str, Weight] | None
 ) -> onnx.TensorProto:
     """Data that is not in a message of the model; `source` gives the documentation."""
-    if weights is not None and weight.nbytes >= LARGE:
+    if weights is not None and weight.nbytes >= MIN_WEIGHT_BYTES:
         weights[name] = weight
-        tensor = hollow(name, weight)
+        tensor = make_placeholder(name, weight)
     else:
         tensor = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape, raw_data=bytes(weight.data))
     if source is not None:
@@ -135,7 +141,7 @@ def _of_weight(
     return tensor
 
 
-def _same(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
+def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
     """Whether the tensor has exactly the array's type, shape and content."""
     other = onnx.numpy_helper.to_array(tensor)
     if other.dtype != array.dtype or other.shape != array.shape:
@@ -144,30 +150,32 @@ def _same(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
 
 
 def _add_values(
-    new: onnx.GraphProto, graph: Graph, tensors: Mapping[str, gs.Tensor], constants: Mapping[str, gs.Constant]
+    new: onnx.GraphProto, graph: ModelGraph, tensors: Mapping[str, gs.Tensor], constants: Mapping[str, gs.Constant]
 ) -> None:
     """Inputs, outputs and value_info of `new`; an input that is also an initializer keeps its place."""
-    inputs, outputs, values = (graph.messages[place] for place in ("input", "output", "value_info"))
-    ports = [_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
+    inputs, outputs, values = (graph.value_infos[place] for place in ("input", "output", "value_info"))
+    ports = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
     for index, (name, value) in enumerate(inputs.items()):
-        if name in graph.defaults and name in constants:
+        if name in graph.overridable_names and name in constants:
             ports.insert(index, value)
     new.input.extend(ports)
-    new.output.extend(_info(tensor, outputs.get(tensor.name)) for tensor in graph.outputs)
+    new.output.extend(_export_info(tensor, outputs.get(tensor.name)) for tensor in graph.outputs)
     present = {**constants, **tensors}
-    new.value_info.extend(_info(present[name], value) for name, value in values.items() if name in present)
+    new.value_info.extend(_export_info(present[name], value) for name, value in values.items() if name in present)
     done = {value.name for value in (*new.input, *new.output)} | values.keys()
     for tensor in (tensor for node in graph.nodes for tensor in node.outputs if tensor.name not in done):
         if tensor.name and isinstance(tensor, gs.Variable) and tensor.dtype is not None:
-            new.value_info.append(_info(tensor, None))
+            new.value_info.append(_export_info(tensor, None))
 
 
-def _info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
+def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
     """The tensor's type: `original` where the graph left it as it was, else that with another type or shape."""
     info: Any = getattr(tensor, "info", original)  # what the view shows, which may be another mention of the tensor
     original = original if original is not None else info
     looked_at = tensor.__dict__.keys() & {"dtype", "shape"}
-    changed = not isinstance(tensor, gs.Constant) and any(getattr(tensor, key) != said(info, key) for key in looked_at)
+    changed = not isinstance(tensor, gs.Constant) and any(
+        getattr(tensor, key) != tensor_info(info, key) for key in looked_at
+    )
     if original is not None and not changed and original.name == tensor.name:
         return original
     new = onnx.ValueInfoProto()
@@ -175,14 +183,14 @@ def _info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.Value
         new = OnnxExporter.export_value_info_proto(tensor, do_type_check=False)
     if original is None:
         return new
-    kept = without(original)
+    kept = copy_without(original)
     kept.name = tensor.name
     if new.HasField("type"):
         now, was = new.type.tensor_type, kept.type.tensor_type
         for dim, before in zip(now.shape.dim, was.shape.dim, strict=False):
             if before.denotation:
                 dim.denotation = before.denotation
-        if tensor.dtype == said(info, "dtype"):
+        if tensor.dtype == tensor_info(info, "dtype"):
             now.elem_type = was.elem_type  # which graphsurgeon does not always know by its numpy type
         was.CopyFrom(now)
     return kept
@@ -193,7 +201,7 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
 
     outer: the constants that its bodies only name.
     """
-    original = node.proto if isinstance(node, Node) else namesake
+    original = node.proto if isinstance(node, GraphNode) else namesake
     if original is None or (original is namesake and namesake.op_type != node.op):
         original = onnx.NodeProto()
     inputs, outputs = [tensor.name for tensor in node.inputs], [tensor.name for tensor in node.outputs]
@@ -201,7 +209,7 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
     read = "attrs" in node.__dict__
     if same and not read and original.input == inputs and original.output == outputs:
         return original
-    new = without(original, "input", "output", *(("attribute",) if read else ()))
+    new = copy_without(original, "input", "output", *(("attribute",) if read else ()))
     if node.op != original.op_type:
         new.op_type = node.op
         new.ClearField("overload")
@@ -215,34 +223,34 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
         kept = {attribute.name: attribute for attribute in original.attribute}
         order = {name: index for index, name in enumerate(kept)}
         for name in sorted(node.attrs, key=lambda name: order.get(name, len(order))):
-            new.attribute.append(_attribute(name, node.attrs[name], kept.get(name), outer))
+            new.attribute.append(_export_attribute(name, node.attrs[name], kept.get(name), outer))
     return new
 
 
-def _attribute(
+def _export_attribute(
     name: str, value: Any, original: onnx.AttributeProto | None, outer: Collection[str]
 ) -> onnx.AttributeProto:
     """An attribute; of `original`, the one of this name that there was, what graphsurgeon does not carry is kept."""
     if original is None or original.type not in (_KINDS.GRAPH, _KINDS.TENSOR):
         new, body = _KINDS(name=name), onnx.GraphProto()
     else:
-        new, body = without(original, "t", "g"), original.g
+        new, body = copy_without(original, "t", "g"), original.g
     new.name = name
-    if isinstance(value, HeldAttribute):
+    if isinstance(value, OpaqueAttribute):
         new.CopyFrom(value.attribute)
         new.name = name
     elif isinstance(value, gs.Graph):
         new.type = _KINDS.GRAPH
-        _export(value if isinstance(value, Graph) else adopted(value, body, {}), new.g, None, outer)
+        _export_graph(value if isinstance(value, ModelGraph) else adopt_graph(value, body, {}), new.g, None, outer)
     elif isinstance(value, gs.Constant):
         new.type = _KINDS.TENSOR
-        new.t.CopyFrom(_tensor(value, None))
+        new.t.CopyFrom(_export_constant(value, None))
     else:
-        new = _plain_attribute(name, value, original)
+        new = _export_plain_attribute(name, value, original)
     return new
 
 
-def _plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
+def _export_plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
     """A number, text or list; `original` itself where it says the same (it may be documented)."""
     if original is not None and isinstance(value, (list, tuple)) and not value:
         return onnx.helper.make_attribute(name, value, attr_type=original.type)

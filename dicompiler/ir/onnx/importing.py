@@ -14,43 +14,50 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.file import Views, map_file, read, skeleton_of
-from dicompiler.ir.onnx.names import free_casts, unique
-from dicompiler.ir.onnx.soundness import check_soundness
-from dicompiler.ir.onnx.structure import bodies, node_reads
-from dicompiler.ir.onnx.weights import LARGE, Weight, header, is_hollow, mark_hollow, raw_nbytes
+from dicompiler.ir.onnx.file import Views, make_skeleton, map_file, read_skeleton
+from dicompiler.ir.onnx.names import rename_reserved_tensors, unique_name
+from dicompiler.ir.onnx.soundness import check_sanity
+from dicompiler.ir.onnx.structure import control_flow_bodies, tensors_read
+from dicompiler.ir.onnx.weights import (
+    MIN_WEIGHT_BYTES,
+    Weight,
+    copy_without_data,
+    is_placeholder,
+    mark_placeholder,
+    raw_nbytes,
+)
 
-SAFE_IR, SAFE_OPSET = 10, 22
+KNOWN_IR_VERSION, KNOWN_OPSET = 10, 22
 """What onnxruntime accepts from 1.21 on, the oldest that we run with; beyond it the installed one is asked."""
 
 _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "value")
 
-Loaded = tuple[onnx.ModelProto, dict[str, Weight]]
+LoadedModel = tuple[onnx.ModelProto, dict[str, Weight]]
 
 
-def load(source: str | Path | bytes | onnx.ModelProto) -> Loaded:
+def load_model(source: str | Path | bytes | onnx.ModelProto) -> LoadedModel:
     """Reads a model; see `Model.load`."""
     if isinstance(source, onnx.ModelProto):
         place, base = "model", None
-        skeleton, views = skeleton_of(source)
+        skeleton, views = make_skeleton(source)
     elif isinstance(source, bytes):
         place, base = "model", None
-        skeleton, views = read(source, place)
+        skeleton, views = read_skeleton(source, place)
     else:
         path = Path(source)
         place, base = str(path), path.parent
-        skeleton, views = read(map_file(path, "the model"), place)
-    _check_text(skeleton, place)
+        skeleton, views = read_skeleton(map_file(path, "the model"), place)
+    _check_utf8(skeleton, place)
     _check_versions(skeleton, place)
-    weights = _weights(skeleton, views, base, place)
+    weights = _load_weights(skeleton, views, base, place)
     _name_nodes(skeleton.graph)
-    renamed = free_casts(skeleton.graph)
+    renamed = rename_reserved_tensors(skeleton.graph)
     _sort_nodes(skeleton.graph, place)
-    check_soundness(skeleton, place)
+    check_sanity(skeleton, place)
     return skeleton, {renamed.get(name, name): weight for name, weight in weights.items()}
 
 
-def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
+def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
     """The weights by name: those in the file, and those of external files, hollows or small inline data by now."""
     weights: dict[str, Weight] = {}
     files: dict[str, memoryview] = {}
@@ -62,35 +69,35 @@ def _weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: 
         if index in views:
             data = views[index]
         elif tensor.data_location == onnx.TensorProto.EXTERNAL:
-            data = _external(tensor, base, files, place)
-            _replace(tensor, data)
+            data = _map_external_data(tensor, base, files, place)
+            _store_external_data(tensor, data)
         else:
-            _check_inside(tensor, place)
+            _check_embedded_data(tensor, place)
             continue
-        _check_length(tensor, data, place)
-        if is_hollow(tensor):
+        _check_data_length(tensor, data, place)
+        if is_placeholder(tensor):
             weights[tensor.name] = Weight(tensor.data_type, tuple(tensor.dims), data)
     for tensor in _inner_tensors(skeleton):
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            data = _external(tensor, base, files, place)
-            _check_length(tensor, data, place)
-            tensor.CopyFrom(header(tensor))
+            data = _map_external_data(tensor, base, files, place)
+            _check_data_length(tensor, data, place)
+            tensor.CopyFrom(copy_without_data(tensor))
             tensor.raw_data = bytes(data)
         else:
-            _check_inside(tensor, place)
+            _check_embedded_data(tensor, place)
     return weights
 
 
-def _replace(tensor: onnx.TensorProto, data: memoryview) -> None:
+def _store_external_data(tensor: onnx.TensorProto, data: memoryview) -> None:
     """The reference to an external file becomes a hollow, or data in the skeleton where it is small."""
-    if len(data) >= LARGE:
-        mark_hollow(tensor)
+    if len(data) >= MIN_WEIGHT_BYTES:
+        mark_placeholder(tensor)
     else:
-        tensor.CopyFrom(header(tensor))
+        tensor.CopyFrom(copy_without_data(tensor))
         tensor.raw_data = bytes(data)
 
 
-def _check_length(tensor: onnx.TensorProto, data: memoryview, place: str) -> None:
+def _check_data_length(tensor: onnx.TensorProto, data: memoryview, place: str) -> None:
     try:
         needed = raw_nbytes(tensor.data_type, tuple(tensor.dims))
     except KeyError:
@@ -102,7 +109,7 @@ def _check_length(tensor: onnx.TensorProto, data: memoryview, place: str) -> Non
         )
 
 
-def _check_inside(tensor: onnx.TensorProto, place: str) -> None:
+def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
     """DicompilerError where the data that the tensor holds itself is not what its type and shape say."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return
@@ -113,7 +120,9 @@ def _check_inside(tensor: onnx.TensorProto, place: str) -> None:
         raise DicompilerError(f"{place}: tensor {tensor.name!r} is damaged: {cause}: export it again") from error
 
 
-def _external(tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str) -> memoryview:
+def _map_external_data(
+    tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str
+) -> memoryview:
     """The tensor's data in its external file, which must lie in the model's directory."""
     where = f"{place}: external data of {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -121,7 +130,7 @@ def _external(tensor: onnx.TensorProto, base: Path | None, files: dict[str, memo
     if base is None:
         raise DicompilerError(f"{where} is in the file {location!r}: give the path of the model file, not its content")
     if location not in files:
-        files[location] = map_file(_inside(base, location, where), f"external data of {tensor.name!r}")
+        files[location] = map_file(_resolve_external_file(base, location, where), f"external data of {tensor.name!r}")
     data = files[location]
     try:
         offset = int(entries.get("offset", "0"))
@@ -141,16 +150,16 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
     DicompilerError as `load` for a model that cannot be read, and for a file that is missing or elsewhere.
     """
-    skeleton, _ = read(map_file(path, "the model"), str(path))
+    skeleton, _ = read_skeleton(map_file(path, "the model"), str(path))
     files: dict[Path, None] = {}
     for tensor in (*skeleton.graph.initializer, *_inner_tensors(skeleton)):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_hollow(tensor):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_placeholder(tensor):
             location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-            files[_inside(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
+            files[_resolve_external_file(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
     return tuple(files)
 
 
-def _inside(base: Path, location: str, where: str) -> Path:
+def _resolve_external_file(base: Path, location: str, where: str) -> Path:
     """The external file, which must be named by a relative path and really lie under the model's directory."""
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
@@ -185,7 +194,7 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
         if attribute.HasField("t"):
             yield attribute.t
         yield from attribute.tensors
-    for body in bodies(node):
+    for body in control_flow_bodies(node):
         yield from _graph_tensors(body)
 
 
@@ -197,9 +206,9 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
     seen: set[str] = set()
     for node in graph.node:
         if not node.name:
-            node.name = unique(next((name for name in node.output if name), node.op_type), taken)
+            node.name = unique_name(next((name for name in node.output if name), node.op_type), taken)
         elif node.name in seen:
-            node.name = unique(node.name, taken)
+            node.name = unique_name(node.name, taken)
         seen.add(node.name)
 
 
@@ -207,7 +216,7 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
     """Each node after those whose results it reads, as onnx demands and onnxruntime does not; the order of a file that
     has them so stays. DicompilerError for nodes that read each other in a circle."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    before = [{maker[name] for name in node_reads(node) if name in maker} for node in graph.node]
+    before = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
     if all(i > max(made, default=-1) for i, made in enumerate(before)):
         return
     readers: list[list[int]] = [[] for _ in before]
@@ -222,7 +231,7 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
             if not before[reader]:
                 heapq.heappush(ready, reader)
     if len(order) < len(before):
-        circle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _circle(before))
+        circle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(before))
         raise DicompilerError(
             f"{place}: not a legal ONNX model: a circle, in which each reads what the one before it makes: {circle}: "
             "export it again"
@@ -232,7 +241,7 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
     graph.node.extend(nodes)
 
 
-def _circle(before: Sequence[set[int]]) -> list[int]:
+def _find_cycle(before: Sequence[set[int]]) -> list[int]:
     """The nodes of a circle, each behind one whose results it reads. before: by node those that it still waits for;
     a node that waits does so for one that waits."""
     path = [next(i for i, waiting in enumerate(before) if waiting)]
@@ -241,12 +250,12 @@ def _circle(before: Sequence[set[int]]) -> list[int]:
     return path[path.index(path[-1]) + 1 :][::-1]
 
 
-def _check_text(message: Message, place: str) -> None:
+def _check_utf8(message: Message, place: str) -> None:
     """Every name is UTF-8 (protobuf does not look); documentation that is not is made so."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in (value,) if isinstance(value, Message) else value:
-                _check_text(inner, place)
+                _check_utf8(inner, place)
         elif field.type == FieldDescriptor.TYPE_STRING:
             wrong = next(
                 (t for t in ((value,) if isinstance(value, (str, bytes)) else value) if isinstance(t, bytes)), None
@@ -264,22 +273,22 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
         if not 0 <= entry.version < 2**31:
             raise DicompilerError(f"{place}: opset {entry.version} of domain {entry.domain!r} is none: export it again")
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    for what, version, safe in (("IR version", model.ir_version, SAFE_IR), ("opset", opset, SAFE_OPSET)):
+    for what, version, safe in (("IR version", model.ir_version, KNOWN_IR_VERSION), ("opset", opset, KNOWN_OPSET)):
         if version <= safe:
             continue
-        versions = (lambda v: (v, SAFE_OPSET)) if what == "IR version" else (lambda v: (SAFE_IR, v))
-        if accepts(*versions(version)):
+        versions = (lambda v: (v, KNOWN_OPSET)) if what == "IR version" else (lambda v: (KNOWN_IR_VERSION, v))
+        if ort_accepts(*versions(version)):
             continue
         import onnxruntime
 
-        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if accepts(*versions(v))), safe)
+        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if ort_accepts(*versions(v))), safe)
         raise DicompilerError(
             f"{place}: {what} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
             "export the model for that, or install a newer onnxruntime"
         )
 
 
-def accepts(ir_version: int, opset: int) -> bool:
+def ort_accepts(ir_version: int, opset: int) -> bool:
     """Whether the installed onnxruntime takes such models: it is asked with one of a single node (4 ms)."""
     import onnxruntime
 

@@ -18,28 +18,36 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.atomic import whole
-from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.atomic import atomic_file
+from dicompiler.base.errors import DicompilerError, did_you_mean
 from dicompiler.ir.onnx import file as modelfile
 from dicompiler.ir.onnx import importing, structure
-from dicompiler.ir.onnx.weights import HOLLOW, LARGE, Weight, dense, header, hollow, is_hollow
+from dicompiler.ir.onnx.weights import (
+    MIN_WEIGHT_BYTES,
+    PLACEHOLDER_LOCATION,
+    Weight,
+    copy_without_data,
+    is_placeholder,
+    make_placeholder,
+    to_dense,
+)
 from dicompiler.ir.regions import Shape
-from dicompiler.ir.rule import Tensor
+from dicompiler.ir.rule import TensorInfo
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
 
-    from dicompiler.ir.onnx.graph import Graph
+    from dicompiler.ir.onnx.graph import ModelGraph
 
-__all__ = ["HOLLOW", "LARGE", "Model", "Weight", "hollow", "is_hollow"]
+__all__ = ["MIN_WEIGHT_BYTES", "PLACEHOLDER_LOCATION", "Model", "Weight", "is_placeholder", "make_placeholder"]
 
-_VALUES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
-UNKNOWN = ("LayerNormalization", "SimplifiedLayerNormalization")
+_INTEGER_DTYPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
+ORT_STANDARD_OPERATORS = ("LayerNormalization", "SimplifiedLayerNormalization")
 """Operators that onnxruntime's optimiser puts into the standard's domain in whatever opset, and onnx does not know
 there."""
-_CANNOT = "cannot write the model"
-_VALUE_ELEMENTS = 1024
-_VALUE_FLOATS = 8
+_WRITE_ERROR = "cannot write the model"
+_MAX_INTEGER_ELEMENTS = 1024
+_MAX_FLOAT_ELEMENTS = 8
 """So many floats are a parameter of an operator (the scales of a Resize); more are weights."""
 
 
@@ -52,7 +60,7 @@ class Model:
 
     proto: onnx.ModelProto = field(repr=False)
     weights: Mapping[str, Weight] = field(repr=False, default_factory=dict)
-    place: str = field(repr=False, compare=False, default="the model")
+    display_name: str = field(repr=False, compare=False, default="the model")
 
     @classmethod
     def load(cls, source: str | Path | bytes | onnx.ModelProto | Model) -> Model:
@@ -64,7 +72,7 @@ class Model:
         """
         if isinstance(source, Model):
             return source
-        proto, weights = importing.load(source)
+        proto, weights = importing.load_model(source)
         place = str(source) if isinstance(source, (str, Path)) else "the model"
         return cls(proto, MappingProxyType(weights), place)
 
@@ -74,13 +82,13 @@ class Model:
         Returns what was written, the model first."""
         path = Path(path)
         if external is None:
-            external = self._nbytes() > modelfile.LIMIT
+            external = self._nbytes() > modelfile.MAX_PROTOBUF_BYTES
         if not external:
-            _write(path, modelfile.write_inline(self.proto, self.weights))
+            _write_buffers(path, modelfile.write_inline(self.proto, self.weights))
             return (path,)
         data = path.with_name(path.name + ".data")
         head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
-        with whole(path, _CANNOT) as skeleton, whole(data, _CANNOT) as weights:
+        with atomic_file(path, _WRITE_ERROR) as skeleton, atomic_file(data, _WRITE_ERROR) as weights:
             skeleton.write_bytes(head)
             with weights.open("wb") as file:
                 file.writelines(buffers)
@@ -95,17 +103,17 @@ class Model:
 
     def to_proto(self) -> onnx.ModelProto:
         """A ModelProto of its own, weights included. DicompilerError over 2 GB."""
-        if self._nbytes() > modelfile.LIMIT:
+        if self._nbytes() > modelfile.MAX_PROTOBUF_BYTES:
             raise DicompilerError("the model is over the 2 GB of a protobuf message: save it to a file instead")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
-            if is_hollow(tensor):
-                tensor.CopyFrom(header(tensor))
+            if is_placeholder(tensor):
+                tensor.CopyFrom(copy_without_data(tensor))
                 tensor.raw_data = bytes(self.weights[tensor.name].data)
         return proto
 
-    def graph(self) -> Graph:
+    def graph(self) -> ModelGraph:
         """A graphsurgeon graph of its own to edit; weights stay views, attributes and types are read when asked for."""
         from dicompiler.ir.onnx.graph import to_graph
 
@@ -116,10 +124,10 @@ class Model:
         from dicompiler.ir.onnx.graph_export import from_graph
 
         proto, weights = from_graph(graph, self.proto, self.weights)
-        return Model(proto, MappingProxyType(weights), self.place)
+        return Model(proto, MappingProxyType(weights), self.display_name)
 
     @cached_property
-    def _inline(self) -> Mapping[str, onnx.TensorProto | onnx.SparseTensorProto]:
+    def _initializer_by_name(self) -> Mapping[str, onnx.TensorProto | onnx.SparseTensorProto]:
         graph = self.proto.graph
         return {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
 
@@ -127,10 +135,12 @@ class Model:
         """The values of an initializer; a read-only view of the file where it is large. Unknown: DicompilerError."""
         if name in self.weights:
             return self.weights[name].array()
-        if name not in self._inline:
-            raise DicompilerError(f"the model has no initializer {name!r}{nearest(name, self._inline)}")
-        tensor = self._inline[name]
-        return dense(tensor) if isinstance(tensor, onnx.SparseTensorProto) else onnx.numpy_helper.to_array(tensor)
+        if name not in self._initializer_by_name:
+            raise DicompilerError(
+                f"the model has no initializer {name!r}{did_you_mean(name, self._initializer_by_name)}"
+            )
+        tensor = self._initializer_by_name[name]
+        return to_dense(tensor) if isinstance(tensor, onnx.SparseTensorProto) else onnx.numpy_helper.to_array(tensor)
 
     def initializers(self) -> Mapping[str, tuple[int, Shape]]:
         """(onnx.TensorProto.DataType, shape) of every initializer, sparse ones included, in file order."""
@@ -138,77 +148,83 @@ class Model:
             name: (tensor.values.data_type, tuple(tensor.dims))
             if isinstance(tensor, onnx.SparseTensorProto)
             else (tensor.data_type, tuple(tensor.dims))
-            for name, tensor in self._inline.items()
+            for name, tensor in self._initializer_by_name.items()
         }
 
-    def tensors(self) -> Mapping[str, Tensor]:
+    def tensors(self) -> Mapping[str, TensorInfo]:
         """What is known of every tensor: graph inputs, initializers, value_info and outputs.
 
         `shape` is None where a dimension is not static (and for values that are not tensors, whose dtype is 0). An
         initializer is constant even where it is also an input: its default is what is compiled in. int32, int64 and
         bool initializers of at most 1024 elements have their value, and float ones of at most 8.
         """
-        graph, tensors = self.proto.graph, dict[str, Tensor]()
+        graph, tensors = self.proto.graph, dict[str, TensorInfo]()
         for value in (*graph.output, *graph.value_info, *graph.input):
-            known = Tensor(value.name, value.type.tensor_type.elem_type, _static_shape(value.type))
+            known = TensorInfo(value.name, value.type.tensor_type.elem_type, _static_shape(value.type))
             if known.shape is not None or value.name not in tensors:
                 tensors[value.name] = known
         for name, (dtype, shape) in self.initializers().items():
-            most = _VALUE_ELEMENTS if dtype in _VALUES else _VALUE_FLOATS if dtype == onnx.TensorProto.FLOAT else 0
+            most = (
+                _MAX_INTEGER_ELEMENTS
+                if dtype in _INTEGER_DTYPES
+                else _MAX_FLOAT_ELEMENTS
+                if dtype == onnx.TensorProto.FLOAT
+                else 0
+            )
             small = math.prod(shape) <= most and most > 0
-            tensors[name] = Tensor(name, dtype, shape, constant=True, value=self.array(name) if small else None)
+            tensors[name] = TensorInfo(name, dtype, shape, is_constant=True, value=self.array(name) if small else None)
         return tensors
 
-    def light(self) -> onnx.ModelProto:
+    def without_weights(self) -> onnx.ModelProto:
         """A copy for the checker and for shape inference: hollows are graph inputs, small initializers are kept."""
-        graph = modelfile.without(self.proto.graph, "initializer")
+        graph = modelfile.copy_without(self.proto.graph, "initializer")
         inputs = {value.name for value in graph.input}
         for tensor in self.proto.graph.initializer:
-            if not is_hollow(tensor):
+            if not is_placeholder(tensor):
                 graph.initializer.append(tensor)
             elif tensor.name not in inputs:
                 graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        copy = modelfile.without(self.proto, "graph")
+        copy = modelfile.copy_without(self.proto, "graph")
         copy.graph.CopyFrom(graph)
         return copy
 
     def check(self, place: str) -> None:
         """Whether the model is legal ONNX, in milliseconds, without its weights. DicompilerError naming `place`."""
-        light = self.light()
+        light = self.without_weights()
         for value in (*light.graph.input, *light.graph.output):
             kind = value.type  # the checker wants a type and a shape there, onnxruntime does not
             if value in light.graph.output and kind.WhichOneof("value") is None:
                 kind.tensor_type.elem_type = onnx.TensorProto.FLOAT
             if kind.HasField("tensor_type"):
                 kind.tensor_type.shape.SetInParent()
-        _hide_deprecated(light)
+        _hide_deprecated_operators(light)
         try:
             onnx.checker.check_model(light)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            cause = structure.unmade(light.graph) or _cause(str(error))
+            cause = structure.describe_undefined_tensor(light.graph) or _describe_checker_error(str(error))
             raise DicompilerError(
                 f"{place}: not a legal ONNX model: {cause}: correct it, or export it again"
             ) from error
 
     def digest(self) -> str:
         """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""
-        return structure.digest(self.proto)
+        return structure.structural_digest(self.proto)
 
 
-def _cause(said: str) -> str:
+def _describe_checker_error(said: str) -> str:
     """What onnx's checker said, on one line, and behind it the node that it said it of where it did."""
     cause, _, context = said.partition("==>")
     cause, named = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
     return f"{named[2]} {named[1]!r}: {cause}" if named else cause
 
 
-def _hide_deprecated(proto: onnx.ModelProto) -> None:
+def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
     """In place: operators that are deprecated in this opset, or onnxruntime's own within the standard's domain, go to a
     domain of their own: the checker refuses them otherwise, but onnxruntime runs them (GroupNormalization of 18)."""
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:
         known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
-        own = node.op_type in UNKNOWN and not known
+        own = node.op_type in ORT_STANDARD_OPERATORS and not known
         if own or (known and onnx.defs.get_schema(node.op_type, opset).deprecated):
             node.domain = "deprecated"
     if any(node.domain == "deprecated" for node in proto.graph.node):
@@ -228,6 +244,6 @@ def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
     return dim.HasField("dim_value") and dim.dim_value >= 0
 
 
-def _write(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
-    with whole(path, _CANNOT) as stage, stage.open("wb") as file:
+def _write_buffers(path: Path, buffers: Iterable[bytes | memoryview]) -> None:
+    with atomic_file(path, _WRITE_ERROR) as stage, stage.open("wb") as file:
         file.writelines(buffers)

@@ -10,14 +10,14 @@ from itertools import chain
 
 import onnx
 
-from dicompiler.ir.onnx.structure import bodies, rename_captures
+from dicompiler.ir.onnx.structure import control_flow_bodies, rename_captures
 
-CASTS = "InsertedPrecisionFreeCast_"
+RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
 """With what onnxruntime begins the names of the tensors that it casts from float16 and back where it has no kernel:
 it asks only whether a node bears such a name already, so that a tensor of that name would be made twice."""
 
 
-def unique(name: str, taken: dict[str, int]) -> str:
+def unique_name(name: str, taken: dict[str, int]) -> str:
     """`name`, or `name_1`, `name_2` …: the first that is not in `taken`, into which it is put. taken: names, each with
     the last number that was given to one like it, so that the next is found at once."""
     candidate, number = name, taken.get(name, 0)
@@ -29,35 +29,37 @@ def unique(name: str, taken: dict[str, int]) -> str:
     return candidate
 
 
-def free_casts(graph: onnx.GraphProto) -> dict[str, str]:
+def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
     """Other names for the tensors of the main graph, which is changed, that are called as onnxruntime's casts; old
     name → new name."""
     fixed = {value.name for value in (*graph.input, *graph.output)}
-    found = [name for name in dict.fromkeys(_made(graph)) if name.startswith(CASTS) and name not in fixed]
+    found = [
+        name for name in dict.fromkeys(_produced_names(graph)) if name.startswith(RESERVED_PREFIX) and name not in fixed
+    ]
     if not found:
         return {}
-    taken = dict.fromkeys(_all(graph), 0)
-    renamed = {name: unique(f"Cast_{name.removeprefix(CASTS)}", taken) for name in found}
-    _rename(graph, renamed)
+    taken = dict.fromkeys(_all_produced_names(graph), 0)
+    renamed = {name: unique_name(f"Cast_{name.removeprefix(RESERVED_PREFIX)}", taken) for name in found}
+    _rename_tensors(graph, renamed)
     return renamed
 
 
-def _made(graph: onnx.GraphProto) -> Iterator[str]:
+def _produced_names(graph: onnx.GraphProto) -> Iterator[str]:
     """What a graph is given or makes."""
     yield from (value.name for value in chain(graph.input, graph.initializer))
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
     yield from (name for node in graph.node for name in node.output if name)
 
 
-def _all(graph: onnx.GraphProto) -> Iterator[str]:
+def _all_produced_names(graph: onnx.GraphProto) -> Iterator[str]:
     """Those of `_made`, of the bodies in it too."""
-    yield from _made(graph)
+    yield from _produced_names(graph)
     for node in graph.node:
-        for body in bodies(node):
-            yield from _all(body)
+        for body in control_flow_bodies(node):
+            yield from _all_produced_names(body)
 
 
-def _rename(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
+def _rename_tensors(graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
     for value in chain(graph.input, graph.output, graph.value_info, graph.initializer):
         value.name = renamed.get(value.name, value.name)
     for sparse in graph.sparse_initializer:

@@ -13,51 +13,53 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import onnx
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.onnx.structure import bodies
+from dicompiler.ir.onnx.structure import control_flow_bodies
 from dicompiler.ir.onnx.weights import raw_nbytes
 
-MAX_AXES = 32
+MAX_TENSOR_AXES = 32
 """Of a tensor: numpy before 2 has no more."""
 
-MAX_BYTES = 2**50
+MAX_TENSOR_BYTES = 2**50
 """Of a tensor: more than any device has, and few enough for sums of them in 64 bits."""
 
-MAX_SPARSE = 2**31 - 1
+MAX_SPARSE_BYTES = 2**31 - 1
 """Bytes of a sparse tensor's dense form, which onnxruntime makes a protobuf message of."""
 
-MAX_CALLED = 10**6
+MAX_INLINED_NODES = 10**6
 """Nodes that a model has once its functions are put in the place of their calls."""
 
-_MOST = 2**31 - 1
-_WINDOW = {
+_MAX_INT32 = 2**31 - 1
+_WINDOW_LIMITS = {
     "strides": (1, None),
     "dilations": (1, None),
     "kernel_shape": (1, None),
     "group": (1, None),
-    "pads": (0, _MOST),
-    "output_padding": (0, _MOST),
+    "pads": (0, _MAX_INT32),
+    "output_padding": (0, _MAX_INT32),
     "p": (1, None),
 }
-_SLIDING = "Conv ConvInteger QLinearConv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv MaxPool AveragePool"
-LEGAL: Mapping[str, Mapping[str, tuple[int, int | None]]] = {
-    **dict.fromkeys(f"{_SLIDING} LpPool MaxUnpool NhwcMaxPool QLinearAveragePool".split(), _WINDOW),
-    **{op: {"blocksize": (1, _MOST)} for op in ("SpaceToDepth", "DepthToSpace")},
-    **{op: {"hidden_size": (1, _MOST)} for op in ("RNN", "GRU", "LSTM")},
+_WINDOW_OPERATORS = (
+    "Conv ConvInteger QLinearConv ConvTranspose DeformConv FusedConv NhwcConv NhwcFusedConv MaxPool AveragePool"
+)
+ATTRIBUTE_LIMITS: Mapping[str, Mapping[str, tuple[int, int | None]]] = {
+    **dict.fromkeys(f"{_WINDOW_OPERATORS} LpPool MaxUnpool NhwcMaxPool QLinearAveragePool".split(), _WINDOW_LIMITS),
+    **{op: {"blocksize": (1, _MAX_INT32)} for op in ("SpaceToDepth", "DepthToSpace")},
+    **{op: {"hidden_size": (1, _MAX_INT32)} for op in ("RNN", "GRU", "LSTM")},
     "GlobalLpPool": {"p": (1, None)},
-    "LRN": {"size": (1, _MOST)},
-    "Split": {"num_outputs": (1, _MOST)},
+    "LRN": {"size": (1, _MAX_INT32)},
+    "Split": {"num_outputs": (1, _MAX_INT32)},
 }
 """Operator → attribute → the least and the most that each of its numbers may be (None: no limit)."""
 
-AUTO_PAD = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")
-_TYPES = frozenset(onnx.TensorProto.DataType.values())
-_STANDARD = ("", "ai.onnx", "ai.onnx.ml")
-_DOMAINS = ("", "ai.onnx", "com.microsoft")
+AUTO_PAD_MODES = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")
+_KNOWN_DTYPES = frozenset(onnx.TensorProto.DataType.values())
+_STANDARD_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_CHECKED_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
-Call = tuple[str, str, str]
+FunctionKey = tuple[str, str, str]
 
 
-def check_soundness(model: onnx.ModelProto, place: str) -> None:
+def check_sanity(model: onnx.ModelProto, place: str) -> None:
     """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end, an output."""
     if not model.graph.output:
         raise DicompilerError(f"{place}: it has no output, so that there is nothing to compute: export it with one")
@@ -67,9 +69,9 @@ def check_soundness(model: onnx.ModelProto, place: str) -> None:
     for graph in _graphs(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             kind, where = value.type.tensor_type, f"{place}: tensor {value.name!r}"
-            if kind.elem_type not in _TYPES:
+            if kind.elem_type not in _KNOWN_DTYPES:
                 raise DicompilerError(f"{where} has the unknown type {kind.elem_type}: export it again")
-            check_size(kind.elem_type, [dim.dim_value for dim in kind.shape.dim], where)
+            check_tensor_size(kind.elem_type, [dim.dim_value for dim in kind.shape.dim], where)
         for tensor in graph.initializer:
             _check_tensor(tensor, place)
         for sparse in graph.sparse_initializer:
@@ -82,18 +84,18 @@ def check_soundness(model: onnx.ModelProto, place: str) -> None:
         _check_calls(model, place)
 
 
-def check_size(dtype: int, dims: Sequence[int], place: str) -> None:
+def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
     """DicompilerError where a tensor has too many axes or more bytes than any memory. Dimensions below 0 are open."""
-    if len(dims) > MAX_AXES:
-        raise DicompilerError(f"{place} has {len(dims)} axes: {MAX_AXES} are the most")
+    if len(dims) > MAX_TENSOR_AXES:
+        raise DicompilerError(f"{place} has {len(dims)} axes: {MAX_TENSOR_AXES} are the most")
     known = [dim for dim in dims if dim > 0]
-    if math.prod(known) <= MAX_BYTES // 16:  # as it is but for attacks; no type has more bytes
+    if math.prod(known) <= MAX_TENSOR_BYTES // 16:  # as it is but for attacks; no type has more bytes
         return
     try:
         nbytes = raw_nbytes(dtype or onnx.TensorProto.UINT8, tuple(known))
     except (KeyError, TypeError):  # a type that is none, or is text: others say so, or need no size
         nbytes = math.prod(known)
-    if nbytes > MAX_BYTES:
+    if nbytes > MAX_TENSOR_BYTES:
         shape = "x".join(map(str, dims))
         raise DicompilerError(f"{place} of shape {shape} has more than 2^50 bytes: export the model with smaller sizes")
 
@@ -102,7 +104,7 @@ def _graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphP
     """The graph, and the bodies in it, however deep (protobuf reads no more than 33)."""
     yield graph
     for node in graph.node:
-        for body in bodies(node):
+        for body in control_flow_bodies(node):
             yield from _graphs(body)
 
 
@@ -110,14 +112,14 @@ def _check_tensor(tensor: onnx.TensorProto, place: str) -> None:
     where = f"{place}: tensor {tensor.name!r}"
     if any(dim < 0 for dim in tensor.dims):
         raise DicompilerError(f"{where} has the shape {'x'.join(map(str, tensor.dims))}: export it again")
-    check_size(tensor.data_type, tensor.dims, where)
+    check_tensor_size(tensor.data_type, tensor.dims, where)
 
 
 def _check_sparse(sparse: onnx.SparseTensorProto, place: str) -> None:
     """Its indices are there, one (or one row) for each value, and lie inside."""
     where, dims = f"{place}: sparse tensor {sparse.values.name!r}", tuple(sparse.dims)
     _check_tensor(onnx.TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=dims), place)
-    if raw_nbytes(sparse.values.data_type, dims) > MAX_SPARSE:
+    if raw_nbytes(sparse.values.data_type, dims) > MAX_SPARSE_BYTES:
         raise DicompilerError(f"{where} of shape {'x'.join(map(str, dims))} has over 2 GB: give it as external data")
     indices, count = onnx.numpy_helper.to_array(sparse.indices), math.prod(sparse.values.dims)
     if indices.dtype.kind != "i" or indices.shape not in ((count,), (count, len(dims))):
@@ -132,17 +134,17 @@ def _check_sparse(sparse: onnx.SparseTensorProto, place: str) -> None:
 
 def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
     for node in nodes:
-        legal = LEGAL.get(node.op_type, {}) if node.domain in _DOMAINS else {}
+        legal = ATTRIBUTE_LIMITS.get(node.op_type, {}) if node.domain in _CHECKED_DOMAINS else {}
         for attribute in node.attribute:
-            where = f"{place}: {node.op_type} {_name(node)!r}: {attribute.name}"
+            where = f"{place}: {node.op_type} {_node_label(node)!r}: {attribute.name}"
             if attribute.name in legal and not attribute.ref_attr_name:
                 low, high = legal[attribute.name]
                 given = list(attribute.ints) if attribute.type == onnx.AttributeProto.INTS else [attribute.i]
                 if any(number < low or (high is not None and number > high) for number in given):
                     most = "" if high is None else f" and at most {high}"
                     raise DicompilerError(f"{where} is {given}: each must be at least {low}{most}: correct the model")
-            if legal is _WINDOW and attribute.name == "auto_pad" and attribute.s not in AUTO_PAD:
-                names = ", ".join(name.decode() for name in AUTO_PAD if name)
+            if legal is _WINDOW_LIMITS and attribute.name == "auto_pad" and attribute.s not in AUTO_PAD_MODES:
+                names = ", ".join(name.decode() for name in AUTO_PAD_MODES if name)
                 raise DicompilerError(f"{where} is {attribute.s.decode(errors='replace')!r}: it must be one of {names}")
             if attribute.HasField("sparse_tensor"):
                 _check_sparse(attribute.sparse_tensor, where)
@@ -150,12 +152,12 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
                 _check_tensor(attribute.t, where)
 
 
-def check_known(model: onnx.ModelProto) -> None:
+def check_known_operators(model: onnx.ModelProto) -> None:
     """DicompilerError for what is no standard operator, no function of the model, and none of the installed
     onnxruntime's own."""
     own = {(f.domain, f.name) for f in model.functions}
     nodes = (node for top in (model.graph, *model.functions) for graph in _graphs(top) for node in graph.node)
-    others = [node for node in nodes if node.domain not in _STANDARD and (node.domain, node.op_type) not in own]
+    others = [node for node in nodes if node.domain not in _STANDARD_DOMAINS and (node.domain, node.op_type) not in own]
     if others:
         import onnxruntime
         from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
@@ -164,7 +166,7 @@ def check_known(model: onnx.ModelProto) -> None:
         for node in others:
             if (node.domain, node.op_type) not in known:
                 raise DicompilerError(
-                    f"model: {_name(node)!r}: onnxruntime {onnxruntime.__version__} has no operator {node.op_type!r} "
+                    f"model: {_node_label(node)!r}: onnxruntime {onnxruntime.__version__} has no operator {node.op_type!r} "
                     f"of domain {node.domain!r}: export the model without it, or install an onnxruntime that has it"
                 )
 
@@ -173,10 +175,11 @@ def _check_calls(model: onnx.ModelProto, place: str) -> None:
     """Functions call each other in no circle, and come to so many nodes as one can work with: counted, not expanded."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     called = {
-        key: [_key(node) for graph in _graphs(function) for node in graph.node] for key, function in functions.items()
+        key: [_function_key(node) for graph in _graphs(function) for node in graph.node]
+        for key, function in functions.items()
     }
-    sizes: dict[Call, int] = {}
-    opened: set[Call] = set()
+    sizes: dict[FunctionKey, int] = {}
+    opened: set[FunctionKey] = set()
     waiting = list(functions)
     while waiting:
         key = waiting[-1]
@@ -191,20 +194,20 @@ def _check_calls(model: onnx.ModelProto, place: str) -> None:
         else:
             opened.discard(key)
             waiting.pop()
-            sizes[key] = min(MAX_CALLED + 1, sum(sizes.get(other, 1) for other in called[key]))
+            sizes[key] = min(MAX_INLINED_NODES + 1, sum(sizes.get(other, 1) for other in called[key]))
     total = 0
     for node in (node for graph in _graphs(model.graph) for node in graph.node):
-        total += sizes.get(_key(node), 1)
-        if total > MAX_CALLED:
-            called_by = f"{node.op_type} {_name(node)!r}"
+        total += sizes.get(_function_key(node), 1)
+        if total > MAX_INLINED_NODES:
+            called_by = f"{node.op_type} {_node_label(node)!r}"
             raise DicompilerError(
-                f"{place}: with {called_by}, functions come to more than {MAX_CALLED} nodes: inline less"
+                f"{place}: with {called_by}, functions come to more than {MAX_INLINED_NODES} nodes: inline less"
             )
 
 
-def _key(node: onnx.NodeProto) -> Call:
+def _function_key(node: onnx.NodeProto) -> FunctionKey:
     return node.domain, node.op_type, node.overload
 
 
-def _name(node: onnx.NodeProto) -> str:
+def _node_label(node: onnx.NodeProto) -> str:
     return node.name or next(iter(node.output), "")

@@ -13,39 +13,47 @@ from typing import Any
 
 import onnx
 
-Structure = list[Any]
+Record = list[Any]
 
 
-def digest(model: onnx.ModelProto) -> str:
+def structural_digest(model: onnx.ModelProto) -> str:
     """sha256, as 64 hexadecimal digits, of the model's structure."""
     opsets = sorted([entry.domain if entry.domain != "ai.onnx" else "", entry.version] for entry in model.opset_import)
     functions = sorted(
-        [f.domain, f.name, f.overload, list(f.input), list(f.output), list(f.attribute), _attributes(f.attribute_proto)]
-        + [_node(node) for node in f.node]
+        [
+            f.domain,
+            f.name,
+            f.overload,
+            list(f.input),
+            list(f.output),
+            list(f.attribute),
+            _attribute_records(f.attribute_proto),
+        ]
+        + [_node_record(node) for node in f.node]
         for f in model.functions
     )
-    text = json.dumps([opsets, _graph(model.graph), functions])
+    text = json.dumps([opsets, _graph_record(model.graph), functions])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+def control_flow_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """The control-flow bodies in a node's attributes."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
 
 
-def node_reads(node: onnx.NodeProto) -> Iterator[str]:
+def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
     """The tensor names that a node reads: its inputs, and what its control-flow bodies take from around it."""
     yield from (name for name in node.input if name)
     yield from body_reads(node)
 
 
-def unmade(graph: onnx.GraphProto) -> str:
+def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
     """Which node reads what nothing makes, or which output that is, in words; '' where all is made."""
     made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     made |= {tensor.values.name for tensor in graph.sparse_initializer}
     made |= {name for node in graph.node for name in node.output}
     for node in graph.node:
-        for name in node_reads(node):
+        for name in tensors_read(node):
             if name not in made:
                 return f"{node.op_type} {node.name!r} reads {name!r}, which is no input, no weight and no node's output"
     return next((f"nothing makes the output {value.name!r}" for value in graph.output if value.name not in made), "")
@@ -53,19 +61,19 @@ def unmade(graph: onnx.GraphProto) -> str:
 
 def body_reads(node: onnx.NodeProto) -> dict[str, None]:
     """The tensors of the graph around it that a node's control-flow bodies read, in the order in which they do."""
-    return dict.fromkeys(name for body in bodies(node) for name in _free(body))
+    return dict.fromkeys(name for body in control_flow_bodies(node) for name in _captured_by_body(body))
 
 
 def body_names(node: onnx.NodeProto) -> Iterator[str]:
     """Every tensor name in a node's control-flow bodies, also of what they make themselves."""
-    for body in bodies(node):
+    for body in control_flow_bodies(node):
         for inner in body.node:
             yield from (*inner.input, *inner.output, *body_names(inner))
 
 
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
     """In place: names that the node's bodies take from outside become what `renamed` says."""
-    for body in bodies(node):
+    for body in control_flow_bodies(node):
         inside = {v.name for v in body.input} | {t.name for t in body.initializer}
         inside |= {name for inner in body.node for name in inner.output}
         outer = {old: new for old, new in renamed.items() if old not in inside}
@@ -76,12 +84,12 @@ def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
             value.name = outer.get(value.name, value.name)
 
 
-def captures(node: onnx.NodeProto) -> set[str]:
+def captured_names(node: onnx.NodeProto) -> set[str]:
     """`body_reads` as a set."""
     return set(body_reads(node))
 
 
-def _free(body: onnx.GraphProto) -> Iterator[str]:
+def _captured_by_body(body: onnx.GraphProto) -> Iterator[str]:
     """The names that a body reads and does not make itself."""
     inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     inside |= {tensor.values.name for tensor in body.sparse_initializer}
@@ -91,18 +99,18 @@ def _free(body: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in body.output if value.name not in inside)
 
 
-def _graph(graph: onnx.GraphProto) -> Structure:
+def _graph_record(graph: onnx.GraphProto) -> Record:
     sparse = sorted([t.values.name, t.values.data_type, list(t.dims)] for t in graph.sparse_initializer)
     return [
-        [_value(value) for value in graph.input],
-        [_value(value) for value in graph.output],
-        sorted(_tensor(tensor) for tensor in graph.initializer),
+        [_value_record(value) for value in graph.input],
+        [_value_record(value) for value in graph.output],
+        sorted(_tensor_record(tensor) for tensor in graph.initializer),
         sparse,
-        [_node(node) for node in graph.node],
+        [_node_record(node) for node in graph.node],
     ]
 
 
-def _value(value: onnx.ValueInfoProto) -> Structure:
+def _value_record(value: onnx.ValueInfoProto) -> Record:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         return [value.name, value.type.SerializeToString(deterministic=True).hex()]
@@ -111,7 +119,7 @@ def _value(value: onnx.ValueInfoProto) -> Structure:
     return [value.name, tensor.elem_type, dims if tensor.HasField("shape") else None]
 
 
-def _tensor(tensor: onnx.TensorProto) -> Structure:
+def _tensor_record(tensor: onnx.TensorProto) -> Record:
     """Of values only small 64-bit integers count: they are shapes, axes and the like, never trained."""
     values: list[int] = []
     if tensor.data_type == onnx.TensorProto.INT64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -119,18 +127,18 @@ def _tensor(tensor: onnx.TensorProto) -> Structure:
     return [tensor.name, tensor.data_type, list(tensor.dims), values]
 
 
-def _node(node: onnx.NodeProto) -> Structure:
+def _node_record(node: onnx.NodeProto) -> Record:
     domain = node.domain if node.domain != "ai.onnx" else ""
     row = [node.name, domain, node.op_type, node.overload, list(node.input), list(node.output)]
-    return [*row, _attributes(node.attribute)]
+    return [*row, _attribute_records(node.attribute)]
 
 
-def _attributes(attributes: Iterable[onnx.AttributeProto]) -> Structure:
+def _attribute_records(attributes: Iterable[onnx.AttributeProto]) -> Record:
     """By name, because their order means nothing."""
-    return sorted((_attribute(attribute) for attribute in attributes), key=lambda row: str(row[0]))
+    return sorted((_attribute_record(attribute) for attribute in attributes), key=lambda row: str(row[0]))
 
 
-def _attribute(attribute: onnx.AttributeProto) -> Structure:
+def _attribute_record(attribute: onnx.AttributeProto) -> Record:
     value: Any
     kinds = onnx.AttributeProto
     if attribute.ref_attr_name:
@@ -141,9 +149,9 @@ def _attribute(attribute: onnx.AttributeProto) -> Structure:
     elif attribute.type in (kinds.STRING, kinds.STRINGS):
         value = [text.hex() for text in ([attribute.s] if attribute.type == kinds.STRING else attribute.strings)]
     elif attribute.type in (kinds.TENSOR, kinds.TENSORS):
-        value = [_tensor(t) for t in ([attribute.t] if attribute.type == kinds.TENSOR else attribute.tensors)]
+        value = [_tensor_record(t) for t in ([attribute.t] if attribute.type == kinds.TENSOR else attribute.tensors)]
     elif attribute.type in (kinds.GRAPH, kinds.GRAPHS):
-        value = [_graph(g) for g in ([attribute.g] if attribute.type == kinds.GRAPH else attribute.graphs)]
+        value = [_graph_record(g) for g in ([attribute.g] if attribute.type == kinds.GRAPH else attribute.graphs)]
     else:
         value = attribute.SerializeToString(deterministic=True).hex()
     return [attribute.name, attribute.type, value]

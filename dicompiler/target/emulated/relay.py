@@ -22,16 +22,16 @@ from collections.abc import Mapping, Sequence
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.platform import Platform
 
-QUEUE_S = 0.05
+MAX_QUEUE_S = 0.05
 """Seconds for which packets of a link that is slower than its hosts wait for it; what comes then is dropped."""
 CLONE_NEWNET = 0x40000000
-_TUN = (0x400454CA, 0x0001 | 0x1000)  # TUNSETIFF; IFF_TUN | IFF_NO_PI
+_TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 
-Rule = tuple[str, str, float, float | None]
+RelayRule = tuple[str, str, float, float | None]
 """Addresses of sender and receiver, seconds of latency, bit/s (None: as fast as the lines are)."""
 
 
-def rules(platform: Platform, addresses: Mapping[str, str]) -> list[Rule]:
+def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:
     """What links of the platform ask beyond their hosts' lines; empty where nothing is to be delayed or limited."""
     network, found = platform.network, []
     for a in platform.hosts:
@@ -44,7 +44,7 @@ def rules(platform: Platform, addresses: Mapping[str, str]) -> list[Rule]:
     return found if any(rule[2] > 0 or rule[3] is not None for rule in found) else []
 
 
-def start(rules: Sequence[Rule], up: str, down: str) -> subprocess.Popen[bytes]:
+def start_relay(rules: Sequence[RelayRule], up: str, down: str) -> subprocess.Popen[bytes]:
     """Starts the relay between the namespaces `up` and `down`, in each of which it has a device `medium`."""
     places = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     places["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -68,28 +68,28 @@ def main() -> None:
     table: dict[bytes, tuple[float, float | None]] = {}
     for sender, receiver, latency, rate in json.loads(sys.stdin.readline()):
         table[socket.inet_aton(sender) + socket.inet_aton(receiver)] = latency, rate
-    ends = _tun(up), _tun(down)
+    ends = _open_tun(up), _open_tun(down)
     print("ready", flush=True)
-    carry(*ends, table)
+    forward_packets(*ends, table)
 
 
-def enter(space: int) -> None:
+def enter_namespace(space: int) -> None:
     """Puts this thread into the network namespace of that descriptor. OSError where it may not."""
     if ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _tun(space: str) -> int:
+def _open_tun(space: str) -> int:
     """Makes the device `medium` in a namespace; its descriptor."""
     with open(f"/run/netns/{space}") as there:
-        enter(there.fileno())
+        enter_namespace(there.fileno())
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-    fcntl.ioctl(descriptor, _TUN[0], struct.pack("16sH22x", b"medium", _TUN[1]))
+    fcntl.ioctl(descriptor, _TUN_REQUEST[0], struct.pack("16sH22x", b"medium", _TUN_REQUEST[1]))
     subprocess.run(["ip", "link", "set", "medium", "up", "txqueuelen", "5000"], check=True)
     return descriptor
 
 
-def carry(source: int, sink: int, table: Mapping[bytes, tuple[float, float | None]]) -> None:
+def forward_packets(source: int, sink: int, table: Mapping[bytes, tuple[float, float | None]]) -> None:
     """Moves packets from `source` to `sink`; each pair of addresses has its latency, and its line if it has a rate."""
     free: dict[bytes, float] = {}
     waiting: list[tuple[float, int, bytes]] = []
@@ -108,7 +108,7 @@ def carry(source: int, sink: int, table: Mapping[bytes, tuple[float, float | Non
             latency, rate = table.get(pair, (0.0, None))
             if rate is not None:
                 begin = max(now, free.get(pair, 0.0))
-                if begin - now > QUEUE_S:
+                if begin - now > MAX_QUEUE_S:
                     continue
                 now = free[pair] = begin + 8 * (len(packet) + 14) / rate
             count += 1

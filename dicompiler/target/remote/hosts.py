@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, nearest
+from dicompiler.base.errors import DicompilerError, did_you_mean
 from dicompiler.base.schema import read_text, validate
 
-FORMAT = "dicompiler.hosts/1"
-DIRECTORY = ".cache/dicompiler/{}"
+HOSTS_FORMAT = "dicompiler.hosts/1"
+DEFAULT_DIRECTORY = ".cache/dicompiler/{}"
 """Where to copy to by default: below the home of who logs in; the name is that of the artifact's directory."""
-PYTHON = "python3"
+DEFAULT_PYTHON = "python3"
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceLocation:
     """Where a device runs. `ssh`: what ssh connects to; `port` (of sshd) and `identity` (a private key's file): None
     where ssh is to find out itself. directory: the device's own, absolute or relative to the home there; python: a
     command, or such a path. listen: HOST:PORT at which its peers reach it, None: it finds out itself. threads: of a
@@ -31,19 +31,19 @@ class Place:
     """
 
     device: str
-    ssh: str
+    ssh_destination: str
     directory: str
-    python: str = PYTHON
+    python: str = DEFAULT_PYTHON
     port: int | None = None
     identity: Path | None = None
-    listen: str | None = None
+    listen_address: str | None = None
     threads: int | None = None
     cores: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
         """What messages call it: `device 'pi01' on pi@192.168.1.11`."""
-        return f"device {self.device!r} on {self.ssh}"
+        return f"device {self.device!r} on {self.ssh_destination}"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class Hosts:
     def load(path: str | Path) -> Hosts:
         """The file at `path`. DicompilerError of one line: the file, the key, the cause, what is allowed."""
         missing = "no such file: write one that says where the devices are reached"
-        return from_toml(read_text(path, missing), str(path))
+        return parse_hosts(read_text(path, missing), str(path))
 
-    def place(self, device: str, host: str, name: str) -> Place:
+    def locate_device(self, device: str, host: str, artifact_name: str) -> DeviceLocation:
         """Where the device, which is part of that host of the platform, runs. name: what the artifact is called.
 
         DicompilerError where the file does not say how to reach it.
@@ -68,13 +68,13 @@ class Hosts:
         settings = {**self.defaults, **self.entries.get(host, {}), **self.entries.get(device, {})}
         if "ssh" not in settings:
             known = {host, device} & self.entries.keys()
-            cause = f"its entry {min(known)!r} has no ssh" if known else self._unknown(host)
+            cause = f"its entry {min(known)!r} has no ssh" if known else self._describe_unknown_host(host)
             raise DicompilerError(f"{self.file}: device {device!r} cannot be reached: {cause}")
-        return Place(
+        return DeviceLocation(
             device,
             settings["ssh"],
-            f"{settings.get('directory', DIRECTORY.format(name)).rstrip('/')}/{device}",
-            settings.get("python", PYTHON),
+            f"{settings.get('directory', DEFAULT_DIRECTORY.format(artifact_name)).rstrip('/')}/{device}",
+            settings.get("python", DEFAULT_PYTHON),
             settings.get("port"),
             settings.get("identity"),
             settings.get("address"),
@@ -82,12 +82,12 @@ class Hosts:
             tuple(settings.get("cores", ())),
         )
 
-    def _unknown(self, host: str) -> str:
-        close = nearest(host, self.entries)
+    def _describe_unknown_host(self, host: str) -> str:
+        close = did_you_mean(host, self.entries)
         return f'there is no host {host!r}{close}: add [[host]] with this name and ssh = "user@address"'
 
 
-def from_toml(text: str, file: str = "hosts.toml") -> Hosts:
+def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
     """What a TOML text says. An error opens with `file`, from whose directory relative paths count."""
     try:
         document = tomllib.loads(text)
@@ -99,11 +99,11 @@ def from_toml(text: str, file: str = "hosts.toml") -> Hosts:
         key = f"{file}: host[{index}]"
         if entry["name"] in entries:
             raise DicompilerError(f"{key}.name: {entry['name']!r} stands twice: remove one, or give it another name")
-        entries[entry["name"]] = _entry(entry, key, file)
-    return Hosts(file, _entry(document.get("defaults", {}), f"{file}: defaults", file), entries)
+        entries[entry["name"]] = _resolve_entry(entry, key, file)
+    return Hosts(file, _resolve_entry(document.get("defaults", {}), f"{file}: defaults", file), entries)
 
 
-def _entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
+def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
     """The entry with paths and addresses as they are used."""
     settings = dict(entry)
     if "identity" in settings:
@@ -112,11 +112,11 @@ def _entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
             raise DicompilerError(f"{key}.identity: {str(path)!r} is no file: name that of a private key")
         settings["identity"] = path
     if "address" in settings:
-        settings["address"] = _address(settings["address"], f"{key}.address")
+        settings["address"] = _parse_address(settings["address"], f"{key}.address")
     return settings
 
 
-def _address(text: str, key: str) -> str:
+def _parse_address(text: str, key: str) -> str:
     """HOST:PORT of an address with or without a port; in brackets for IPv6."""
     host, port = text, "0"
     if not _is_address(text):

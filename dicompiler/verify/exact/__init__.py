@@ -18,41 +18,50 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.drawing import draws
+from dicompiler.ir.drawing import is_random
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import LARGE, Weight, hollow, is_hollow, sized
-from dicompiler.verify.deadline import Late
+from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, is_fixed_size, is_placeholder, make_placeholder
+from dicompiler.verify.deadline import DeadlineExceededError
 from dicompiler.verify.exact import left
-from dicompiler.verify.exact.covering import Coverage, Reads, coverage, seeds_needed
+from dicompiler.verify.exact.covering import Coverage, ReadMasks, measure_coverage, seeds_needed
 from dicompiler.verify.exact.facts import (
-    Facts,
+    GraphFacts,
+    InputPlace,
+    Relaxation,
     Rules,
-    Treatment,
-    Use,
-    control_bodies,
-    gather,
-    of_model,
-    own_domain,
+    control_flow_bodies,
+    facts_for_model,
+    gather_facts,
+    original_domain,
 )
-from dicompiler.verify.exact.magnitudes import Peak, inexact, peak
+from dicompiler.verify.exact.magnitudes import Peak, first_inexact_peaks, largest_peak
 from dicompiler.verify.exact.patterns import weight_index
-from dicompiler.verify.exact.standins import DOMAIN, chosen, declare, prepare
-from dicompiler.verify.exact.values import SCHEDULES, constants, inputs
-from dicompiler.verify.ranges import limits, ranged
-from dicompiler.verify.unsized import seeded
+from dicompiler.verify.exact.standins import DOMAIN, choose_stand_ins, declare_functions, prepare_node
+from dicompiler.verify.exact.values import SCHEDULES, integer_constants, integer_inputs
+from dicompiler.verify.ranges import find_value_limits, limit_values
+from dicompiler.verify.unsized import random_non_tensor_inputs
 
 __all__ = [
-    "DOMAIN", "CheckModel", "Coverage", "NotExact", "Reads", "Treatment", "check_model", "coverage", "made",
-    "measure", "seeds_needed",
+    "DOMAIN",
+    "CheckModel",
+    "Coverage",
+    "NotExactError",
+    "ReadMasks",
+    "Relaxation",
+    "build_check_model",
+    "check_model",
+    "measure_coverage",
+    "measure_peak",
+    "seeds_needed",
 ]  # fmt: skip
 
 
-class NotExact(DicompilerError):
+class NotExactError(DicompilerError):
     """A network that no integers take through exactly: an operator rounds, or sums grow too large."""
 
 
-PLAIN = Treatment()
+NO_RELAXATION = Relaxation()
 
 
 @dataclass(frozen=True)
@@ -61,24 +70,24 @@ class CheckModel:
 
     model: Model
     inputs: Mapping[str, NDArray[Any]]
-    treatment: Treatment
+    relaxation: Relaxation
 
     @property
-    def left(self) -> Mapping[str, str]:
-        return self.treatment.left
+    def excluded(self) -> Mapping[str, str]:
+        return self.relaxation.excluded
 
 
 def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Model, dict[str, NDArray[Any]]]:
     """The check model of `model` and inputs for it; see `made`."""
-    found = made(model, seed, rules)
+    found = build_check_model(model, seed, rules)
     return found.model, dict(found.inputs)
 
 
-def made(
+def build_check_model(
     model: Model,
     seed: int,
     rules: Rules | None = None,
-    treatment: Treatment = PLAIN,
+    relaxation: Relaxation = NO_RELAXATION,
     layers: LayerGraph | None = None,
 ) -> CheckModel:
     """The check model of `model` for `seed` (at least 0). rules: by (domain, operator type), what stands in for what
@@ -94,73 +103,76 @@ def made(
     """
     if seed < 0:
         raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
-    known = replace(gather(model, rules, layers), treatment=_with_drawing(treatment, model.proto))
+    known = replace(gather_facts(model, rules, layers), relaxation=_exclude_random_nodes(relaxation, model.proto))
     makers = {name: index for index, node in enumerate(known.nodes) for name in node.output}
-    arrays, of, check = dict[Use, NDArray[Any]](), -1, None
+    arrays, of, check = dict[InputPlace, NDArray[Any]](), -1, None
     while True:
-        schedule = SCHEDULES[known.treatment.schedule]
-        if of != known.treatment.schedule:
-            arrays, of, check = {}, known.treatment.schedule, None  # given back before the next are made
-            arrays = constants(known, seed, schedule)
-        check = _with_constants(known, arrays, left.numbers(known, seed, schedule.inputs))
-        feed = ranged(inputs(_open_inputs(model), seed, schedule), limits(model), seed)
-        feed |= seeded(model, seed, whole=True)
+        schedule = SCHEDULES[known.relaxation.schedule]
+        if of != known.relaxation.schedule:
+            arrays, of, check = {}, known.relaxation.schedule, None  # given back before the next are made
+            arrays = integer_constants(known, seed, schedule)
+        check = _with_new_constants(known, arrays, left.replacement_values(known, seed, schedule.inputs))
+        feed = limit_values(integer_inputs(_open_inputs(model), seed, schedule), find_value_limits(model), seed)
+        feed |= random_non_tensor_inputs(model, seed, integers_only=True)
         try:
-            found = [(makers[one.tensor.removesuffix(left.MADE)], one) for one in inexact(of_model(known, check), feed)]
-        except Late:
+            found = [
+                (makers[one.tensor.removesuffix(left.ZEROS_SUFFIX)], one)
+                for one in first_inexact_peaks(facts_for_model(known, check), feed)
+            ]
+        except DeadlineExceededError:
             raise
         except DicompilerError as error:
-            found = [_refused(known, error)]
+            found = [_find_rejected_node(known, error)]
         if not found:
-            return CheckModel(check, feed, known.treatment)
-        after = _further(known, found)
-        if after == known.treatment:
-            raise NotExact(_why(known, *found[0]))
-        known = replace(known, treatment=after)
+            return CheckModel(check, feed, known.relaxation)
+        after = _relax_further(known, found)
+        if after == known.relaxation:
+            raise NotExactError(_describe_peak(known, *found[0]))
+        known = replace(known, relaxation=after)
 
 
-def _with_drawing(treatment: Treatment, model: onnx.ModelProto) -> Treatment:
+def _exclude_random_nodes(treatment: Relaxation, model: onnx.ModelProto) -> Relaxation:
     """The treatment with all nodes left out that draw random numbers, but for control flow."""
-    nodes = [node for node in model.graph.node if draws(node, model) and not list(control_bodies(node))]
+    nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
     left = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
-    return replace(treatment, left={**left, **treatment.left})
+    return replace(treatment, excluded={**left, **treatment.excluded})
 
 
-def _refused(known: Facts, error: DicompilerError) -> tuple[int, Peak]:
+def _find_rejected_node(known: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
     """The node at which onnxruntime stops. NotExact where it names none that can be treated."""
     named = re.search(r"Name:'([^']*)'", str(error))
     for index, node in enumerate(known.nodes):
-        treated = (own_domain(node), node.op_type) in known.treatment.replaced
+        treated = (original_domain(node), node.op_type) in known.relaxation.generic_ops
         if named and node.name == named[1] and not treated:
             return index, Peak(node.output[0], math.inf, math.inf)
-    raise NotExact(f"exact check: {error}; only real weights can verify this network") from error
+    raise NotExactError(f"exact check: {error}; only real weights can verify this network") from error
 
 
-def _further(known: Facts, found: Sequence[tuple[int, Peak]]) -> Treatment:
+def _relax_further(known: GraphFacts, found: Sequence[tuple[int, Peak]]) -> Relaxation:
     """The treatment with one more step against each of these nodes: their inputs are bounded; weights are sparser;
     something general stands in for the operator; the node is left out."""
-    before = after = known.treatment
+    before = after = known.relaxation
     for index, worst in found:
         node = known.nodes[index]
-        kind, grows = (own_domain(node), node.op_type), math.isfinite(worst.magnitude)
-        if grows and not before.bounded:
-            after = replace(after, bounded=True)
+        kind, grows = (original_domain(node), node.op_type), math.isfinite(worst.magnitude)
+        if grows and not before.bounds_inputs:
+            after = replace(after, bounds_inputs=True)
         elif grows and weight_index(known, node) is not None and before.schedule + 1 < len(SCHEDULES):
             after = replace(after, schedule=before.schedule + 1)
-        elif kind not in before.replaced:
-            after = replace(after, replaced=after.replaced | {kind})
-        elif node.name not in before.left and not list(control_bodies(node)):
-            why = _why(known, index, worst) + left.unseen(node, known)
-            after = replace(after, left={**after.left, node.name: why})
+        elif kind not in before.generic_ops:
+            after = replace(after, generic_ops=after.generic_ops | {kind})
+        elif node.name not in before.excluded and not list(control_flow_bodies(node)):
+            why = _describe_peak(known, index, worst) + left.describe_unchecked(node, known)
+            after = replace(after, excluded={**after.excluded, node.name: why})
     return after
 
 
-def measure(model: Model, feed: Mapping[str, NDArray[Any]]) -> Peak:
+def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
     """The sum that comes nearest to what its type holds exactly, when the check model `model` runs on `feed`."""
-    return peak(gather(model), feed)
+    return largest_peak(gather_facts(model), inputs)
 
 
-def _why(known: Facts, index: int, worst: Peak) -> str:
+def _describe_peak(known: GraphFacts, index: int, worst: Peak) -> str:
     place = f"tensor {worst.tensor!r}, made by {known.nodes[index].op_type} {known.nodes[index].name!r}"
     if worst.magnitude == math.inf:
         return f"{place}, is no whole number: the operator rounds, and nothing exact can stand in for it"
@@ -173,7 +185,7 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
     open_inputs = {}
     for value in model.proto.graph.input:
         tensor = tensors[value.name]
-        if value.name in constants_of_model or not sized(tensor.dtype):
+        if value.name in constants_of_model or not is_fixed_size(tensor.dtype):
             continue
         if tensor.shape is None:
             raise DicompilerError(
@@ -183,14 +195,16 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
     return open_inputs
 
 
-def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]], new: Mapping[str, NDArray[Any]]) -> Model:
+def _with_new_constants(
+    known: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], new: Mapping[str, NDArray[Any]]
+) -> Model:
     """The model with prepared nodes that read `arrays`; a constant that is read in two ways becomes two. new: what
     takes the place of layers that are left out, by their tensors."""
     proto = onnx.ModelProto()
     proto.CopyFrom(known.model.proto)
-    stand_ins = chosen(known)
+    stand_ins = choose_stand_ins(known)
     for index, node in enumerate(proto.graph.node):
-        prepare(node, known, stand_ins.get(index))
+        prepare_node(node, known, stand_ins.get(index))
     replaced: dict[str, NDArray[Any]] = {}
     for name in known.constants:
         places = known.readers(name)
@@ -199,29 +213,31 @@ def _with_constants(known: Facts, arrays: Mapping[Use, NDArray[Any]], new: Mappi
             array = arrays.get((index, position))
             if array is None:
                 continue
-            fits = whole and (name not in replaced or _same(replaced[name], array))
+            fits = whole and (name not in replaced or _equal_arrays(replaced[name], array))
             target = name if fits else f"{name}@{index}.{position}"
             replaced[target] = array
             proto.graph.node[index].input[position] = target
-    weights = _store(proto, known.model, replaced | {f"{name}{left.NUMBERS}": array for name, array in new.items()})
-    declare(proto, known, stand_ins)
-    left.add(proto, new)
+    weights = _store_initializers(
+        proto, known.model, replaced | {f"{name}{left.NUMBERS_SUFFIX}": array for name, array in new.items()}
+    )
+    declare_functions(proto, known, stand_ins)
+    left.add_replacements(proto, new)
     return Model(proto, MappingProxyType(weights))
 
 
-def _same(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def _equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool(a.shape == b.shape and (a == b).all())
 
 
-def _store(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
+def _store_initializers(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
     """Puts `arrays` in the place of the initializers of `proto`, which is changed; its hollows' weights come back."""
     weights: dict[str, Weight] = {}
 
     def tensor(name: str) -> onnx.TensorProto:
-        if arrays[name].nbytes < LARGE:
+        if arrays[name].nbytes < MIN_WEIGHT_BYTES:
             return onnx.numpy_helper.from_array(arrays[name], name)
-        weights[name] = Weight.of(arrays[name])
-        return hollow(name, weights[name])
+        weights[name] = Weight.from_array(arrays[name])
+        return make_placeholder(name, weights[name])
 
     graph = proto.graph
     kept = [entry for entry in graph.sparse_initializer if entry.values.name not in arrays]
@@ -231,5 +247,5 @@ def _store(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[An
     for field, entries in ((graph.sparse_initializer, kept), (graph.initializer, dense)):
         del field[:]
         field.extend(entries)
-    others = [entry.name for entry in dense if is_hollow(entry) and entry.name not in weights]
+    others = [entry.name for entry in dense if is_placeholder(entry) and entry.name not in weights]
     return weights | {name: model.weights[name] for name in others}

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.rule import OWN_DOMAIN
-from dicompiler.verify.exact.calls import odd
-from dicompiler.verify.exact.facts import Facts, attribute, gather, own_domain
-from dicompiler.verify.exact.patterns import WEIGHTED, extent, unified, weight_index
+from dicompiler.ir.rule import ORT_DOMAIN
+from dicompiler.verify.exact.calls import modulus_for
+from dicompiler.verify.exact.facts import GraphFacts, gather_facts, get_attribute, original_domain
+from dicompiler.verify.exact.patterns import WEIGHTED_OPS, filter_extent, unified_view, weight_index
 
 Mask = NDArray[np.bool_]
-DEQUANTISE = "DequantizeLinear"
-INTEGERS = {
+DEQUANTIZE_OP = "DequantizeLinear"
+INTEGER_WEIGHTS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
 }  # fmt: skip
 """Operator on integers → its weight, that one's zero point, the axis along which there may be many."""
-FEW_BITS = (OWN_DOMAIN, "MatMulNBits")
+MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 
 
 @dataclass(frozen=True)
@@ -44,42 +44,46 @@ class Coverage:
 
 def seeds_needed(model: Model) -> int:
     """So many check models of consecutive seeds read every tap and every input channel of every layer of `model`."""
-    known = gather(model)
+    known = gather_facts(model)
     needed = 1
     for node in known.nodes:
         index = weight_index(known, node)
         if index is not None:
-            needed = max(needed, extent(node, index, known.constants[node.input[index]][1]).seeds)
+            needed = max(needed, filter_extent(node, index, known.constants[node.input[index]][1]).seeds_needed)
     return needed
 
 
-def _weight(known: Facts, node: NodeProto, makers: Mapping[str, NodeProto]) -> tuple[int, NDArray[Any]] | None:
+def _find_weight(
+    known: GraphFacts, node: NodeProto, makers: Mapping[str, NodeProto]
+) -> tuple[int, NDArray[Any]] | None:
     """Which input of `node` is its weight, and what it multiplies with: an initializer, or integers that are
     dequantised, modulo an odd number then. makers: by their results, nodes that read constants alone."""
     index = weight_index(known, node)
     if index is not None:
         return index, known.model.array(node.input[index])
-    if (own_domain(node), node.op_type) == FEW_BITS and all(
+    if (original_domain(node), node.op_type) == MATMUL_NBITS and all(
         name in known.constants for name in node.input[1:4] if name
     ):
-        return 1, _unpacked(known, node)
-    if own_domain(node) or len(node.input) < 2:
+        return 1, _unpack_weight(known, node)
+    if original_domain(node) or len(node.input) < 2:
         return None
-    if node.op_type in INTEGERS:
-        place, zero, axis = INTEGERS[node.op_type]
+    if node.op_type in INTEGER_WEIGHTS:
+        place, zero, axis = INTEGER_WEIGHTS[node.op_type]
         fixed = node.input[place] in known.constants
-        return (place, _centred(known, node, place, zero, axis)) if fixed else None
-    if node.op_type not in WEIGHTED or node.input[1] not in makers:
+        return (place, _subtract_zero_point(known, node, place, zero, axis)) if fixed else None
+    if node.op_type not in WEIGHTED_OPS or node.input[1] not in makers:
         return None
     maker = makers[node.input[1]]
-    if maker.op_type != DEQUANTISE or not np.issubdtype(known.model.array(maker.input[0]).dtype, np.integer):
+    if maker.op_type != DEQUANTIZE_OP or not np.issubdtype(known.model.array(maker.input[0]).dtype, np.integer):
         return None
-    return 1, _centred(known, maker, 0, 2, attribute(maker, "axis", 1)) % odd(known.dtype(node.input[1]))
+    return 1, _subtract_zero_point(known, maker, 0, 2, get_attribute(maker, "axis", 1)) % modulus_for(
+        known.dtype(node.input[1])
+    )
 
 
-def _unpacked(known: Facts, node: NodeProto) -> NDArray[Any]:
+def _unpack_weight(known: GraphFacts, node: NodeProto) -> NDArray[Any]:
     """The numbers of few bits that a MatMulNBits multiplies with, less their blocks' zero points: (N, K)."""
-    bits, (columns, blocks, _) = attribute(node, "bits", 4), known.constants[node.input[1]][1]
+    bits, (columns, blocks, _) = get_attribute(node, "bits", 4), known.constants[node.input[1]][1]
 
     def numbers(packed: NDArray[Any]) -> NDArray[Any]:
         each = packed.reshape(columns, -1, 1) >> np.arange(0, 8, bits, dtype=np.uint8)
@@ -92,10 +96,10 @@ def _unpacked(known: Facts, node: NodeProto) -> NDArray[Any]:
         rows = numbers(given) if given.dtype == np.uint8 else given.reshape(columns, -1)
         points = rows[:, :blocks, None]
     centred = weight.reshape(columns, blocks, -1) - points
-    return np.ascontiguousarray(centred.reshape(columns, -1)[:, : attribute(node, "K", 0)])
+    return np.ascontiguousarray(centred.reshape(columns, -1)[:, : get_attribute(node, "K", 0)])
 
 
-def _centred(known: Facts, node: NodeProto, place: int, zero: int, axis: int) -> NDArray[Any]:
+def _subtract_zero_point(known: GraphFacts, node: NodeProto, place: int, zero: int, axis: int) -> NDArray[Any]:
     """The integers at an input of `node` less their zero point, where that is a constant."""
     numbers, point = known.model.array(node.input[place]).astype(np.int64), np.zeros(1, np.int64)
     if len(node.input) > zero and node.input[zero] in known.constants:
@@ -107,24 +111,24 @@ def _centred(known: Facts, node: NodeProto, place: int, zero: int, axis: int) ->
 
 
 @dataclass(frozen=True)
-class Reads:
+class ReadMasks:
     """Which taps and which input channels check models read, by the name of the layer's node: what is kept of a model
     that is given back."""
 
     taps: Mapping[str, Mask] = field(default_factory=dict)
     channels: Mapping[str, Mask] = field(default_factory=dict)
 
-    def beside(self, model: Model) -> Reads:
+    def including(self, model: Model) -> ReadMasks:
         """These, and what the check model `model` reads."""
-        known, taps, channels = gather(model), dict(self.taps), dict(self.channels)
-        makers = {node.output[0]: node for node in known.nodes if known.dynamic(node) == 0}
+        known, taps, channels = gather_facts(model), dict(self.taps), dict(self.channels)
+        makers = {node.output[0]: node for node in known.nodes if known.computed_input_count(node) == 0}
         for node in known.nodes:
-            weight = _weight(known, node, makers)
+            weight = _find_weight(known, node, makers)
             if weight is not None:
-                read = unified(node, *weight) != 0
+                read = unified_view(node, *weight) != 0
                 taps[node.name] = taps.get(node.name, False) | read.any((0, 1, 2))
                 channels[node.name] = channels.get(node.name, False) | read.any((1, 3))
-        return Reads(taps, channels)
+        return ReadMasks(taps, channels)
 
     @property
     def coverage(self) -> Coverage:
@@ -134,6 +138,6 @@ class Reads:
         return Coverage(next(read), sum(mask.size for mask in taps), next(read), sum(mask.size for mask in channels))
 
 
-def coverage(models: Iterable[Model]) -> Coverage:
+def measure_coverage(models: Iterable[Model]) -> Coverage:
     """What the check models of several seeds read together. They are taken one at a time: a generator saves memory."""
-    return reduce(Reads.beside, models, Reads()).coverage
+    return reduce(ReadMasks.including, models, ReadMasks()).coverage

@@ -10,115 +10,135 @@ from __future__ import annotations
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, helper
 
-from dicompiler.verify.exact.calls import MODULUS, Call, bounded, constant, given, refer, total
-from dicompiler.verify.exact.general import mixed
+from dicompiler.verify.exact.calls import (
+    MODULUS,
+    StandInCall,
+    attribute_constant,
+    constant_node,
+    nonnegative_mod,
+    reduce_sum,
+    refer_attribute,
+)
+from dicompiler.verify.exact.general import weighted_sum_body
 
-AXES = (0, 2, 3)
+DEFAULT_AXES = (0, 2, 3)
 """Those that MeanVarianceNormalization takes by default."""
 
 
-def instance(call: Call) -> list[NodeProto]:
+def instance_body(call: StandInCall) -> list[NodeProto]:
     """InstanceNormalization: over each map; scale and shift by channel."""
     return [
-        *bounded(call),
-        constant("maps", np.array([0, 0, -1], np.int64)),
+        *nonnegative_mod(call),
+        constant_node("maps", np.array([0, 0, -1], np.int64)),
         helper.make_node("Reshape", ["bounded", "maps"], ["elements"]),
-        *_less_sum(call, "elements", [constant("last", np.array([2], np.int64))], "last", 2),
-        *_scaled(["X1", "X2"]),
-        *_reshaped("scaled", "X0"),
+        *_subtract_group_sum(call, "elements", [constant_node("last", np.array([2], np.int64))], "last", 2),
+        *_scale_and_shift(["X1", "X2"]),
+        *_reshape_like("scaled", "X0"),
     ]
 
 
-def group(call: Call) -> list[NodeProto]:
+def group_body(call: StandInCall) -> list[NodeProto]:
     """GroupNormalization: over the maps of a group of channels; scale and shift by group before opset 21, by channel
     since."""
     nodes = [
-        *bounded(call),
-        given("count", "value_int", "num_groups", AttributeProto.INT),
-        constant("one", np.array([1], np.int64)),
-        constant("same", np.array([0], np.int64)),
-        constant("rest", np.array([-1], np.int64)),
+        *nonnegative_mod(call),
+        attribute_constant("count", "value_int", "num_groups", AttributeProto.INT),
+        constant_node("one", np.array([1], np.int64)),
+        constant_node("same", np.array([0], np.int64)),
+        constant_node("rest", np.array([-1], np.int64)),
         helper.make_node("Reshape", ["count", "one"], ["groups"]),
         helper.make_node("Concat", ["same", "groups", "rest"], ["by_group"], axis=0),
         helper.make_node("Reshape", ["bounded", "by_group"], ["elements"]),
-        *_less_sum(call, "elements", [constant("last", np.array([2], np.int64))], "last", 2),
+        *_subtract_group_sum(call, "elements", [constant_node("last", np.array([2], np.int64))], "last", 2),
     ]
     if call.opset >= 21:
         nodes += [
-            constant("maps", np.array([0, 0, -1], np.int64)),
+            constant_node("maps", np.array([0, 0, -1], np.int64)),
             helper.make_node("Reshape", ["bounded", "maps"], ["by_channel"]),
             helper.make_node("Shape", ["by_channel"], ["channels"]),
             helper.make_node("Reshape", ["less", "channels"], ["of_channels"]),
         ]
-    return [*nodes, *_scaled(["X1", "X2"], "of_channels" if call.opset >= 21 else "less"), *_reshaped("scaled", "X0")]
+    return [
+        *nodes,
+        *_scale_and_shift(["X1", "X2"], "of_channels" if call.opset >= 21 else "less"),
+        *_reshape_like("scaled", "X0"),
+    ]
 
 
-def layer(call: Call) -> list[NodeProto]:
+def layer_body(call: StandInCall) -> list[NodeProto]:
     """LayerNormalization, RMSNormalization: over all axes from `axis` on; scale and shift broadcast."""
     nodes = [
-        *bounded(call),
+        *nonnegative_mod(call),
         call.node("Flatten", ["bounded"], ["elements"]),
-        *_less_sum(call, "elements", [constant("last", np.array([1], np.int64))], "last", 1),
-        *_reshaped("less", "X0", "shaped"),
+        *_subtract_group_sum(call, "elements", [constant_node("last", np.array([1], np.int64))], "last", 1),
+        *_reshape_like("less", "X0", "shaped"),
     ]
-    if not any(call.kinds[2:]):
+    if not any(call.input_types[2:]):
         return [*nodes, helper.make_node("Mul", ["shaped", "X1"], ["Y"])]
     nodes.append(helper.make_node("Mul", ["shaped", "X1"], ["scaled"]))
     return [*nodes, helper.make_node("Add", ["scaled", "X2"], ["Y"])]
 
 
-def skipped(call: Call) -> list[NodeProto]:
+def skip_body(call: StandInCall) -> list[NodeProto]:
     """SkipLayerNormalization and the like: over the last axis of what all inputs are mixed to."""
-    axis = constant("last", np.array([-1], np.int64))
-    return [*mixed(call, "mix"), *bounded(call, "mix"), *_less_sum(call, "bounded", [axis], "last", -1, "Y")]
-
-
-def mean_variance(call: Call) -> list[NodeProto]:
-    """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
-    axes = given("axes", "value_ints", "axes", AttributeProto.INTS)
-    return [*bounded(call), *_less_sum(call, "bounded", [axes], "axes", None, "Y")]
-
-
-def lp(call: Call) -> list[NodeProto]:
-    """LpNormalization: along its axis. Before opset 13 the axes of a sum are no input: x less the greatest instead."""
-    if call.opset < 13:
-        inputs, own = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
-        nodes = [] if call.opset < 10 else [constant("one", np.array([1], np.int64))]
-        nodes.append(call.node("TopK", inputs, ["greatest", "place"], **own))
-        return [*nodes, helper.make_node("Sub", ["X0", "greatest"], ["Y"])]
-    axis = given("axis", "value_int", "axis", AttributeProto.INT)
-    nodes = [axis, constant("one", np.array([1], np.int64)), helper.make_node("Reshape", ["axis", "one"], ["axes"])]
-    return [*bounded(call), *_less_sum(call, "bounded", nodes, "axes", None, "Y")]
-
-
-def softmax(call: Call) -> list[NodeProto]:
-    """Softmax, LogSoftmax: along its axis; before opset 13 over all axes from that one on."""
-    if call.opset >= 13:
-        return lp(call)
+    axis = constant_node("last", np.array([-1], np.int64))
     return [
-        *bounded(call),
-        call.node("Flatten", ["bounded"], ["elements"]),
-        *_less_sum(call, "elements", [], "", 1),
-        *_reshaped("less", "X0"),
+        *weighted_sum_body(call, "mix"),
+        *nonnegative_mod(call, "mix"),
+        *_subtract_group_sum(call, "bounded", [axis], "last", -1, "Y"),
     ]
 
 
-def _less_sum(
-    call: Call, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
+def mean_variance_body(call: StandInCall) -> list[NodeProto]:
+    """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
+    axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
+    return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
+
+
+def lp_body(call: StandInCall) -> list[NodeProto]:
+    """LpNormalization: along its axis. Before opset 13 the axes of a sum are no input: x less the greatest instead."""
+    if call.opset < 13:
+        inputs, own = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
+        nodes = [] if call.opset < 10 else [constant_node("one", np.array([1], np.int64))]
+        nodes.append(call.node("TopK", inputs, ["greatest", "place"], **own))
+        return [*nodes, helper.make_node("Sub", ["X0", "greatest"], ["Y"])]
+    axis = attribute_constant("axis", "value_int", "axis", AttributeProto.INT)
+    nodes = [
+        axis,
+        constant_node("one", np.array([1], np.int64)),
+        helper.make_node("Reshape", ["axis", "one"], ["axes"]),
+    ]
+    return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", nodes, "axes", None, "Y")]
+
+
+def softmax_body(call: StandInCall) -> list[NodeProto]:
+    """Softmax, LogSoftmax: along its axis; before opset 13 over all axes from that one on."""
+    if call.opset >= 13:
+        return lp_body(call)
+    return [
+        *nonnegative_mod(call),
+        call.node("Flatten", ["bounded"], ["elements"]),
+        *_subtract_group_sum(call, "elements", [], "", 1),
+        *_reshape_like("less", "X0"),
+    ]
+
+
+def _subtract_group_sum(
+    call: StandInCall, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
 ) -> list[NodeProto]:
     """`tensor`, whose elements are 0 to 15, less its sum modulo 16 over the axes that the tensor `name`, made by the
     nodes `axes`, holds; before opset 13 over `axis`, or (None) those of the call's attribute. In whole numbers, which
     are exact however many there are."""
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:
-        refer(over, "axes", "axes", AttributeProto.INTS)
+        refer_attribute(over, "axes", "axes", AttributeProto.INTS)
     summed = [*axes, helper.make_node("ReduceSum", ["numbers", name], ["sum"], keepdims=1)]
     if call.opset < 13:
-        summed = [over] if axis is None else total(call, "numbers", axis, "sum")
+        summed = [over] if axis is None else reduce_sum(call, "numbers", axis, "sum")
     return [
         helper.make_node("Cast", [tensor], ["numbers"], to=TensorProto.INT64),
         *summed,
-        constant("sixteen", np.array(MODULUS, np.int64)),
+        constant_node("sixteen", np.array(MODULUS, np.int64)),
         helper.make_node("Div", ["sum", "sixteen"], ["quotient"]),
         helper.make_node("Mul", ["quotient", "sixteen"], ["whole"]),
         helper.make_node("Sub", ["sum", "whole"], ["remainder"]),
@@ -127,10 +147,10 @@ def _less_sum(
     ]
 
 
-def _scaled(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
+def _scale_and_shift(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
     """`scaled`: a tensor of rank 3 times one vector along its axis 1, and with another one added."""
     return [
-        constant("upright", np.array([-1, 1], np.int64)),
+        constant_node("upright", np.array([-1, 1], np.int64)),
         helper.make_node("Reshape", [vectors[0], "upright"], ["scale"]),
         helper.make_node("Reshape", [vectors[1], "upright"], ["shift"]),
         helper.make_node("Mul", [tensor, "scale"], ["product"]),
@@ -138,7 +158,7 @@ def _scaled(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
     ]
 
 
-def _reshaped(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
+def _reshape_like(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
     return [
         helper.make_node("Shape", [like], ["shape"]),
         helper.make_node("Reshape", [tensor, "shape"], [target]),
@@ -146,12 +166,12 @@ def _reshaped(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
 
 
 BODIES = {
-    "group": group,
-    "instance": instance,
-    "layer": layer,
-    "skipped": skipped,
-    "lp": lp,
-    "mean variance": mean_variance,
-    "softmax": softmax,
+    "group": group_body,
+    "instance": instance_body,
+    "layer": layer_body,
+    "skipped": skip_body,
+    "lp": lp_body,
+    "mean variance": mean_variance_body,
+    "softmax": softmax_body,
 }
 """By the name that rules give them."""

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Region, Shape, full
+from dicompiler.plugin_api import Region, Shape, full_region
 from dicompiler_strategies.tables.footprints import Floats, Ints
 
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
+class DeviceBoxes:
     """One region of a tensor of `shape` for each device that is `present` (n,).
 
     cuts: axis → (n, 2) intervals, for the axes along which some region is not all of the tensor.
@@ -32,16 +32,16 @@ class Boxes:
     cuts: dict[int, Ints]
 
     @staticmethod
-    def of(shape: Shape, regions: Sequence[Region | None]) -> Boxes:
+    def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
         """From a region, or None, for each device."""
         present = np.array([region is not None for region in regions])
-        whole = full(shape)
+        whole = full_region(shape)
         cuts = {}
         for axis, interval in enumerate(whole):
             intervals = [(0, 0) if region is None else region[axis] for region in regions]
             if any(region is not None and region[axis] != interval for region in regions):
                 cuts[axis] = np.array(intervals, np.int64)
-        return Boxes(shape, present, cuts)
+        return DeviceBoxes(shape, present, cuts)
 
     @cached_property
     def sizes(self) -> Floats:
@@ -53,7 +53,7 @@ class Boxes:
         return elements
 
 
-def missing(need: Boxes, held: Boxes, copies: bool = False) -> Floats:
+def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
     """(n, n): elements that go from device (row) to device (column): what the column needs and does not hold.
 
     The held regions are disjoint; or, with `copies`, all the same, and the first device that holds it sends it.
@@ -73,7 +73,7 @@ def missing(need: Boxes, held: Boxes, copies: bool = False) -> Floats:
     # where there are cuts, an absent device's is empty already
     senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
-    if copies:
+    if has_copies:
         first = int(np.argmax(held.present))
         row = np.where(held.present, 0.0, common[first])
         common = np.zeros_like(common)

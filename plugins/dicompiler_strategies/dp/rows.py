@@ -14,23 +14,23 @@ from dicompiler.plugin_api import (
     CostModel,
     Device,
     Interval,
-    Key,
     Layer,
     LayerGraph,
-    Share,
-    full,
+    LayerShare,
+    TensorKey,
+    full_region,
+    make_share_task,
+    memoized,
     named_axes,
     output_shape,
-    remembered,
-    share_task,
-    shares,
+    split_proportionally,
     with_interval,
 )
-from dicompiler_strategies.named_axis import named_axis
+from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.footprints import Floats
 
-Rows = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
-_WINDOWS = ("Conv", "MaxPool", "AveragePool")
+RowIntervals = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
+_WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
 class SingleRows:
@@ -39,16 +39,16 @@ class SingleRows:
 
     def __init__(self, layers: LayerGraph, layer: Layer, axis: int) -> None:
         self.layers, self.layer, self.axis = layers, layer, axis
-        self.whole = full(output_shape(layers, layer))
+        self.whole = full_region(output_shape(layers, layer))
         self.height = self.whole[axis][1]
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
         """(The rows that come out when this one is asked for, input tensor → the rows of it that it reads)."""
         if row not in self._known:
-            share = Share(with_interval(self.whole, self.axis, (row, row + 1)))
-            task, labels = share_task(self.layers, self.layer, share), named_axes(self.layers)
-            region = task.outputs[Key(self.layer.output)]
+            share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
+            task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
+            region = task.outputs[TensorKey(self.layer.output)]
             assert region is not None
             heights = {key.tensor: labels.get(key.tensor, {}).get("height") for key in task.needs}
             reads = {
@@ -74,23 +74,23 @@ class RowMap:
     def height(self) -> int:
         return self.single.height
 
-    def shares(self, weights: Sequence[float]) -> tuple[Interval, ...]:
+    def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
         """The rows in proportion to `weights`, as `tiling.cut_axis` cuts them."""
         ends = []
-        for _, end in shares(self.height, weights):
+        for _, end in split_proportionally(self.height, weights):
             if 0 < end < self.height:
                 low, high = self.single(end)[0]
                 end = low if end - low <= high - end else high
             ends.append(end)
         return tuple(zip((0, *ends), ends, strict=False))
 
-    def aligned(self, rows: Rows) -> Rows:
+    def align_rows(self, rows: RowIntervals) -> RowIntervals:
         """The rows that really come out for these intervals of rows; empty ones stay empty. Ends of single rows never
         fall from row to row: those of an interval are its first and its last row's."""
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
-    def need(self, tensor: str, rows: Rows) -> Rows | None:
+    def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
         """The rows of `tensor` that these intervals of rows read: for each the bounding interval; None: all of it."""
         name, row = self.needs[tensor], self.single
         if name is None:
@@ -102,7 +102,7 @@ class RowMap:
         return [next(found) if start < stop else (0, 0) for start, stop in rows]
 
 
-def union(a: Rows, b: Rows) -> Rows:
+def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
     """One by one the smallest interval that holds both; an empty one counts nothing."""
     return [
         q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
@@ -110,29 +110,29 @@ def union(a: Rows, b: Rows) -> Rows:
     ]
 
 
-def lengths(rows: Rows) -> list[int]:
+def row_counts(rows: RowIntervals) -> list[int]:
     """The number of rows of each interval."""
     return [stop - start for start, stop in rows]
 
 
-def height_axis(layers: LayerGraph, layer: Layer) -> int | None:
+def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
     """The axis of the layer's output that height tiles cut; None where it has no rows of its own (a Flatten's output
     has rows and channels on one axis)."""
-    axis = named_axis(layers, layer, "height")
+    axis = find_cuttable_axis(layers, layer, "height")
     return None if axis == named_axes(layers).get(layer.output, {}).get("channel") else axis
 
 
-@remembered
-def row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
+@memoized
+def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
     """Layer name → its map, for every layer that has rows."""
     known: dict[object, RowMap] = {}
     result = {}
     for layer in layers.layers:
-        axis = height_axis(layers, layer)
+        axis = find_height_axis(layers, layer)
         if axis is not None:
-            key = _likeness(layers, layer)
+            key = _row_map_key(layers, layer)
             if key is None or key not in known:
-                result[layer.name] = _row_map(layers, layer, axis)
+                result[layer.name] = _build_row_map(layers, layer, axis)
                 if key is not None:
                     known[key] = result[layer.name]
             else:
@@ -141,26 +141,26 @@ def row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
     return result
 
 
-def _likeness(layers: LayerGraph, layer: Layer) -> object | None:
+def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
     """What the map of a window operator with one input depends on: layers that are alike in it share a map. None:
     another kind of layer, whose map is its own."""
     anchor = layer.nodes[layer.anchor]
-    plain = all(node is anchor or layers.rule(node).elementwise for node in layer.nodes)
-    if anchor.op not in _WINDOWS or anchor.domain or len(layer.inputs) != 1 or not plain:
+    plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
+    if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:
         return None
     attributes = tuple((name, str(value)) for name, value in sorted(anchor.attributes.items()) if name != "group")
-    shapes = [tensor.shape or () for tensor in layers.operation(anchor).inputs if tensor is not None]
+    shapes = [tensor.shape or () for tensor in layers.operation_of(anchor).inputs if tensor is not None]
     return anchor.op, attributes, tuple(shape[2:] for shape in shapes)
 
 
-def _row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
+def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
     """Asks the rules for the first row, one in the middle and the last, which tensors have rows that are read."""
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]
     return RowMap(axis, single, {name: name if all(name in r for r in probed) else None for name in layer.inputs})
 
 
-def row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:
+def measure_row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:
     """(rows + 1,): seconds that `device` takes for 0, 1, … rows of the layer.
 
     Asked of the cost model at up to six heights, linear between them: exact where its seconds are linear in the rows,
@@ -168,7 +168,7 @@ def row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostMod
     """
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})
-    whole = full(output_shape(layers, layer))
-    shares = [Share(with_interval(whole, row_map.axis, (0, count))) for count in heights]
+    whole = full_region(output_shape(layers, layer))
+    shares = [LayerShare(with_interval(whole, row_map.axis, (0, count))) for count in heights]
     seconds = [cost.seconds(layers, layer, share, device) for share in shares]
     return np.asarray(np.interp(np.arange(height + 1), [0, *heights], [0.0, *seconds]), np.float64)

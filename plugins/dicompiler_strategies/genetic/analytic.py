@@ -13,19 +13,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Part, Plan, Problem, Share
-from dicompiler_strategies.genetic.flows import INPUT, SINK, Flow, Flows, Held, flows
-from dicompiler_strategies.tables.lines import Runtimes, line_times, runtimes
+from dicompiler.plugin_api import LayerShare, Part, Plan, Problem
+from dicompiler_strategies.genetic.flows import (
+    INPUT_PLACE,
+    SINK_PLACE,
+    NetworkFlows,
+    ReaderGroup,
+    TensorFlow,
+    find_flows,
+)
+from dicompiler_strategies.tables.lines import RuntimeArrays, build_runtime_arrays, pair_times
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-CHUNK = 2048
+CHUNK_PLANS = 2048
 """Plans that are evaluated at once: as many as keep the arrays in the processor's cache."""
 
 
 @dataclass(frozen=True)
-class Estimates:
+class PlanEstimates:
     """What plans come to for one frame. P plans, D devices and H hosts in platform order.
 
     compute_s (P, D): seconds that a device computes.
@@ -61,7 +68,7 @@ class Estimates:
 
 
 @dataclass(frozen=True)
-class AnalyticModel:
+class BatchedModel:
     """The tables of a problem: everything that does not depend on who computes which layer.
 
     seconds (L, D); per pair of devices (sender · D + receiver): `per_byte`, `per_message` and `latency` in seconds,
@@ -76,34 +83,38 @@ class AnalyticModel:
     """
 
     problem: Problem
-    flows: Flows = field(repr=False)
+    flows: NetworkFlows = field(repr=False)
     seconds: Array = field(repr=False)
-    per_byte: Array = field(repr=False)
-    per_message: Array = field(repr=False)
+    byte_seconds: Array = field(repr=False)
+    message_seconds: Array = field(repr=False)
     latency: Array = field(repr=False)
-    lines: Array = field(repr=False)
-    runtimes: Runtimes = field(repr=False)
-    sources: tuple[int, ...] = field(repr=False)
+    link_latency: Array = field(repr=False)
+    runtimes: RuntimeArrays = field(repr=False)
+    nearest_sources: tuple[int, ...] = field(repr=False)
 
-    def evaluate(self, assignments: NDArray[Any]) -> Estimates:
+    def evaluate(self, assignments: NDArray[Any]) -> PlanEstimates:
         """assignments (P, L): the place in the platform of the device of each layer."""
-        parts = [_Batch(self, chunk).run() for chunk in _chunks(np.asarray(assignments, np.intp))]
-        return Estimates(*(np.concatenate([part[name] for part in parts]) for name in Estimates.__annotations__))
+        parts = [_Batch(self, chunk).run() for chunk in _split_chunks(np.asarray(assignments, np.intp))]
+        return PlanEstimates(
+            *(np.concatenate([part[name] for part in parts]) for name in PlanEstimates.__annotations__)
+        )
 
     def plan(self, assignment: NDArray[Any]) -> Plan:
         """The plan of one row (L,) of assignments."""
         devices = self.problem.platform.devices
         names = [layer.name for layer in self.problem.layers.layers]
-        return self.problem.plan({name: (Part(devices[d].name),) for name, d in zip(names, assignment, strict=True)})
+        return self.problem.build_plan(
+            {name: (Part(devices[d].name),) for name, d in zip(names, assignment, strict=True)}
+        )
 
     @cached_property
-    def hosts(self) -> Array:
+    def host_matrix(self) -> Array:
         """(H, D): 1 where the device is the host's."""
         platform = self.problem.platform
         return np.array([[d.host == host.name for d in platform.devices] for host in platform.hosts], float)
 
     @cached_property
-    def weights(self) -> Array:
+    def weight_bytes(self) -> Array:
         """(L,): bytes of each layer's constants; shared ones are the first layer's."""
         total = np.zeros(len(self.seconds))
         for nbytes, layers in self.flows.weights:
@@ -111,37 +122,42 @@ class AnalyticModel:
         return total
 
     @cached_property
-    def named(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def source_and_sink_places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The places of the sources and of the sinks."""
-        return _named(self.problem, self.problem.source), _named(self.problem, self.problem.sink)
+        return _device_places(self.problem, self.problem.source), _device_places(self.problem, self.problem.sink)
 
-    def power(self, kind: str) -> Array:
+    def device_powers(self, kind: str) -> Array:
         """(D, 1) in W: "active", "idle" or "network"."""
         return np.array([[getattr(device, f"power_{kind}")] for device in self.problem.platform.devices])
 
 
-def analytic_model(problem: Problem) -> AnalyticModel:
+def build_batched_model(problem: Problem) -> BatchedModel:
     """The tables of `problem`, in tens of milliseconds for a big network."""
     layers, platform = problem.layers, problem.platform
-    return AnalyticModel(
+    return BatchedModel(
         problem,
-        flows(layers),
-        np.concatenate([problem.cost.fill(layers, layer, [Share()], platform.devices) for layer in layers.layers]),
-        *line_times(problem),
-        platform.times[2].ravel(),
-        runtimes(problem),
-        _sources(problem),
+        find_flows(layers),
+        np.concatenate(
+            [
+                problem.cost_model.seconds_table(layers, layer, [LayerShare()], platform.devices)
+                for layer in layers.layers
+            ]
+        ),
+        *pair_times(problem),
+        platform.transfer_times[2].ravel(),
+        build_runtime_arrays(problem),
+        _nearest_sources(problem),
     )
 
 
-def _named(problem: Problem, names: tuple[str, ...]) -> tuple[int, ...]:
+def _device_places(problem: Problem, names: tuple[str, ...]) -> tuple[int, ...]:
     place = {device.name: i for i, device in enumerate(problem.platform.devices)}
     return tuple(place[name] for name in names) or (0,)
 
 
-def _sources(problem: Problem) -> tuple[int, ...]:
+def _nearest_sources(problem: Problem) -> tuple[int, ...]:
     """For each device where it has the inputs from: itself, a source on its host, or the first."""
-    devices, sources = problem.platform.devices, _named(problem, problem.source)
+    devices, sources = problem.platform.devices, _device_places(problem, problem.source)
     senders = []
     for i, device in enumerate(devices):
         near = [s for s in sources if devices[s].host == device.host]
@@ -149,94 +165,98 @@ def _sources(problem: Problem) -> tuple[int, ...]:
     return tuple(senders)
 
 
-def _chunks(assignments: Places) -> list[Places]:
-    return [assignments[start : start + CHUNK] for start in range(0, len(assignments), CHUNK)] or [assignments]
+def _split_chunks(assignments: Places) -> list[Places]:
+    return [assignments[start : start + CHUNK_PLANS] for start in range(0, len(assignments), CHUNK_PLANS)] or [
+        assignments
+    ]
 
 
 class _Batch:
     """One chunk of plans on its way through the model. Plans are the last axis of every array: (…, P)."""
 
-    def __init__(self, model: AnalyticModel, assignments: Places) -> None:
+    def __init__(self, model: BatchedModel, assignments: Places) -> None:
         self.model = model
-        self.row = np.arange(len(assignments))
-        self.at = np.ascontiguousarray(assignments.T)  # (L, P): the device of each layer
+        self.plan_numbers = np.arange(len(assignments))
+        self.layer_devices = np.ascontiguousarray(assignments.T)  # (L, P): the device of each layer
         self.devices = len(model.problem.platform.devices)
-        size = self.devices * len(self.row)  # device-major: the place of device d of plan p is d · P + p
+        size = self.devices * len(self.plan_numbers)  # device-major: the place of device d of plan p is d · P + p
         self.compute, self.weights, self.sent, self.received = (np.zeros(size) for _ in range(4))
-        self.out, self.into = np.zeros(size), np.zeros(size)  # seconds on the lines
+        self.sending_seconds, self.receiving_seconds = np.zeros(size), np.zeros(size)  # seconds on the lines
         self.held = np.zeros(size)  # inputs on their sources from the start on
-        self.passing = np.zeros(size)  # inputs that a source only sends: there in the first step, then gone
+        self.forwarded_inputs = np.zeros(size)  # inputs that a source only sends: there in the first step, then gone
         self.peak = np.zeros(size)
-        layers = len(self.at)
-        self.released = np.zeros((layers, len(self.row)))  # bytes that the layer's device lets go after it
-        self.waited = np.zeros(
-            (layers + 1, len(self.row))
+        layers = len(self.layer_devices)
+        self.released = np.zeros((layers, len(self.plan_numbers)))  # bytes that the layer's device lets go after it
+        self.layer_latency = np.zeros(
+            (layers + 1, len(self.plan_numbers))
         )  # latency of what a layer sends; the last row: of the inputs
-        self.farthest = np.zeros(len(self.row))  # latency of the longest line that is taken
-        self.time = np.zeros(len(self.row))
+        self.largest_latency = np.zeros(len(self.plan_numbers))  # latency of the longest line that is taken
+        self.frame_seconds = np.zeros(len(self.plan_numbers))
 
     def run(self) -> dict[str, NDArray[Any]]:
         """The fields of Estimates."""
         for flow in self.model.flows.flows:
-            if flow.producer == INPUT:
+            if flow.producer == INPUT_PLACE:
                 self._hold_input(flow)
             else:
-                self.released[flow.producer] += flow.nbytes * self._let_go(flow, self.at[flow.producer])
-            for held in flow.held:
-                self._travel(flow, held)
-        self._compute()
-        self._remember()
-        return self._estimates()
+                self.released[flow.producer] += flow.nbytes * self._release(flow, self.layer_devices[flow.producer])
+            for held in flow.groups:
+                self._send_tensor(flow, held)
+        self._add_computing()
+        self._find_peaks()
+        return self._build_estimates()
 
-    def _place(self, devices: Places) -> Places:
-        return devices * len(self.row) + self.row
+    def _flat_index(self, devices: Places) -> Places:
+        return devices * len(self.plan_numbers) + self.plan_numbers
 
-    def _readers(self, flow: Flow, chosen: Iterable[int]) -> list[tuple[int, Places]]:
+    def _reader_rows(self, flow: TensorFlow, chosen: Iterable[int]) -> list[tuple[int, Places]]:
         """(layer or SINK, its device in each plan) for each of the chosen readers; a row for each of the sinks."""
         rows: list[tuple[int, Places]] = []
         for i in chosen:
             place = flow.readers[i]
-            if place == SINK:
-                rows += [(SINK, np.full(len(self.row), sink)) for sink in self.model.named[1]]
+            if place == SINK_PLACE:
+                rows += [
+                    (SINK_PLACE, np.full(len(self.plan_numbers), sink)) for sink in self.model.source_and_sink_places[1]
+                ]
             else:
-                rows.append((place, self.at[place]))
+                rows.append((place, self.layer_devices[place]))
         return rows
 
-    def _let_go(self, flow: Flow, owners: Places) -> NDArray[np.bool_]:
+    def _release(self, flow: TensorFlow, owners: Places) -> NDArray[np.bool_]:
         """Lets a tensor go on the devices `owners` that have it whole, after its last reader there (never where that is
         a sink). Returns where nobody reads it."""
-        unread = np.ones(len(self.row), bool)
-        for place, devices in reversed(self._readers(flow, range(len(flow.readers)))):
+        unread = np.ones(len(self.plan_numbers), bool)
+        for place, devices in reversed(self._reader_rows(flow, range(len(flow.readers)))):
             here = devices == owners
-            if place != SINK:
+            if place != SINK_PLACE:
                 self.released[place] += flow.nbytes * (here & unread)
             unread &= ~here
         return unread
 
-    def _hold_input(self, flow: Flow) -> None:
+    def _hold_input(self, flow: TensorFlow) -> None:
         """A source holds an input from the start to its last reader there; one that only sends it, for a step."""
-        for source in self.model.named[0]:
-            owners = np.full(len(self.row), source)
-            unread = self._let_go(flow, owners)
-            served = [d for d, sender in enumerate(self.model.sources) if sender == source != d]
-            sends = np.zeros(len(self.row), bool)
-            for _, devices in self._readers(flow, range(len(flow.readers))):
+        for source in self.model.source_and_sink_places[0]:
+            owners = np.full(len(self.plan_numbers), source)
+            unread = self._release(flow, owners)
+            served = [d for d, sender in enumerate(self.model.nearest_sources) if sender == source != d]
+            sends = np.zeros(len(self.plan_numbers), bool)
+            for _, devices in self._reader_rows(flow, range(len(flow.readers))):
                 sends |= np.isin(devices, served)
-            self.held[self._place(owners)] += flow.nbytes * ~unread
-            self.passing[self._place(owners)] += flow.nbytes * (unread & sends)
+            self.held[self._flat_index(owners)] += flow.nbytes * ~unread
+            self.forwarded_inputs[self._flat_index(owners)] += flow.nbytes * (unread & sends)
 
-    def _travel(self, flow: Flow, held: Held) -> None:
+    def _send_tensor(self, flow: TensorFlow, held: ReaderGroup) -> None:
         """Sends each atom to every device with a reader of it, once; it stays there up to the last reader."""
-        rows = {i: self._readers(flow, (i,)) for i in held.readers}
-        for atom in held.atoms:
+        rows = {i: self._reader_rows(flow, (i,)) for i in held.readers}
+        for atom in held.shared_bytes:
             for _, devices, first in self._first_on_each(flow, (row for i in atom.readers for row in rows[i])):
-                self._deliver(flow, devices, atom.nbytes, np.flatnonzero(first))
+                self._count_transfer(flow, devices, atom.nbytes, np.flatnonzero(first))
         for place, devices, last in self._first_on_each(flow, reversed([row for i in held.readers for row in rows[i]])):
-            if place != SINK and last.any():
-                self.released[place] += last * self._present(held, rows, devices)
+            if place != SINK_PLACE and last.any():
+                self.released[place] += last * self._received_bytes(held, rows, devices)
 
     def _first_on_each(
-        self, flow: Flow, rows: Iterable[tuple[int, Places]]
+        self, flow: TensorFlow, rows: Iterable[tuple[int, Places]]
     ) -> Iterator[tuple[int, Places, NDArray[np.bool_]]]:
         """Each row (reader, its devices) with the plans in which it is the first on its device, of those that a
         transfer must reach."""
@@ -248,83 +268,101 @@ class _Batch:
             before.append(devices)
             yield place, devices, first
 
-    def _sender(self, flow: Flow, devices: Places) -> Places:
-        return np.asarray(self.model.sources)[devices] if flow.producer == INPUT else self.at[flow.producer]
+    def _sender(self, flow: TensorFlow, devices: Places) -> Places:
+        return (
+            np.asarray(self.model.nearest_sources)[devices]
+            if flow.producer == INPUT_PLACE
+            else self.layer_devices[flow.producer]
+        )
 
-    def _present(self, held: Held, rows: Mapping[int, list[tuple[int, Places]]], devices: Places) -> Array:
+    def _received_bytes(
+        self, held: ReaderGroup, rows: Mapping[int, list[tuple[int, Places]]], devices: Places
+    ) -> Array:
         """(P,): bytes that `devices` have received."""
-        total = np.zeros(len(self.row))
-        for atom in held.atoms:
-            here = np.zeros(len(self.row), bool)
+        total = np.zeros(len(self.plan_numbers))
+        for atom in held.shared_bytes:
+            here = np.zeros(len(self.plan_numbers), bool)
             for _, reader in (row for i in atom.readers for row in rows[i]):
                 here |= reader == devices
             total += atom.nbytes * here
         return total
 
-    def _deliver(self, flow: Flow, devices: Places, nbytes: int, chosen: Places) -> None:
+    def _count_transfer(self, flow: TensorFlow, devices: Places, nbytes: int, chosen: Places) -> None:
         """Counts a transfer of `nbytes` to `devices` in the `chosen` plans."""
         if not len(chosen):
             return
         receiver = devices[chosen]
         sender = self._sender(flow, devices)[chosen]
         pair = sender * self.devices + receiver
-        sender, receiver = (device * len(self.row) + chosen for device in (sender, receiver))
-        seconds = nbytes * self.model.per_byte[pair] + self.model.per_message[pair]
+        sender, receiver = (device * len(self.plan_numbers) + chosen for device in (sender, receiver))
+        seconds = nbytes * self.model.byte_seconds[pair] + self.model.message_seconds[pair]
         self.sent[sender] += nbytes
         self.received[receiver] += nbytes
-        self.out[sender] += seconds
-        self.into[receiver] += seconds
+        self.sending_seconds[sender] += seconds
+        self.receiving_seconds[receiver] += seconds
         costs = self.model.runtimes
         s, r = np.divmod(pair, self.devices)
         handled = costs.send[s] + costs.receive[r] + costs.calling[r] + nbytes * (costs.byte[s] + costs.byte[r])
-        self.time[chosen] += seconds + handled
-        waited = self.waited[flow.producer]
+        self.frame_seconds[chosen] += seconds + handled
+        waited = self.layer_latency[flow.producer]
         waited[chosen] = np.maximum(waited[chosen], self.model.latency[pair])
-        self.farthest[chosen] = np.maximum(self.farthest[chosen], self.model.lines[pair])
+        self.largest_latency[chosen] = np.maximum(self.largest_latency[chosen], self.model.link_latency[pair])
 
-    def _compute(self) -> None:
-        for layer in self.model.flows.live:
-            seconds = self.model.seconds[layer][self.at[layer]]
-            self.compute[self._place(self.at[layer])] += seconds
-            self.time += seconds
+    def _add_computing(self) -> None:
+        for layer in self.model.flows.live_layers:
+            seconds = self.model.seconds[layer][self.layer_devices[layer]]
+            self.compute[self._flat_index(self.layer_devices[layer])] += seconds
+            self.frame_seconds += seconds
         for nbytes, layers in self.model.flows.weights:
             for i, layer in enumerate(layers):  # shared ones count once on a device
-                first = np.ones(len(self.row), bool)
+                first = np.ones(len(self.plan_numbers), bool)
                 for earlier in layers[:i]:
-                    first &= self.at[layer] != self.at[earlier]
-                self.weights[self._place(self.at[layer])] += nbytes * first
-        self.time += self.waited.sum(axis=0)
+                    first &= self.layer_devices[layer] != self.layer_devices[earlier]
+                self.weights[self._flat_index(self.layer_devices[layer])] += nbytes * first
+        self.frame_seconds += self.layer_latency.sum(axis=0)
 
-    def _remember(self) -> None:
+    def _find_peaks(self) -> None:
         """The most that each device holds. In a step only its own device's memory changes, so that no other is looked
         at; a received tensor's buffer is there from the start of the frame."""
-        held = self.held + self.received + self.passing
-        produced = dict.fromkeys(self.model.flows.live, 0)
+        held = self.held + self.received + self.forwarded_inputs
+        produced = dict.fromkeys(self.model.flows.live_layers, 0)
         for flow in self.model.flows.flows:
-            if flow.producer != INPUT:
+            if flow.producer != INPUT_PLACE:
                 produced[flow.producer] += flow.nbytes
         self.peak[:] = held
-        for i, layer in enumerate(self.model.flows.live):
-            place = self._place(self.at[layer])
+        for i, layer in enumerate(self.model.flows.live_layers):
+            place = self._flat_index(self.layer_devices[layer])
             now = held[place] + produced[layer]
             self.peak[place] = np.maximum(self.peak[place], now)
             held[place] = now - self.released[layer]
             if i == 0:
-                held -= self.passing
+                held -= self.forwarded_inputs
 
-    def _estimates(self) -> dict[str, NDArray[Any]]:
-        model, shape = self.model, (self.devices, len(self.row))
-        compute, out, into = (array.reshape(shape) for array in (self.compute, self.out, self.into))
+    def _build_estimates(self) -> dict[str, NDArray[Any]]:
+        model, shape = self.model, (self.devices, len(self.plan_numbers))
+        compute, out, into = (
+            array.reshape(shape) for array in (self.compute, self.sending_seconds, self.receiving_seconds)
+        )
         memory = (self.weights + self.peak).reshape(shape)
         used = np.zeros(shape[0] * shape[1], bool)
-        for devices in (*self.at, *(np.full(len(self.row), d) for d in (*model.named[0], *model.named[1]))):
-            used[self._place(devices)] = True
+        for devices in (
+            *self.layer_devices,
+            *(
+                np.full(len(self.plan_numbers), d)
+                for d in (*model.source_and_sink_places[0], *model.source_and_sink_places[1])
+            ),
+        ):
+            used[self._flat_index(devices)] = True
         used = used.reshape(shape)
         switch = model.problem.platform.network.kind == "switch"
-        lines = np.concatenate([model.hosts @ out, model.hosts @ into]) if switch else out.sum(axis=0, keepdims=True)
-        period = np.maximum(compute.max(axis=0), lines.max(axis=0) + self.farthest)
-        active, idle, network = (model.power(kind) for kind in ("active", "idle", "network"))
-        frame = active * compute + idle * np.maximum(0.0, self.time - compute)
+        lines = (
+            np.concatenate([model.host_matrix @ out, model.host_matrix @ into])
+            if switch
+            else out.sum(axis=0, keepdims=True)
+        )
+        period = np.maximum(compute.max(axis=0), lines.max(axis=0) + self.largest_latency)
+        active, idle, network = (model.device_powers(kind) for kind in ("active", "idle", "network"))
+        frame = active * compute + idle * np.maximum(0.0, self.frame_seconds - compute)
         stream = active * compute + idle * np.maximum(0.0, period - compute) + network * (out + into)
         return {
             "compute_s": compute.T,
@@ -333,9 +371,9 @@ class _Batch:
             "sent": self.sent.reshape(shape).T,
             "received": self.received.reshape(shape).T,
             "used": used.T,
-            "latency_s": self.time,
+            "latency_s": self.frame_seconds,
             "period_s": period,
             "energy_j": (frame * used).sum(axis=0),
             "device_energy_j": (stream * used).T,
-            "host_memory": (model.hosts @ memory).T,
+            "host_memory": (model.host_matrix @ memory).T,
         }

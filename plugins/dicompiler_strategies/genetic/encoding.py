@@ -16,7 +16,7 @@ Genes = NDArray[np.intp]
 """(P, G): a chromosome in each row; or (P, L): a decoded plan in each row."""
 
 
-STEPS = 4
+START_STEP_SIZES = 4
 """A start moves by 1, 2, 4, … layers: by as many different steps."""
 
 
@@ -44,18 +44,18 @@ class Encoding(ABC):
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
         """Children: from the father between two random places, the rest from the mother."""
-        inside = _between(rng, len(mothers), mothers.shape[1])
+        inside = _random_spans(rng, len(mothers), mothers.shape[1])
         return np.where(inside, fathers, mothers)
 
 
-def _between(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
+def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
     """(count, length): True in each row from one random place up to another."""
     ends = np.sort(rng.integers(0, length + 1, (count, 2)), axis=1)
     at = np.arange(length)
     return (at >= ends[:, :1]) & (at < ends[:, 1:])
 
 
-def _some(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
+def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
     """(count, length): True in each row at one random place, and anywhere else with probability 1 / length."""
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
@@ -63,7 +63,7 @@ def _some(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_
 
 
 @dataclass(frozen=True)
-class Naive(Encoding):
+class NaiveEncoding(Encoding):
     """AutoDiCE's naive encoding: the device of every layer.
 
     1 1 2 2 3 4 4 4     eight layers on four devices
@@ -77,11 +77,11 @@ class Naive(Encoding):
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """A layer or a few on any of the devices."""
-        return np.where(_some(rng, *genes.shape), self.sample(rng, len(genes)), genes)
+        return np.where(_random_mask(rng, *genes.shape), self.sample(rng, len(genes)), genes)
 
 
 @dataclass(frozen=True)
-class SplitPoints(Encoding):
+class SplitPointEncoding(Encoding):
     """AutoDiCE's split-point encoding: `groups` of consecutive layers, each with its first layer and its device.
 
     starts 0 2 4 5 | devices 1 2 3 4   is   1 1 2 2 3 4 4 4
@@ -98,21 +98,21 @@ class SplitPoints(Encoding):
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
         devices = np.tile(np.asarray(self.devices, np.intp), (count, turns))
-        return self._sorted(starts, rng.permuted(devices, axis=1)[:, : self.groups])
+        return self._sort_groups(starts, rng.permuted(devices, axis=1)[:, : self.groups])
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
         """The father's runs between two random layers, the mother's elsewhere."""
-        inside = _between(rng, len(mothers), self.layers)
+        inside = _random_spans(rng, len(mothers), self.layers)
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """Of a group or a few: the start a little earlier or later, or anywhere; another device; or the devices of two
         groups change places."""
-        starts, devices = (array.copy() for array in self._split(genes))
+        starts, devices = (array.copy() for array in self._split_genes(genes))
         count = len(genes)
-        chosen = _some(rng, count, self.groups)
+        chosen = _random_mask(rng, count, self.groups)
         kind = rng.integers(0, 4, (count, 1))
-        step = 2 ** rng.integers(0, STEPS, starts.shape) * rng.choice((-1, 1), starts.shape)
+        step = 2 ** rng.integers(0, START_STEP_SIZES, starts.shape) * rng.choice((-1, 1), starts.shape)
         near = np.clip(starts + step, 0, self.layers - 1)
         starts = np.where(chosen & (kind == 0), near, starts)
         starts = np.where(chosen & (kind == 1), rng.integers(0, self.layers, starts.shape), starts)
@@ -121,11 +121,11 @@ class SplitPoints(Encoding):
         row, pair = np.arange(count), rng.integers(0, self.groups, (2, count))
         swapped = devices.copy()
         swapped[row, pair[0]], swapped[row, pair[1]] = devices[row, pair[1]], devices[row, pair[0]]
-        return self._sorted(starts, np.where(kind == 3, swapped, devices))
+        return self._sort_groups(starts, np.where(kind == 3, swapped, devices))
 
     def decode(self, genes: Genes) -> Genes:
         """Each layer on the device of the last group that has started."""
-        starts, devices = self._split(genes)
+        starts, devices = self._split_genes(genes)
         group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
         return np.take_along_axis(devices, group, axis=1)
 
@@ -144,10 +144,10 @@ class SplitPoints(Encoding):
             genes[i] = np.concatenate((np.zeros(idle, np.intp), starts, spare, row[starts]))
         return genes
 
-    def _split(self, genes: Genes) -> tuple[Genes, Genes]:
+    def _split_genes(self, genes: Genes) -> tuple[Genes, Genes]:
         return genes[:, : self.groups], genes[:, self.groups :]
 
-    def _sorted(self, starts: Genes, devices: Genes) -> Genes:
+    def _sort_groups(self, starts: Genes, devices: Genes) -> Genes:
         order = np.argsort(starts, axis=1, kind="stable")
         starts, devices = (np.take_along_axis(array, order, axis=1) for array in (starts, devices))
         starts[:, 0] = 0
@@ -155,7 +155,7 @@ class SplitPoints(Encoding):
 
 
 @dataclass(frozen=True)
-class ChoicePerLayer(Encoding):
+class ChoiceEncoding(Encoding):
     """Tiled plans: for every layer the number of one of its choices (see `dicompiler_strategies.tables.choices`).
 
     labels: of all choices by layer; allowed: the numbers that may be used, by layer. What layers in a row have in
@@ -171,7 +171,7 @@ class ChoicePerLayer(Encoding):
         for row in genes:
             cuts = np.sort(rng.integers(0, self.layers, rng.integers(0, 4)))
             for start, stop in zip((0, *cuts), (*cuts, self.layers), strict=True):
-                self._paint(rng, row, int(start), int(stop))
+                self._apply_label(rng, row, int(start), int(stop))
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
@@ -180,30 +180,30 @@ class ChoicePerLayer(Encoding):
         for row in genes:
             start = int(rng.integers(0, self.layers))
             length = 1 if rng.random() < 0.5 else 1 + int(rng.integers(1, max(2, self.layers // 4) + 1))
-            self._paint(rng, row, start, min(self.layers, start + length))
+            self._apply_label(rng, row, start, min(self.layers, start + length))
         return genes
 
-    def uniform(self) -> Genes:
+    def uniform_plans(self) -> Genes:
         """(labels, L): for each label, in order of appearance, the plan in which every layer that has it takes it, and
         the others their first choice."""
         names = dict.fromkeys(
             labels[number] for labels, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
         )
         pairs = list(zip(self.labels, self.allowed, strict=True))
-        rows = [[_find(labels, allowed, name) for labels, allowed in pairs] for name in names]
+        rows = [[_find_label(labels, allowed, name) for labels, allowed in pairs] for name in names]
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
-    def _paint(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
+    def _apply_label(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
         """Gives layers start..stop choices of the label of a random choice of one of them."""
         if start == stop:
             return
         model = int(rng.integers(start, stop))
         label = self.labels[model][self.allowed[model][rng.integers(0, len(self.allowed[model]))]]
         for layer in range(start, stop):
-            number = _find(self.labels[layer], self.allowed[layer], label)
+            number = _find_label(self.labels[layer], self.allowed[layer], label)
             if number is not None:
                 row[layer] = number
 
 
-def _find(labels: Sequence[str], allowed: Sequence[int], label: str) -> int | None:
+def _find_label(labels: Sequence[str], allowed: Sequence[int], label: str) -> int | None:
     return next((number for number in allowed if labels[number] == label), None)

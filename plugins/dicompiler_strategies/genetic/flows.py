@@ -11,25 +11,25 @@ from dataclasses import dataclass
 
 from dicompiler.plugin_api import (
     LayerGraph,
+    LayerShare,
     Region,
-    Share,
     ShareTask,
     contains,
-    full,
+    full_region,
     intersect,
+    make_share_task,
     raw_nbytes,
     sent_dtype,
-    share_task,
     volume,
     weight_regions,
 )
 
-SINK = -1
-INPUT = -1
+SINK_PLACE = -1
+INPUT_PLACE = -1
 
 
 @dataclass(frozen=True)
-class Atom:
+class SharedBytes:
     """Bytes of a tensor that all of `readers` (places in the flow's readers) need, and no other reader."""
 
     nbytes: int
@@ -37,53 +37,55 @@ class Atom:
 
 
 @dataclass(frozen=True)
-class Held:
+class ReaderGroup:
     """Readers of a flow whose needs overlap: what a device receives for them it holds until the last of them."""
 
     readers: tuple[int, ...]
-    atoms: tuple[Atom, ...]
+    shared_bytes: tuple[SharedBytes, ...]
 
 
 @dataclass(frozen=True)
-class Flow:
+class TensorFlow:
     """One tensor on its way. producer: the layer's place in layer order (INPUT: a graph input). nbytes: all of it.
     readers: places of layers in layer order; for a graph output SINK comes last."""
 
     producer: int
     nbytes: int
     readers: tuple[int, ...]
-    held: tuple[Held, ...]
+    groups: tuple[ReaderGroup, ...]
 
 
 @dataclass(frozen=True)
-class Flows:
+class NetworkFlows:
     """live: the layers whose output is read, by their places in layer order. flows: the tensors that they and the
     inputs make. weights: bytes of constants → the live layers that hold them (one, or those that share them)."""
 
-    live: tuple[int, ...]
-    flows: tuple[Flow, ...]
+    live_layers: tuple[int, ...]
+    flows: tuple[TensorFlow, ...]
     weights: tuple[tuple[int, tuple[int, ...]], ...]
 
 
-def flows(layers: LayerGraph) -> Flows:
+def find_flows(layers: LayerGraph) -> NetworkFlows:
     """What follows from the layers alone where each is computed whole, on whatever device."""
-    tasks = [share_task(layers, layer, Share()) for layer in layers.layers]
-    live = _live(layers, tasks)
+    tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
+    live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
     for i in live:
         for key, need in tasks[i].needs.items():
             readers.setdefault(key.tensor, []).append((i, need))
-    for name in layers.delivered:
+    for name in layers.delivered_outputs:
         shape = layers.tensors[name].shape
         if shape is not None:
-            readers.setdefault(name, []).append((SINK, full(shape)))
-    producers = [(name, INPUT) for name in layers.inputs]
+            readers.setdefault(name, []).append((SINK_PLACE, full_region(shape)))
+    producers = [(name, INPUT_PLACE) for name in layers.inputs]
     producers += [(key.tensor, i) for i in live for key, region in tasks[i].outputs.items() if region is not None]
-    tensor_flows = [_flow(layers, name, producer, readers.get(name, [])) for name, producer in producers]
-    return Flows(live, tuple(flow for flow in tensor_flows if flow is not None), _weights(layers, tasks, live))
+    tensor_flows = [_build_flow(layers, name, producer, readers.get(name, [])) for name, producer in producers]
+    return NetworkFlows(
+        live, tuple(flow for flow in tensor_flows if flow is not None), _shared_weights(layers, tasks, live)
+    )
 
 
-def _live(layers: LayerGraph, tasks: Sequence[ShareTask]) -> tuple[int, ...]:
+def _find_live_layers(layers: LayerGraph, tasks: Sequence[ShareTask]) -> tuple[int, ...]:
     wanted = set(layers.outputs)
     live = []
     for i in reversed(range(len(tasks))):
@@ -93,7 +95,7 @@ def _live(layers: LayerGraph, tasks: Sequence[ShareTask]) -> tuple[int, ...]:
     return tuple(reversed(live))
 
 
-def _weights(
+def _shared_weights(
     layers: LayerGraph, tasks: Sequence[ShareTask], live: Sequence[int]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     owners: dict[tuple[str, Region], list[int]] = {}
@@ -108,16 +110,21 @@ def _weights(
     return tuple((nbytes, places) for places, nbytes in total.items())
 
 
-def _flow(layers: LayerGraph, name: str, producer: int, readers: Sequence[tuple[int, Region]]) -> Flow | None:
+def _build_flow(
+    layers: LayerGraph, name: str, producer: int, readers: Sequence[tuple[int, Region]]
+) -> TensorFlow | None:
     tensor = layers.tensors[name]
     if tensor.shape is None:
         return None
     needs = [need for _, need in readers]
-    held = tuple(Held(group, _atoms(sent_dtype(layers, name), needs, group)) for group in _overlapping(needs))
-    return Flow(producer, raw_nbytes(tensor.dtype, tensor.shape), tuple(place for place, _ in readers), held)
+    held = tuple(
+        ReaderGroup(group, _split_by_readers(sent_dtype(layers, name), needs, group))
+        for group in _overlapping_groups(needs)
+    )
+    return TensorFlow(producer, raw_nbytes(tensor.dtype, tensor.shape), tuple(place for place, _ in readers), held)
 
 
-def _overlapping(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
+def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
     """The connected components of needs that overlap."""
     groups: list[list[int]] = []
     for i, need in enumerate(needs):
@@ -127,7 +134,7 @@ def _overlapping(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(group) for group in sorted(groups))
 
 
-def _atoms(dtype: int, needs: Sequence[Region], group: Sequence[int]) -> tuple[Atom, ...]:
+def _split_by_readers(dtype: int, needs: Sequence[Region], group: Sequence[int]) -> tuple[SharedBytes, ...]:
     """The needs of a group cut along each other's borders, cells of the same readers together."""
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
@@ -135,4 +142,4 @@ def _atoms(dtype: int, needs: Sequence[Region], group: Sequence[int]) -> tuple[A
         readers = tuple(i for i in group if contains(needs[i], cell))
         if readers:
             elements[readers] = elements.get(readers, 0) + volume(cell)
-    return tuple(Atom(raw_nbytes(dtype, (count,)), readers) for readers, count in elements.items())
+    return tuple(SharedBytes(raw_nbytes(dtype, (count,)), readers) for readers, count in elements.items())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceMetrics, DeviceReport, Measurement, Plan, Problem, RunOptions
+from dicompiler.plugin_api import DeviceMetrics, DeviceReport, MeasuredMetrics, Plan, Problem, RunOptions
 
 PowerReader = Callable[[str, float], float]
 """Device name, seconds that the run took → the mean power in W that its board drew meanwhile. It is called once for
@@ -32,7 +32,7 @@ class OnThisHost:
     target: str = "sockets"
     power: PowerReader | None = None
 
-    def __call__(self, plan: Plan) -> Measurement:
+    def __call__(self, plan: Plan) -> MeasuredMetrics:
         """What was measured, averaged over the frames; bytes are those of the estimate, which are exact. Raises
         DicompilerError where the plan cannot be compiled, RunError where a run fails."""
         import dicompiler
@@ -40,12 +40,12 @@ class OnThisHost:
         with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
             directory = Path(temporary, "artifact")
             dicompiler.compile(self.model, self.problem.platform, plan=plan, target=self.target, output=directory)
-            result = dicompiler.run(directory, frames=self.frames, options=RunOptions(in_flight=0, keep=1))
+            result = dicompiler.run(directory, frames=self.frames, options=RunOptions(in_flight=0, kept_frames=1))
         estimate, period = self.problem.estimate(plan), result.total_s / self.frames
         reports = {report.device: report for report in result.reports}
         devices = tuple(_measured(entry, reports.get(entry.device), self.frames) for entry in estimate.devices)
         energy = {entry.device: self._energy(entry, period) for entry in devices}
-        return Measurement(
+        return MeasuredMetrics(
             devices=devices,
             latency_s=min(result.frames_s, default=period),
             period_s=period,

@@ -19,12 +19,12 @@ Array = NDArray[np.float64]
 Evaluate = Callable[[Genes], tuple[Array, Array]]
 """Plans (P, L) → (objectives (P, M), all made small; how far over a limit (P,), 0 or less being allowed)."""
 
-ROUNDS = 8
+MAX_MATING_ROUNDS = 8
 """How often mating is tried again where children are plans that are known already."""
 
 
 @dataclass(frozen=True)
-class Budget:
+class EvolutionSettings:
     """population: plans of a generation; generations: how many, the first included. mutation, crossover: the
     probabilities that a child is mutated, and that it has two parents."""
 
@@ -49,10 +49,10 @@ class ParetoRows:
 def evolve(
     encoding: Encoding,
     evaluate: Evaluate,
-    budget: Budget,
+    budget: EvolutionSettings,
     seeds: Genes,
     rng: np.random.Generator,
-    tell: Callable[[int, int], None],
+    progress: Callable[[int, int], None],
 ) -> ParetoRows:
     """Searches from the plans `seeds` (S, L) and random ones on. tell: called with (generation, plans in the front).
 
@@ -66,7 +66,7 @@ def evolve(
     from pymoo.core.problem import Problem
     from pymoo.problems.static import StaticProblem
 
-    first = _first(encoding, budget.population, seeds, rng)
+    first = _first_population(encoding, budget.population, seeds, rng)
     objectives, limits = evaluate(encoding.decode(first))
     problem = Problem(n_var=first.shape[1], n_obj=objectives.shape[1], n_ieq_constr=1)
     algorithm = NSGA2(
@@ -83,24 +83,26 @@ def evolve(
                 objectives, limits = evaluate(encoding.decode(offspring.get("X")))
             Evaluator().eval(StaticProblem(problem, F=objectives, G=limits[:, None]), offspring)
             evaluations += len(offspring)
-            fresh = _fresh(objectives, algorithm.pop.get("F") if generation > 1 else np.empty((0, objectives.shape[1])))
+            fresh = _fresh_points(
+                objectives, algorithm.pop.get("F") if generation > 1 else np.empty((0, objectives.shape[1]))
+            )
             algorithm.tell(infills=offspring[fresh])
-            best = _best(encoding, algorithm.opt, evaluations)
-            tell(generation, len(best.rows))
+            best = _best_rows(encoding, algorithm.opt, evaluations)
+            progress(generation, len(best.rows))
     except KeyboardInterrupt:
         return ParetoRows(best.rows, best.objectives, best.violations, best.evaluations, True)
     return best
 
 
-def _first(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
+def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
     """The first population: the seeds, then random chromosomes, each plan once."""
     genes = encoding.sample(rng, count)
     if len(seeds):
         genes = np.concatenate((encoding.encode(seeds), genes))
-    return genes[_new(encoding.decode(genes), set())][:count]
+    return genes[_take_new(encoding.decode(genes), set())][:count]
 
 
-def _new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
+def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
     """The places of the rows that are not known yet, which they are then."""
     places = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
@@ -111,13 +113,13 @@ def _new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
     return places
 
 
-def _fresh(objectives: Array, known: Array) -> list[int]:
+def _fresh_points(objectives: Array, known: Array) -> list[int]:
     """The places of points (P, M) that are neither among the known ones nor equal to an earlier one: plans that differ
     and come to the same would crowd out others."""
-    return _new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
+    return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
-def _best(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
+def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
     """The population's best, plans with the same objectives once, in the order of the objectives."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, places = np.unique(objectives, axis=0, return_index=True)
@@ -128,11 +130,11 @@ def _best(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
 class _Mating:
     """What pymoo calls for children: tournaments, crossover, mutation; no plan that has been looked at."""
 
-    def __init__(self, encoding: Encoding, budget: Budget, rng: np.random.Generator) -> None:
+    def __init__(self, encoding: Encoding, budget: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
         from pymoo.operators.selection.tournament import TournamentSelection
 
-        self.encoding, self.budget, self.rng = encoding, budget, rng
+        self.encoding, self.settings, self.rng = encoding, budget, rng
         self.known: set[bytes] = set()
         self.selection = TournamentSelection(func_comp=binary_tournament)
 
@@ -141,28 +143,28 @@ class _Mating:
         from pymoo.core.population import Population
 
         genes = np.asarray(population.get("X"), np.intp)
-        _new(self.encoding.decode(genes), self.known)
+        _take_new(self.encoding.decode(genes), self.known)
         children: list[Genes] = []
-        for _ in range(ROUNDS):
+        for _ in range(MAX_MATING_ROUNDS):
             missing = count - sum(map(len, children))
             if not missing:
                 break
             parents = self.selection.do(problem, population, missing, n_parents=2, to_pop=False, **options)
-            born = self._children(genes[parents[:, 0]], genes[parents[:, 1]])
-            children.append(born[_new(self.encoding.decode(born), self.known)])
+            born = self._make_children(genes[parents[:, 0]], genes[parents[:, 1]])
+            children.append(born[_take_new(self.encoding.decode(born), self.known)])
         return Population.new(X=np.concatenate(children))
 
-    def _children(self, mothers: Genes, fathers: Genes) -> Genes:
+    def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
         """One of each pair. One that would be its mother again is mutated, because it would tell nothing new."""
-        crossed = self.rng.random(len(mothers)) < self.budget.crossover
+        crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
-        mutated = (self.rng.random(len(mothers)) < self.budget.mutation) | (children == mothers).all(axis=1)
-        if self.budget.mutation > 0:
+        mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
+        if self.settings.mutation > 0:
             children = np.where(mutated[:, None], self.encoding.mutate(self.rng, children), children)
         return children
 
 
-def spread(objectives: Array, count: int) -> list[int]:
+def select_spread(objectives: Array, count: int) -> list[int]:
     """`count` of the points (P, M), far apart: the best in each objective, then always the one that is farthest from
     those chosen, distances being relative to the range of each objective. Places in ascending order."""
     if len(objectives) <= count:

@@ -6,14 +6,22 @@ import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import Front, Plan, Problem, Strategy, Tell, memory_lacking, objective_terms
-from dicompiler_strategies.genetic.exploring import Options, explore
+from dicompiler.plugin_api import (
+    ParetoFront,
+    Plan,
+    Problem,
+    ProgressCallback,
+    Strategy,
+    missing_memory,
+    objective_terms,
+)
+from dicompiler_strategies.genetic.exploring import ExplorationOptions, explore
 
 log = logging.getLogger("dicompiler")
 
 
 @dataclass(frozen=True)
-class Genetic(Options, Strategy):
+class Genetic(ExplorationOptions, Strategy):
     """AutoDiCE's exploration: NSGA-II over runs of whole layers, stage by stage on 2, 4, 8, … devices.
 
     conv1 conv2 | conv3 | conv4 fc5     on pi03, pi01, pi02, for instance; with encoding=tiles every layer may be split
@@ -24,15 +32,15 @@ class Genetic(Options, Strategy):
 
     name: ClassVar[str] = "genetic"
 
-    def front(self, problem: Problem, tell: Tell | None = None) -> Front:
+    def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
         """The whole front in the objectives of this strategy."""
-        return explore(problem, self, tell=tell)
+        return explore(problem, self, progress=progress)
 
     def plan(self, problem: Problem) -> Plan:
         """The plan with the least of the problem's objective, whose terms join the others where they are not among
         them; of those that fit, if any does."""
         wanted = objective_terms(problem.objective)
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
-        front = explore(problem, replace(self, objectives=names), tell=log.info)
-        plans = [point.plan for point in front.ranked(problem.objective)]
-        return next((plan for plan in plans if not memory_lacking(problem, plan)), plans[0])
+        front = explore(problem, replace(self, objectives=names), progress=log.info)
+        plans = [point.plan for point in front.ranked_points(problem.objective)]
+        return next((plan for plan in plans if not missing_memory(problem, plan)), plans[0])

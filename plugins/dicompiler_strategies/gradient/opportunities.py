@@ -16,29 +16,38 @@ from dicompiler.plugin_api import (
     Device,
     Interval,
     Layer,
+    LayerShare,
     Part,
     Problem,
     Region,
-    Share,
-    align,
-    bounding,
-    cut_axis,
-    cuttable,
-    full,
+    align_region,
+    bounding_region,
+    cuttable_axes,
+    full_region,
     is_empty,
+    make_share_task,
     output_shape,
-    share_task,
+    split_axis,
     with_interval,
 )
-from dicompiler_strategies.named_axis import named_axis
-from dicompiler_strategies.tables.cost_tables import Edge, Slots, common, edges
-from dicompiler_strategies.tables.footprints import Floats, Ints, box, element_bytes, overlap, source_and_sink
+from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
+from dicompiler_strategies.tables.footprints import (
+    Floats,
+    Ints,
+    common_boxes,
+    element_bytes,
+    region_to_box,
+    source_and_sink,
+)
 
-MILLI = 1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
+MILLI_PER_UNIT = (
+    1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
+)
 
 
 @dataclass(frozen=True)
-class Opportunity:
+class PartitionOpportunity:
     """One p ∈ P of a layer. group: whose W_dev it has (a fusion PO its parent's). regions: the section of the layer's
     output of each sublayer s ∈ S (None where it has nothing to do); shares: the same without overlaps. depth: 0, or
     how many layers behind this one the parent is."""
@@ -50,7 +59,7 @@ class Opportunity:
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class OpportunitySpace:
     """Arrays of all POs: P of a layer, padded to S sublayers, on D devices; G sets of W_dev.
 
     group: (P,) of each layer. real: (P, S), whether there is such a sublayer. cost: (P, S, D), L_dev of equation 3.
@@ -62,19 +71,19 @@ class Space:
 
     problem: Problem
     devices: tuple[Device, ...]
-    opportunities: tuple[tuple[Opportunity, ...], ...]
+    opportunities: tuple[tuple[PartitionOpportunity, ...], ...]
     group: tuple[Ints, ...]
-    real: tuple[NDArray[np.bool_], ...]
+    has_sublayer: tuple[NDArray[np.bool_], ...]
     cost: tuple[Floats, ...]
-    overlap: Mapping[Edge, Floats]
+    overlap: Mapping[LayerEdge, Floats]
     inputs: Mapping[int, Floats]
     outputs: Mapping[int, Floats]
     B: Floats
     B_in: Floats
     B_out: Floats
-    width: tuple[int, ...]
+    group_sizes: tuple[int, ...]
 
-    def parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
+    def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
         """The parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal ones once."""
         parts = [
             Part(self.devices[place].name, region)
@@ -82,12 +91,12 @@ class Space:
             if region is not None
         ]
         whole = self.problem.layers.layers[layer]
-        if whole.reason:
+        if whole.whole_reason:
             return (Part(self.devices[places[0]].name),)
         return tuple(dict.fromkeys(parts))
 
 
-def space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> Space:
+def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
     """The POs of every layer: whole; slices of the height for each of `kinds` ("equal", "proportional" to the devices'
     rates); the fusion POs of those, up to `limit` layers before their parent. energy: costs in mJ instead of ms."""
     return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
@@ -97,113 +106,115 @@ class _SpaceBuilder:
     def __init__(self, problem: Problem, kinds: tuple[str, ...], limit: int, energy: bool) -> None:
         self.problem, self.kinds, self.limit, self.energy = problem, kinds, limit, energy
         self.layers = problem.layers
-        self.devices = problem.platform.computing
-        self.width: list[int] = []
+        self.devices = problem.platform.computing_devices
+        self.group_sizes: list[int] = []
 
-    def build(self) -> Space:
-        joined = edges(self.layers)
+    def build(self) -> OpportunitySpace:
+        joined = find_edges(self.layers)
         opportunities = self._opportunities(joined)
         count = len(self.devices)
-        real = tuple(np.array([_there(po, count) for po in pos]) for pos in opportunities)
-        taken = problem_ends(self.problem)
-        moved = {edge: self._overlap(opportunities, edge, slots) for edge, slots in joined.items()}
-        return Space(
+        real = tuple(np.array([_sublayer_mask(po, count) for po in pos]) for pos in opportunities)
+        taken = input_and_output_layers(self.problem)
+        moved = {edge: self._overlap_bytes(opportunities, edge, slots) for edge, slots in joined.items()}
+        return OpportunitySpace(
             self.problem,
             self.devices,
             opportunities,
             tuple(np.array([po.group for po in pos]) for pos in opportunities),
             real,
-            tuple(self._cost(i, pos) for i, pos in enumerate(opportunities)),
+            tuple(self._device_costs(i, pos) for i, pos in enumerate(opportunities)),
             moved,
-            {i: self._inputs(i, opportunities[i]) for i in taken[0]},
-            {i: self._outputs(i, opportunities[i]) for i in taken[1]},
-            *self._bandwidths(),
-            tuple(self.width),
+            {i: self._input_bytes(i, opportunities[i]) for i in taken[0]},
+            {i: self._output_bytes(i, opportunities[i]) for i in taken[1]},
+            *self._byte_costs(),
+            tuple(self.group_sizes),
         )
 
-    def _opportunities(self, joined: Mapping[Edge, object]) -> tuple[tuple[Opportunity, ...], ...]:
+    def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
         """Last layer first: when a layer's turn comes, all that read it have handed their fusion POs to it."""
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
-        opportunities: list[dict[Opportunity, None]] = [{} for _ in self.layers.layers]
+        opportunities: list[dict[PartitionOpportunity, None]] = [{} for _ in self.layers.layers]
         for at in range(len(opportunities) - 1, -1, -1):
             layer = self.layers.layers[at]
             handed = list(opportunities[at])
-            opportunities[at] = dict.fromkeys((*self._basic(layer), *handed))
+            opportunities[at] = dict.fromkeys((*self._basic_opportunities(layer), *handed))
             for parent in opportunities[at]:
                 if parent.depth < self.limit and len(parent.regions) > 1:
                     for i in before.get(at, ()):
-                        child = self._fusion(layer, parent, self.layers.layers[i])
+                        child = self._fusion_opportunity(layer, parent, self.layers.layers[i])
                         if child is not None:
                             opportunities[i].setdefault(child)
         return tuple(map(tuple, opportunities))
 
-    def _basic(self, layer: Layer) -> Iterator[Opportunity]:
+    def _basic_opportunities(self, layer: Layer) -> Iterator[PartitionOpportunity]:
         """The whole layer, and its slices."""
-        whole = None if layer.reason else full(output_shape(self.layers, layer))
-        yield Opportunity(self._group(1), (whole,), (whole,))
-        axis = named_axis(self.layers, layer, "height")
+        whole = None if layer.whole_reason else full_region(output_shape(self.layers, layer))
+        yield PartitionOpportunity(self._new_group(1), (whole,), (whole,))
+        axis = find_cuttable_axis(self.layers, layer, "height")
         if axis is None or whole is None or len(self.devices) < 2:
             return
         for kind in self.kinds:
             weights = [device.rate if kind == "proportional" else 1.0 for device in self.devices]
-            cuts = cut_axis(self.layers, layer, axis, weights)
+            cuts = split_axis(self.layers, layer, axis, weights)
             regions = tuple(with_interval(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts)
-            yield Opportunity(self._group(len(regions)), regions, regions)
+            yield PartitionOpportunity(self._new_group(len(regions)), regions, regions)
 
-    def _group(self, width: int) -> int:
-        self.width.append(width)
-        return len(self.width) - 1
+    def _new_group(self, width: int) -> int:
+        self.group_sizes.append(width)
+        return len(self.group_sizes) - 1
 
-    def _fusion(self, layer: Layer, parent: Opportunity, before: Layer) -> Opportunity | None:
+    def _fusion_opportunity(
+        self, layer: Layer, parent: PartitionOpportunity, before: Layer
+    ) -> PartitionOpportunity | None:
         """The slices of `before` that the slices of `parent` need; None where they cannot be cut so.
 
         Slices are widened to where the next one begins where they leave rows to nobody (a stride can): any other PO of
         `layer` must find all that it needs.
         """
-        axis = named_axis(self.layers, before, "height")
+        axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:
             return None
-        whole = full(output_shape(self.layers, before))
-        allowed = cuttable(self.layers, before)
+        whole = full_region(output_shape(self.layers, before))
+        allowed = cuttable_axes(self.layers, before)
         needs: list[Region | None] = []
         for region in parent.regions:
-            need = None if region is None else self._needs(layer, region).get(before.output)
+            need = None if region is None else self._needed_regions(layer, region).get(before.output)
             if need is not None:
                 need = tuple(n if a in allowed else w for a, (n, w) in enumerate(zip(need, whole, strict=True)))
             needs.append(None if need is None or is_empty(need) else need)
         if sum(need is not None for need in needs) < 2:
             return None
-        cuts = covering([None if need is None else need[axis] for need in needs], whole[axis][1])
+        cuts = cover_extent([None if need is None else need[axis] for need in needs], whole[axis][1])
         shares = tuple(None if cut is None else with_interval(whole, axis, cut) for cut in cuts)
         regions = tuple(
-            None if need is None else bounding((need, share)) for need, share in zip(needs, shares, strict=True)
+            None if need is None else bounding_region((need, share)) for need, share in zip(needs, shares, strict=True)
         )
-        return Opportunity(parent.group, regions, shares, parent.depth + 1)
+        return PartitionOpportunity(parent.group, regions, shares, parent.depth + 1)
 
-    def _needs(self, layer: Layer, region: Region | None) -> dict[str, Region]:
-        task = share_task(self.layers, layer, Share(region))
+    def _needed_regions(self, layer: Layer, region: Region | None) -> dict[str, Region]:
+        task = make_share_task(self.layers, layer, LayerShare(region))
         return {key.tensor: need for key, need in task.needs.items()}
 
-    def _cost(self, at: int, pos: Sequence[Opportunity]) -> Floats:
+    def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
         """L_dev: (P, S, D)."""
         layer, count = self.layers.layers[at], len(self.devices)
         there = [
             (p, s, region)
             for p, po in enumerate(pos)
             for s, region in enumerate(po.regions)
-            if region is not None or layer.reason
+            if region is not None or layer.whole_reason
         ]
-        shares = [Share(region) for _, _, region in there]
-        seconds = self.problem.cost.fill(self.layers, layer, shares, self.devices)
+        shares = [LayerShare(region) for _, _, region in there]
+        seconds = self.problem.cost_model.seconds_table(self.layers, layer, shares, self.devices)
         power = np.array([device.power_active if self.energy else 1.0 for device in self.devices])
         costs = np.zeros((len(pos), count, count))
         for (p, s, _), row in zip(there, seconds, strict=True):
-            costs[p, s] = MILLI * power * row
+            costs[p, s] = MILLI_PER_UNIT * power * row
         return costs
 
-    def _produced(self, at: int, pos: Sequence[Opportunity], slot: int, shares: bool) -> Ints | None:
+    def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
         """Boxes (P, S, axes + 1, 2) of output `slot`; None where it has no static shape."""
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
@@ -212,82 +223,84 @@ class _SpaceBuilder:
         boxes = np.zeros((len(pos), len(self.devices), len(shape) + 1, 2), np.int64)
         for p, po in enumerate(pos):
             for s, region in enumerate(po.shares if shares else po.regions):
-                if layer.reason:
-                    boxes[p, s] = box(full(shape))
+                if layer.whole_reason:
+                    boxes[p, s] = region_to_box(full_region(shape))
                 elif region is not None:  # a share may be empty
-                    boxes[p, s] = box(region if shares else align(self.layers, layer, region))
+                    boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 
-    def _wanted(self, at: int, pos: Sequence[Opportunity], tensor: str) -> Ints:
+    def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
         """Boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
         boxes = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
         for p, po in enumerate(pos):
             for s, region in enumerate(po.regions):
-                if region is not None or layer.reason:
-                    need = self._needs(layer, region).get(tensor)
+                if region is not None or layer.whole_reason:
+                    need = self._needed_regions(layer, region).get(tensor)
                     if need is not None:
-                        boxes[p, s] = box(need)
+                        boxes[p, s] = region_to_box(need)
         return boxes
 
-    def _overlap(self, opportunities: Sequence[Sequence[Opportunity]], edge: Edge, slots: Slots) -> Floats:
+    def _overlap_bytes(
+        self, opportunities: Sequence[Sequence[PartitionOpportunity]], edge: LayerEdge, slots: TensorSlots
+    ) -> Floats:
         i, j = edge
         senders, receivers = opportunities[i], opportunities[j]
         count = len(self.devices)
         total = np.zeros((len(senders), count, len(receivers), count))
         for out, slot in slots:
             tensor = self.layers.layers[j].inputs[slot]
-            produced, shares = (self._produced(i, senders, out, kind) for kind in (False, True))
+            produced, shares = (self._produced_boxes(i, senders, out, kind) for kind in (False, True))
             if produced is not None and shares is not None:
-                wanted = self._wanted(j, receivers, tensor)
-                total += element_bytes(self.layers, tensor) * passed(produced, shares, wanted)
+                wanted = self._needed_boxes(j, receivers, tensor)
+                total += element_bytes(self.layers, tensor) * overlap_elements(produced, shares, wanted)
         return total
 
-    def _inputs(self, at: int, pos: Sequence[Opportunity]) -> Floats:
+    def _input_bytes(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
         total = np.zeros((len(pos), len(self.devices)))
         for tensor in self.layers.layers[at].inputs:
             if tensor in self.layers.inputs and self.layers.tensors[tensor].shape is not None:
-                wanted = self._wanted(at, pos, tensor)
-                total += element_bytes(self.layers, tensor) * common(wanted, wanted)
+                wanted = self._needed_boxes(at, pos, tensor)
+                total += element_bytes(self.layers, tensor) * common_elements(wanted, wanted)
         return total
 
-    def _outputs(self, at: int, pos: Sequence[Opportunity]) -> Floats:
+    def _output_bytes(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
         total = np.zeros((len(pos), len(self.devices)))
         for slot, tensor in enumerate(self.layers.layers[at].outputs):
-            shares = self._produced(at, pos, slot, True)
-            if tensor in self.layers.delivered and shares is not None:
-                total += element_bytes(self.layers, tensor) * common(shares, shares)
+            shares = self._produced_boxes(at, pos, slot, True)
+            if tensor in self.layers.delivered_outputs and shares is not None:
+                total += element_bytes(self.layers, tensor) * common_elements(shares, shares)
         return total
 
-    def _bandwidths(self) -> tuple[Floats, Floats, Floats]:
+    def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
         """(B, B_in, B_out): inputs come from the first source unless the device is one; every sink gets the outputs."""
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
-        between = np.array([[self._byte(a, b) for b in names] for a in names])
-        into = np.array([0.0 if name in source else self._byte(source[0], name) for name in names])
-        out = np.array([sum(self._byte(name, wanting) for wanting in sink) for name in names])
+        between = np.array([[self._byte_cost(a, b) for b in names] for a in names])
+        into = np.array([0.0 if name in source else self._byte_cost(source[0], name) for name in names])
+        out = np.array([sum(self._byte_cost(name, wanting) for wanting in sink) for name in names])
         return between, into, out
 
-    def _byte(self, a: str, b: str) -> float:
+    def _byte_cost(self, a: str, b: str) -> float:
         """The cost of a byte from device a to device b."""
         platform = self.problem.platform
         link = None if a == b else platform.link(a, b)
         if link is None:
             return 0.0
         power = platform.device(a).power_network + platform.device(b).power_network if self.energy else 1.0
-        return link.seconds(MILLI * power)
+        return link.transfer_s(MILLI_PER_UNIT * power)
 
 
-def problem_ends(problem: Problem) -> tuple[list[int], list[int]]:
+def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
     """The places of the layers that read graph inputs, and of those that make graph outputs."""
     layers = problem.layers
     reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
-    making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered)]
+    making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered_outputs)]
     return reading, making
 
 
-def covering(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
+def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
     """Disjoint shares of 0..extent, one for each interval that is there: borders amid what neighbours have in common,
     or where the later one begins. covering([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]."""
     there = [k for k, interval in enumerate(intervals) if interval is not None]
@@ -303,17 +316,19 @@ def covering(intervals: Sequence[Interval | None], extent: int) -> list[Interval
     return covered
 
 
-def passed(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
+def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     """overlap_{i,j} in elements (P, S, P', S'): what sublayer j wants of sublayer i, each element once."""
-    both = overlap(shares[:, :, None], produced[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
+    both = common_boxes(shares[:, :, None], produced[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
     wide = wanted[None, None]
-    moved = (common(shares[:, :, None, None], wide) - common(both[:, :, None], wide)).astype(np.float64)
+    moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(
+        np.float64
+    )
     for s in range(produced.shape[1]):
-        moved[:, s, :, s] = common(produced[:, None, s], wanted[None, :, s])
+        moved[:, s, :, s] = common_elements(produced[:, None, s], wanted[None, :, s])
     return moved
 
 
-def _there(po: Opportunity, count: int) -> list[bool]:
+def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
     """Which of `count` sublayers there are; a layer that stays whole has no region and one sublayer."""
     if po.regions == (None,):
         return [True] + [False] * (count - 1)

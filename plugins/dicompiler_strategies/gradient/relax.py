@@ -15,99 +15,102 @@ from functools import cached_property
 
 import numpy as np
 
-from dicompiler.plugin_api import Allowance
-from dicompiler_strategies.gradient.landscape import Landscape, Selections
+from dicompiler.plugin_api import WorkBudget
+from dicompiler_strategies.gradient.landscape import ObjectiveTables, Selections
 from dicompiler_strategies.tables.footprints import Floats
 
-WARM, COLD = 1.0, 0.2  # the softmax's temperature at the first and the last iteration
-AT_ONCE = 10  # multiplications of a product in the time of an element that is read
-_SERIAL = 1 << 18  # multiplications of a product that linear algebra libraries do not spread over threads
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # the softmax's temperature at the first and the last iteration
+MULTIPLICATIONS_PER_READ = 10  # multiplications of a product in the time of an element that is read
+_MAX_SERIAL_MULTIPLICATIONS = (
+    1 << 18
+)  # multiplications of a product that linear algebra libraries do not spread over threads
 
 
 @dataclass(frozen=True)
-class Descent:
+class DescentSettings:
     """How to go downhill. rate: of learning, in units of the normalised loss; bias: what a restart's own family of
     choices has above the others at the start, noise: the most that is drawn on top; memory: what an excess of 1 over
     a host's limit adds to the normalised loss of a layer."""
 
-    rate: float = 0.4
+    learning_rate: float = 0.4
     iterations: int = 60
     restarts: int = 64
     seed: int = 0
-    biased: bool = True
+    is_biased: bool = True
     bias: float = 2.0
     noise: float = 1.0
-    memory: float = 10.0
+    memory_penalty: float = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class FlatLandscape:
+class FlatTables:
     """A landscape whose choices are laid out in one row of n columns, a segment of it for each layer."""
 
-    land: Landscape
+    tables: ObjectiveTables
 
     @cached_property
-    def starts(self) -> Selections:
+    def first_columns(self) -> Selections:
         """The first column of each layer (layers,)."""
-        return np.cumsum([0, *(len(costs) for costs in self.land.node)])[:-1].astype(np.intp)
+        return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
-    def layer(self) -> Selections:
+    def column_layers(self) -> Selections:
         """The layer of each column (n,)."""
-        return np.repeat(np.arange(len(self.land.node)), [len(costs) for costs in self.land.node])
+        return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
-    def spans(self) -> tuple[slice, ...]:
+    def layer_columns(self) -> tuple[slice, ...]:
         """The columns of each layer."""
         return tuple(
-            slice(int(start), int(start) + len(costs)) for start, costs in zip(self.starts, self.land.node, strict=True)
+            slice(int(start), int(start) + len(costs))
+            for start, costs in zip(self.first_columns, self.tables.node, strict=True)
         )
 
     @cached_property
     def _node(self) -> Floats:
-        return np.concatenate(self.land.node)
+        return np.concatenate(self.tables.node)
 
     @cached_property
     def _weights(self) -> Floats:
-        return np.concatenate(self.land.weights)
+        return np.concatenate(self.tables.weights)
 
     def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
         """p (restarts, n): W (restarts, n) as probabilities within each layer."""
         Z = W / temperature
-        e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.starts, axis=1)[:, self.layer])
-        e /= np.add.reduceat(e, self.starts, axis=1)[:, self.layer]
+        e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.first_columns, axis=1)[:, self.column_layers])
+        e /= np.add.reduceat(e, self.first_columns, axis=1)[:, self.column_layers]
         return e
 
-    def slope(self, p: Floats, memory: float = 0.0) -> Floats:
+    def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
         """∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, and the weights of the hosts that are too
         full."""
         g = np.repeat(self._node[None], len(p), axis=0)
-        for (a, b), table in self.land.edge.items():
-            g[:, self.spans[a]] += product(p[:, self.spans[b]], table.T)
-            g[:, self.spans[b]] += product(p[:, self.spans[a]], table)
-        if memory and len(self.land.limits):
-            full = (product(p, self._weights) > self.land.limits) / np.maximum(self.land.limits, 1.0)
-            g += memory * product(full, self._weights.T)
+        for (a, b), table in self.tables.edge.items():
+            g[:, self.layer_columns[a]] += multiply_in_blocks(p[:, self.layer_columns[b]], table.T)
+            g[:, self.layer_columns[b]] += multiply_in_blocks(p[:, self.layer_columns[a]], table)
+        if memory and len(self.tables.limits):
+            full = (multiply_in_blocks(p, self._weights) > self.tables.limits) / np.maximum(self.tables.limits, 1.0)
+            g += memory * multiply_in_blocks(full, self._weights.T)
         return g
 
-    def centred(self, p: Floats, g: Floats) -> Floats:
+    def centre_gradient(self, p: Floats, g: Floats) -> Floats:
         """g less its mean under p in each layer: ∂L/∂W is p times this (at temperature 1)."""
-        centred: Floats = g - np.add.reduceat(p * g, self.starts, axis=1)[:, self.layer]
+        centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
 
-    def decode(self, p: Floats) -> Selections:
+    def likeliest_choices(self, p: Floats) -> Selections:
         """The likeliest choice of each layer, of equals the first: (restarts, layers)."""
-        return np.stack([p[:, span].argmax(axis=1) for span in self.spans], axis=1)
+        return np.stack([p[:, span].argmax(axis=1) for span in self.layer_columns], axis=1)
 
 
-def product(p: Floats, table: Floats) -> Floats:
+def multiply_in_blocks(p: Floats, table: Floats) -> Floats:
     """p @ table, some rows at a time: products of this size would be spread over threads, which costs many times what
     it gains while other processes want the cores, and adds up in another order."""
-    step = max(1, _SERIAL // table.size)
+    step = max(1, _MAX_SERIAL_MULTIPLICATIONS // table.size)
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
 
 
-class Interrupted(KeyboardInterrupt):
+class DescentInterrupted(KeyboardInterrupt):
     """Ctrl-C, with the selections (restarts, layers) that there are by then."""
 
     def __init__(self, selections: Selections) -> None:
@@ -115,44 +118,46 @@ class Interrupted(KeyboardInterrupt):
         self.selections = selections
 
 
-def descend(land: Landscape, how: Descent, allowance: Allowance | None = None) -> Selections:
+def minimise_relaxation(land: ObjectiveTables, how: DescentSettings, allowance: WorkBudget | None = None) -> Selections:
     """Selections (restarts, layers), decoded from where the restarts came to by the last step or the allowance's end.
 
     The step is natural: ∂L/∂W without its factor p, which is the gradient in the softmax's own (Fisher) metric. With
     the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on. Ctrl-C
     raises Interrupted.
     """
-    flat = FlatLandscape(land)
-    W = initial(land, flat, how)
-    memory, allowance = how.memory * land.scale, allowance or Allowance()
-    multiplied = 2 * how.restarts * sum(table.size for table in land.edge.values()) / AT_ONCE
+    flat = FlatTables(land)
+    W = initial_logits(land, flat, how)
+    memory, allowance = how.memory_penalty * land.loss_scale, allowance or WorkBudget()
+    multiplied = 2 * how.restarts * sum(table.size for table in land.edge.values()) / MULTIPLICATIONS_PER_READ
     try:
         for step in range(how.iterations):
-            if not allowance.step(multiplied + how.restarts * len(flat.layer), 4 * len(land.edge)):
+            if not allowance.try_steps(multiplied + how.restarts * len(flat.column_layers), 4 * len(land.edge)):
                 break
-            temperature = WARM * (COLD / WARM) ** (step / max(1, how.iterations - 1))
+            temperature = FIRST_TEMPERATURE * (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (
+                step / max(1, how.iterations - 1)
+            )
             p = flat.softmax(W, temperature)
-            W -= how.rate / land.scale * flat.centred(p, flat.slope(p, memory))
+            W -= how.learning_rate / land.loss_scale * flat.centre_gradient(p, flat.loss_gradient(p, memory))
     except KeyboardInterrupt:
-        raise Interrupted(flat.decode(flat.softmax(W))) from None
-    return flat.decode(flat.softmax(W))
+        raise DescentInterrupted(flat.likeliest_choices(flat.softmax(W))) from None
+    return flat.likeliest_choices(flat.softmax(W))
 
 
-def initial(land: Landscape, flat: FlatLandscape, how: Descent) -> Floats:
+def initial_logits(land: ObjectiveTables, flat: FlatTables, how: DescentSettings) -> Floats:
     """W (restarts, n) to begin with: noise, and a bias for one family of choices in each restart, the family that is
     best alone first; after the last family the first again, with noise (there is none in the first round)."""
     random = np.random.default_rng(how.seed)
-    W = random.uniform(0.0, how.noise, (how.restarts, len(flat.layer)))
-    if how.biased:
+    W = random.uniform(0.0, how.noise, (how.restarts, len(flat.column_layers)))
+    if how.is_biased:
         families = np.concatenate(land.families)
-        order = by_value(land)
+        order = families_by_value(land)
         favoured = np.resize(order, how.restarts)
         W[: len(order)] = 0.0
         W += how.bias * (families[None] == favoured[:, None])
     return W
 
 
-def by_value(land: Landscape) -> Selections:
+def families_by_value(land: ObjectiveTables) -> Selections:
     """The families in the order of the value of a selection that takes each of them wherever there is a choice of it
     (without extra rows) and the cheapest choice elsewhere."""
     numbers: Sequence[int] = sorted({int(number) for families in land.families for number in families})

@@ -10,34 +10,37 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dicompiler.plugin_api import (
-    BUDGET,
-    INTERRUPTED,
-    Allowance,
+    DEFAULT_BUDGET_S,
+    INTERRUPTED_NOTE,
     DicompilerError,
     Plan,
     Problem,
     Strategy,
     UsageError,
-    memory_lacking,
+    WorkBudget,
+    missing_memory,
 )
 from dicompiler_strategies.gradient import paper
-from dicompiler_strategies.gradient.landscape import Landscape, check_objective, landscapes
-from dicompiler_strategies.gradient.opportunities import space
-from dicompiler_strategies.gradient.polish import Polish
-from dicompiler_strategies.gradient.relax import Descent, Interrupted, descend
-from dicompiler_strategies.joint.fitting import fitting
+from dicompiler_strategies.gradient.landscape import ObjectiveTables, build_objective_tables, check_objective
+from dicompiler_strategies.gradient.opportunities import build_space
+from dicompiler_strategies.gradient.polish import LocalSearch
+from dicompiler_strategies.gradient.relax import DescentInterrupted, DescentSettings, minimise_relaxation
+from dicompiler_strategies.joint.fitting import affordable_choices
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import Tables, original, renumbered, tables
+from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables, to_kept_numbers, to_original_numbers
 
 Partition = Literal["equal", "proportional", "all"]
-_SHARES: Mapping[Partition, tuple[str, ...]] = {
+_SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "equal": ("equal",),
     "proportional": ("rate",),
     "all": ("equal", "rate", "memory"),
 }
-_WORK, _LEAST = 6e9, 8  # multiplications that the default number of restarts may cost; restarts at least
-_OTHERS = 8  # selections that a repair begins with
-_REPAIRS = 8  # how often a plan whose tensors do not fit is searched anew with less room for weights
+_MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = (
+    6e9,
+    8,
+)  # multiplications that the default number of restarts may cost; restarts at least
+_MAX_OTHER_SELECTIONS = 8  # selections that a repair begins with
+_MAX_REPAIRS = 8  # how often a plan whose tensors do not fit is searched anew with less room for weights
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,12 @@ class Gradient(Strategy):
     iterations: int | None = field(default=None, metadata={"help": "by default 60, of the paper's method 20"})
     restarts: int | None = field(default=None, metadata={"help": "by default up to 64, of the paper's method 1"})
     seed: int = field(default=0, metadata={"help": "of the random numbers"})
-    counts: tuple[int, ...] = field(
+    device_counts: tuple[int, ...] = field(
         default=(), metadata={"help": "numbers of devices to split over; by default all up to 8, then fewer and fewer"}
     )
-    budget: float = field(default=BUDGET, metadata={"help": "seconds of a common computer that its work may come to"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
+    )
 
     def __post_init__(self) -> None:
         """Raises UsageError for numbers that make no sense."""
@@ -97,9 +102,9 @@ class Gradient(Strategy):
         rate = self.learning_rate
         if rate is not None and not (rate > 0 and math.isfinite(rate)):
             raise UsageError(f"gradient: option 'learning_rate': expected a number above 0, got {rate}")
-        if any(count < 2 for count in self.counts):
+        if any(count < 2 for count in self.device_counts):
             raise UsageError("gradient: option 'counts': expected numbers of at least 2 devices")
-        if self.paper and self.counts:
+        if self.paper and self.device_counts:
             raise UsageError(
                 "gradient: option 'counts' has no meaning with paper=true: each layer is cut for all devices"
             )
@@ -107,33 +112,35 @@ class Gradient(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """The best plan found. UsageError for another objective than latency and energy, DicompilerError where none is
         found that fits into the hosts' memory."""
-        return self.plan_within(problem, Allowance(self.budget))
+        return self.plan_within(problem, WorkBudget(self.budget))
 
-    def plan_within(self, problem: Problem, allowance: Allowance) -> Plan:
+    def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
         """The same with what is allowed in the place of the budget. DicompilerError where it is over before the tables
         are filled: they are of fewer choices where those that are asked for would take more than half of it."""
         check_objective(problem.objective)
         if self.paper:
             return self._as_printed(problem)
-        choices = fitting(problem, self.choices(problem), allowance.left / 2)
-        return self.plan_of(tables(problem, choices, allowance), allowance)
+        choices = affordable_choices(problem, self.choice_set(problem), budget.remaining_s / 2)
+        return self.plan_over_tables(build_cost_tables(problem, choices, budget), budget)
 
-    def choices(self, problem: Problem) -> ChoiceSet:
+    def choice_set(self, problem: Problem) -> ChoiceSet:
         """The choices that the default method picks from: `fusion_limit` extra rows let as many 3×3 layers go without
         an exchange."""
-        counts = self.counts or some_counts(len(problem.platform.computing))
-        return ChoiceSet(counts=counts, extra=self.fusion_limit, shares=_SHARES[self.partition or "all"])
+        counts = self.device_counts or default_device_counts(len(problem.platform.computing_devices))
+        return ChoiceSet(
+            device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition or "all"]
+        )
 
-    def plan_of(self, cost_tables: Tables, allowance: Allowance | None = None) -> Plan:
+    def plan_over_tables(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> Plan:
         """The best plan over tables, its tensors within the hosts' memory. Raises as `plan`."""
-        problem, allowance = cost_tables.problem, allowance or Allowance(self.budget)
-        best = self.search(cost_tables, allowance=allowance)
+        problem, allowance = cost_tables.problem, allowance or WorkBudget(self.budget)
+        best = self.search_tables(cost_tables, allowance=allowance)
         reserve: dict[str, int] = {}
-        for _ in range(_REPAIRS):
+        for _ in range(_MAX_REPAIRS):
             plan = cost_tables.plan(best.selection)
-            short = memory_lacking(problem, plan)
+            short = missing_memory(problem, plan)
             if not short:
-                return replace(plan, note=INTERRUPTED if best.interrupted else allowance.note())
+                return replace(plan, note=INTERRUPTED_NOTE if best.interrupted else allowance.note())
             if best.interrupted:
                 raise KeyboardInterrupt
             if not best.fits:
@@ -143,16 +150,18 @@ class Gradient(Strategy):
             wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
             most = max(wanted.values()) if reserve else 0
             reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
-            best = self.search(cost_tables, (best.selection, *best.others), reserve, descent=False, allowance=allowance)
-        raise _no_room(problem, short)
+            best = self.search_tables(
+                cost_tables, (best.selection, *best.others), reserve, descent=False, allowance=allowance
+            )
+        raise _memory_error(problem, short)
 
-    def search(
+    def search_tables(
         self,
-        cost_tables: Tables,
+        cost_tables: CostTables,
         hints: Sequence[Sequence[int]] = (),
         reserve: Mapping[str, int] | None = None,
         descent: bool = True,
-        allowance: Allowance | None = None,
+        allowance: WorkBudget | None = None,
     ) -> BestSelection:
         """The best selection over tables for their problem's objective.
 
@@ -161,10 +170,10 @@ class Gradient(Strategy):
         then. UsageError for another objective than latency and energy.
         """
         best: BestSelection | None = None
-        lands = landscapes(cost_tables, cost_tables.problem.objective, reserve)
-        how = self._descent(lands) if descent else None
+        lands = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
+        how = self._descent_settings(lands) if descent else None
         for land in lands:
-            one = _search_one(land, how, hints, allowance or Allowance())
+            one = _search_objective(land, how, hints, allowance or WorkBudget())
             if one is not None and (best is None or (not one.fits, one.value) < (not best.fits, best.value)):
                 best = one
             if one is not None and one.interrupted:
@@ -173,69 +182,71 @@ class Gradient(Strategy):
         assert best is not None
         return best
 
-    def _descent(self, lands: Sequence[Landscape]) -> Descent:
+    def _descent_settings(self, lands: Sequence[ObjectiveTables]) -> DescentSettings:
         """The options; fewer restarts than by default where tables are so large that these would take long, and dealt
         out to the landscapes, where there are several."""
-        default = Descent()
+        default = DescentSettings()
         work = 2 * default.iterations * sum(table.size for land in lands for table in land.edge.values()) / len(lands)
-        most = max(_LEAST, min(default.restarts, int(_WORK / max(work, 1.0))))
+        most = max(_MIN_RESTARTS, min(default.restarts, int(_MAX_DESCENT_MULTIPLICATIONS / max(work, 1.0))))
         restarts = most if self.restarts is None else self.restarts
-        return Descent(
-            rate=default.rate if self.learning_rate is None else self.learning_rate,
+        return DescentSettings(
+            learning_rate=default.learning_rate if self.learning_rate is None else self.learning_rate,
             iterations=default.iterations if self.iterations is None else self.iterations,
             restarts=-(-restarts // len(lands)),
             seed=self.seed,
-            biased=self.initialisation == "heuristics",
+            is_biased=self.initialisation == "heuristics",
         )
 
     def _as_printed(self, problem: Problem) -> Plan:
         """Of several restarts the one whose plan is best by estimate: relaxed losses say little about plans."""
         energy = problem.objective == "energy"
         kinds = ("equal", "proportional") if self.partition == "all" else (self.partition or "equal",)
-        pos = space(problem, kinds, self.fusion_limit, energy)
+        pos = build_space(problem, kinds, self.fusion_limit, energy)
         restarts = 1 if self.restarts is None else self.restarts
-        W = paper.initial(pos, restarts, self.seed, self.initialisation == "heuristics")
+        W = paper.initial_weights(pos, restarts, self.seed, self.initialisation == "heuristics")
         rate = 0.8 if self.learning_rate is None else self.learning_rate
-        W = paper.descend(pos, W, rate, self.iterations or 20, penalty=not energy)
+        W = paper.gradient_descent(pos, W, rate, self.iterations or 20, penalty=not energy)
         names = [layer.name for layer in problem.layers.layers]
-        decoded = dict.fromkeys(paper.decode(pos, W, restart) for restart in range(restarts))
+        decoded = dict.fromkeys(paper.decode_weights(pos, W, restart) for restart in range(restarts))
         plans = [
-            problem.plan({name: pos.parts(i, *pick) for i, (name, pick) in enumerate(zip(names, picks, strict=True))})
+            problem.build_plan(
+                {name: pos.sublayer_parts(i, *pick) for i, (name, pick) in enumerate(zip(names, picks, strict=True))}
+            )
             for picks in decoded
         ]
         rated = [(plan, problem.estimate(plan)) for plan in plans]
-        fitting = [entry for entry in rated if not memory_lacking(problem, entry[0])]
+        fitting = [entry for entry in rated if not missing_memory(problem, entry[0])]
         if not fitting:
-            raise _no_room(problem, memory_lacking(problem, rated[0][0]), "; the paper's method knows no limits")
-        return min(fitting, key=lambda entry: entry[1].value(problem.objective))[0]
+            raise _memory_error(problem, missing_memory(problem, rated[0][0]), "; the paper's method knows no limits")
+        return min(fitting, key=lambda entry: entry[1].objective_value(problem.objective))[0]
 
 
-def _search_one(
-    land: Landscape, how: Descent | None, hints: Sequence[Sequence[int]], allowance: Allowance
+def _search_objective(
+    land: ObjectiveTables, how: DescentSettings | None, hints: Sequence[Sequence[int]], allowance: WorkBudget
 ) -> BestSelection | None:
     """The best of one landscape; None where there is nothing to polish."""
-    placed = [place for hint in hints if (place := renumbered(land.kept, hint)) is not None]
+    placed = [place for hint in hints if (place := to_kept_numbers(land.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(land.node))
     stopped = False
     if how is not None:
         try:
-            descended = descend(land, how, allowance)
-        except Interrupted as stop:
+            descended = minimise_relaxation(land, how, allowance)
+        except DescentInterrupted as stop:
             descended, stopped = stop.selections, True
         starts = np.concatenate((descended, starts))
     if not len(starts):
         return None
-    polish = Polish(land, allowance)
+    polish = LocalSearch(land, allowance)
     try:
-        best = (polish.ranked(starts) if stopped else polish.run(starts))[:_OTHERS]
+        best = (polish.rank(starts) if stopped else polish.run(starts))[:_MAX_OTHER_SELECTIONS]
     except KeyboardInterrupt:
-        best, stopped = polish.ranked(starts)[:_OTHERS], True
-    fits = bool(land.excess(land.loads(best[:1]))[0] == 0)
-    first, *others = (original(land.kept, selection) for selection in best.tolist())
+        best, stopped = polish.rank(starts)[:_MAX_OTHER_SELECTIONS], True
+    fits = bool(land.relative_excess(land.weight_loads(best[:1]))[0] == 0)
+    first, *others = (to_original_numbers(land.kept_choices, selection) for selection in best.tolist())
     return BestSelection(first, float(land.values(best[:1])[0]), fits, tuple(others), stopped)
 
 
-def some_counts(devices: int) -> tuple[int, ...]:
+def default_device_counts(devices: int) -> tuple[int, ...]:
     """Numbers of devices to split over: all up to 8, then steps of a fifth to a third, and all: the tables of edges
     grow with the square of the choices. some_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)."""
     counts = list(range(2, min(devices, 8) + 1))
@@ -244,7 +255,7 @@ def some_counts(devices: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _no_room(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
+def _memory_error(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
     """The error where no plan is found; `short` of the nearest one."""
     host = max(short, key=lambda name: (short[name], name))
     needed = problem.platform.host(host).memory + short[host]

@@ -13,23 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import OBJECTIVES, UsageError, raw_nbytes
-from dicompiler_strategies.joint.elimination import Graph, graph
+from dicompiler_strategies.joint.elimination import EliminationOrder, build_elimination_order
 from dicompiler_strategies.tables.cost_tables import (
-    Edge,
-    Slots,
-    Tables,
-    edge_flows,
-    edges,
-    end_flows,
-    kept_edges,
-    original,
-    renumbered,
-    restricted,
-    sent_between,
-    total,
+    CostTables,
+    LayerEdge,
+    TensorSlots,
+    bytes_between_devices,
+    find_edges,
+    find_state_edges,
+    flows_at_ends,
+    flows_on_edge,
+    restrict_edges,
+    sum_tables,
+    to_kept_numbers,
+    to_original_numbers,
 )
-from dicompiler_strategies.tables.footprints import Floats, on_hosts, sizes, states_read
-from dicompiler_strategies.tables.lines import Lines, lines
+from dicompiler_strategies.tables.footprints import Floats, box_elements, device_host_matrix, state_slots
+from dicompiler_strategies.tables.lines import LinkLoads, build_link_loads
 
 Numbers = NDArray[np.intp]
 
@@ -45,71 +45,77 @@ class JointModel:
     """
 
     node: tuple[Floats, ...]
-    edge: Mapping[Edge, Floats]
-    load_node: tuple[Floats, ...] = ()
-    load_edge: Mapping[Edge, Floats] = field(default_factory=dict)
-    caps: Floats = field(default_factory=lambda: np.zeros(0))
-    minimax: bool = False
-    alive: tuple[Numbers, ...] = ()
+    edge: Mapping[LayerEdge, Floats]
+    node_loads: tuple[Floats, ...] = ()
+    edge_loads: Mapping[LayerEdge, Floats] = field(default_factory=dict)
+    load_limits: Floats = field(default_factory=lambda: np.zeros(0))
+    is_minimax: bool = False
+    kept_choices: tuple[Numbers, ...] = ()
 
     @cached_property
-    def graph(self) -> Graph:
-        return graph([len(costs) for costs in self.node], list(self.edge))
+    def elimination_order(self) -> EliminationOrder:
+        return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
-    def loads(self, selection: Sequence[int]) -> Floats:
+    def selection_loads(self, selection: Sequence[int]) -> Floats:
         """The loads (loads,) of a selection."""
-        loads = np.zeros(len(self.caps))
-        if not len(self.caps):
+        loads = np.zeros(len(self.load_limits))
+        if not len(self.load_limits):
             return loads
-        for layer_loads, c in zip(self.load_node, selection, strict=True):
+        for layer_loads, c in zip(self.node_loads, selection, strict=True):
             loads += layer_loads[c]
-        for (i, j), table in self.load_edge.items():
+        for (i, j), table in self.edge_loads.items():
             loads[: table.shape[2]] += table[selection[i], selection[j]]
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
         """What is made small."""
-        if self.minimax:
-            return float(self.loads(selection).max())
-        return float(total(self.node, self.edge, np.asarray([selection]))[0])
+        if self.is_minimax:
+            return float(self.selection_loads(selection).max())
+        return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
 
-    def fits(self, selection: Sequence[int]) -> bool:
+    def fits_limits(self, selection: Sequence[int]) -> bool:
         """Whether every load is within its cap."""
-        return bool((self.loads(selection) <= self.caps * (1 + 1e-12)).all()) if len(self.caps) else True
+        return (
+            bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
+            if len(self.load_limits)
+            else True
+        )
 
-    def priced(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[Edge, Floats]]:
+    def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
         """(node, edge) with the loads added, each times its price."""
         if not len(prices):
             return self.node, dict(self.edge)
-        node = tuple(costs + load @ prices for costs, load in zip(self.node, self.load_node, strict=True))
+        node = tuple(costs + load @ prices for costs, load in zip(self.node, self.node_loads, strict=True))
         edge = dict(self.edge)
-        for e, load in self.load_edge.items():
+        for e, load in self.edge_loads.items():
             edge[e] = edge[e] + load @ prices[: load.shape[2]]
         return node, edge
 
-    def kept(self, keep: Sequence[NDArray[np.bool_]]) -> JointModel:
+    def keep_choices(self, keep: Sequence[NDArray[np.bool_]]) -> JointModel:
         """The model with those choices alone."""
         kept = [np.flatnonzero(mask) for mask in keep]
         return replace(
             self,
             node=tuple(costs[i] for costs, i in zip(self.node, kept, strict=True)),
-            edge=restricted(self.edge, kept),
-            load_node=tuple(loads[i] for loads, i in zip(self.load_node, kept, strict=True)) if self.load_node else (),
-            load_edge=restricted(self.load_edge, kept),
-            alive=tuple(numbers[i] for numbers, i in zip(self.alive, kept, strict=True)),
+            edge=restrict_edges(self.edge, kept),
+            node_loads=tuple(loads[i] for loads, i in zip(self.node_loads, kept, strict=True))
+            if self.node_loads
+            else (),
+            edge_loads=restrict_edges(self.edge_loads, kept),
+            kept_choices=tuple(numbers[i] for numbers, i in zip(self.kept_choices, kept, strict=True)),
         )
 
-    def first(self, selection: Sequence[int]) -> tuple[int, ...]:
+    def to_original(self, selection: Sequence[int]) -> tuple[int, ...]:
         """A selection in the numbers of the choices that there were at first."""
-        return original(self.alive, selection)
+        return to_original_numbers(self.kept_choices, selection)
 
-    def now(self, selection: Sequence[int]) -> tuple[int, ...] | None:
+    def from_original(self, selection: Sequence[int]) -> tuple[int, ...] | None:
         """The other way round; None where one of the choices is gone."""
-        return renumbered(self.alive, selection)
+        return to_kept_numbers(self.kept_choices, selection)
 
 
-def joint_model(
-    tables: Tables,
+def build_joint_model(
+    tables: CostTables,
     limits: Mapping[str, float] | None = None,
     on: Collection[str] | None = None,
     full: Collection[int] = (),
@@ -123,23 +129,23 @@ def joint_model(
     outputs, on the fullest host. limits: host → bytes that the weights of its devices may take, and with them the
     tensors of each layer in `full` (by place) while it is computed.
     """
-    problem, place = tables.problem, on_hosts(tables.problem.platform)
+    problem, place = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
         raise UsageError(f"cpsat: objective {problem.objective!r} is none that it knows: {', '.join(OBJECTIVES)}")
-    node, edge = _costs(tables, on)
+    node, edge = _objective_tables(tables, on)
     loads: list[list[Floats]] = [[] for _ in node]
-    load_edge: dict[Edge, Floats] = {}
+    load_edge: dict[LayerEdge, Floats] = {}
     if problem.objective == "throughput":
-        on_lines, load_edge = line_loads(tables)
-        loads = [[busy, compute] for busy, compute in zip(on_lines, tables.compute, strict=True)]
+        on_lines, load_edge = link_seconds(tables)
+        loads = [[busy, compute] for busy, compute in zip(on_lines, tables.compute_seconds, strict=True)]
     elif problem.objective == "memory":
-        loads = [[held @ place] for held in tables.weights]
+        loads = [[held @ place] for held in tables.weight_bytes]
     caps = [np.inf] * sum(load.shape[1] for columns in loads[:1] for load in columns)
     minimax = bool(caps)
     if limits is not None:
-        live = activations(tables) if full else ()
+        live = activation_bytes(tables) if full else ()
         for layer in full or (-1,):
-            for i, (columns, held) in enumerate(zip(loads, tables.weights, strict=True)):
+            for i, (columns, held) in enumerate(zip(loads, tables.weight_bytes, strict=True)):
                 columns.append(held @ place + live[i] if i == layer else held @ place)
             caps += [limits[host.name] for host in problem.platform.hosts]
     return JointModel(
@@ -153,58 +159,64 @@ def joint_model(
     )
 
 
-def _costs(tables: Tables, on: Collection[str] | None) -> tuple[tuple[Floats, ...], Mapping[Edge, Floats]]:
+def _objective_tables(
+    tables: CostTables, on: Collection[str] | None
+) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
     """(node, edge) of an objective that is a sum; nothing of one that is a maximum."""
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":
-        return tables.node, tables.edge
+        return tables.node_seconds, tables.edge_seconds
     if objective == "communication":
-        return tables.node_traffic, tables.traffic
+        return tables.node_bytes, tables.edge_bytes
     if objective != "energy":
-        return tuple(map(np.zeros_like, tables.node)), {e: np.zeros_like(table) for e, table in tables.edge.items()}
+        return tuple(map(np.zeros_like, tables.node_seconds)), {
+            e: np.zeros_like(table) for e, table in tables.edge_seconds.items()
+        }
     idle = sum(device.power_idle for device in devices if on is None or device.name in on)
     extra = np.array([device.power_active - device.power_idle for device in devices])
-    node = tuple(idle * time + compute @ extra for time, compute in zip(tables.node, tables.compute, strict=True))
-    return node, {e: idle * table for e, table in tables.edge.items()}
+    node = tuple(
+        idle * time + compute @ extra for time, compute in zip(tables.node_seconds, tables.compute_seconds, strict=True)
+    )
+    return node, {e: idle * table for e, table in tables.edge_seconds.items()}
 
 
-def activations(tables: Tables) -> tuple[Floats, ...]:
+def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
     """Bytes (choices, hosts) by layer that a host holds at least while it computes the layer: inputs and outputs."""
-    layers, place = tables.problem.layers, on_hosts(tables.problem.platform)
+    layers, place = tables.problem.layers, device_host_matrix(tables.problem.platform)
     on_each_host = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
-        held = np.zeros(footprint.final.shape)
-        names = dict(enumerate(layer.inputs)) | {slot: name for name, slot in states_read(layers, layer).items()}
+        held = np.zeros(footprint.final_seconds.shape)
+        names = dict(enumerate(layer.inputs)) | {slot: name for name, slot in state_slots(layers, layer).items()}
         for slot, needs in footprint.needs.items():
             item = raw_nbytes(layers.tensors[names[slot]].dtype, (1,))
-            held += item * sum(need.sign * sizes(need.boxes) for need in needs)
+            held += item * sum(need.sign * box_elements(need.boxes) for need in needs)
         for slot, boxes in footprint.produced.items():
-            held += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * sizes(boxes)
+            held += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
         on_each_host.append(held @ place)
     return tuple(on_each_host)
 
 
-def line_loads(tables: Tables) -> tuple[list[Floats], dict[Edge, Floats]]:
+def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
     """Seconds that each of the network's lines is busy for a layer (choices, lines) and for an edge (choices, choices,
     lines): the loads that the tables' edges take the largest of."""
     problem = tables.problem
-    network, layers = lines(problem), problem.layers
+    network, layers = build_link_loads(problem), problem.layers
     node = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
-        sent = footprint.merged.copy()
-        inputs, outputs = end_flows(problem, layer, footprint)
+        sent = footprint.merged_bytes.copy()
+        inputs, outputs = flows_at_ends(problem, layer, footprint)
         for flow in inputs:
-            sent += sent_between(*flow)[0]
+            sent += bytes_between_devices(*flow)[0]
         for flow in outputs:
-            sent += sent_between(*flow)[:, 0]
-        node.append(network.loads(sent))
+            sent += bytes_between_devices(*flow)[:, 0]
+        node.append(network.busy_seconds(sent))
     known: dict[tuple[object, ...], Floats] = {}
-    edge: dict[Edge, Floats] = {}
-    for ends, slots in edges(layers).items():
-        edge[ends] = _busy(tables, network, ends, slots, known)
-    dear = 2 * sum(float(compute.max()) for compute in tables.compute)  # than which one device alone takes less
-    for (i, j), slots in kept_edges(layers).items():  # a state never travels
-        busy = np.where(_busy(tables, network, (i, j), slots, known) > 0, dear, 0.0)
+    edge: dict[LayerEdge, Floats] = {}
+    for ends, slots in find_edges(layers).items():
+        edge[ends] = _edge_link_seconds(tables, network, ends, slots, known)
+    dear = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)  # than which one device alone takes less
+    for (i, j), slots in find_state_edges(layers).items():  # a state never travels
+        busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, known) > 0, dear, 0.0)
         if i == j:
             node[i] = node[i] + busy[np.arange(len(busy)), np.arange(len(busy))]
         else:
@@ -213,16 +225,18 @@ def line_loads(tables: Tables) -> tuple[list[Floats], dict[Edge, Floats]]:
     return node, edge
 
 
-def _busy(tables: Tables, network: Lines, ends: Edge, slots: Slots, known: dict[tuple[object, ...], Floats]) -> Floats:
+def _edge_link_seconds(
+    tables: CostTables, network: LinkLoads, ends: LayerEdge, slots: TensorSlots, known: dict[tuple[object, ...], Floats]
+) -> Floats:
     """Seconds (choices, choices, lines) for what the first of `ends` makes and the second reads; `known`: those of
     edges that are alike, which grows."""
     producer, consumer = (tables.footprints[i] for i in ends)
     key = (producer, consumer, slots)
     if key not in known:
-        busy = np.zeros((len(producer.final), len(consumer.final), network.seconds.shape[1]))
-        for held, shares, needs, item in edge_flows(tables.problem.layers, ends, slots, tables.footprints):
+        busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
+        for held, shares, needs, item in flows_on_edge(tables.problem.layers, ends, slots, tables.footprints):
             for p in range(len(busy)):  # one at a time: all pairs of devices of all choices are many
                 at = slice(p, p + 1)
-                busy[at] += network.loads(sent_between(held[at], shares[at], needs, item))
+                busy[at] += network.busy_seconds(bytes_between_devices(held[at], shares[at], needs, item))
         known[key] = busy
     return known[key]

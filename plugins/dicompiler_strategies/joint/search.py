@@ -13,30 +13,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import (
-    INTERRUPTED,
+    INTERRUPTED_NOTE,
     DicompilerError,
     Plan,
     Problem,
     format_bytes,
     free_memory,
-    memory_lacking,
-    memory_needed,
+    missing_memory,
+    needed_memory,
     raw_nbytes,
 )
-from dicompiler_strategies.joint.elimination import LIMIT
-from dicompiler_strategies.joint.model import JointModel, activations, joint_model
-from dicompiler_strategies.joint.relaxation import Relaxed, relax, unrelaxed
-from dicompiler_strategies.joint.solving import Effort, SolverResult, finish
-from dicompiler_strategies.tables.choices import ranked
-from dicompiler_strategies.tables.cost_tables import Tables
-from dicompiler_strategies.tables.footprints import on_hosts, source_and_sink
+from dicompiler_strategies.joint.elimination import MAX_TABLE_ELEMENTS
+from dicompiler_strategies.joint.model import JointModel, activation_bytes, build_joint_model
+from dicompiler_strategies.joint.relaxation import RelaxedProblem, bound_without_elimination, relax_with_prices
+from dicompiler_strategies.joint.solving import SolverEffort, SolverResult, solve_remaining
+from dicompiler_strategies.tables.choices import devices_by_rate
+from dicompiler_strategies.tables.cost_tables import CostTables
+from dicompiler_strategies.tables.footprints import device_host_matrix, source_and_sink
 
 log = logging.getLogger("dicompiler")
-PROOF = 1e-6
+PROOF_GAP = 1e-6
 """Relative gap at which a value counts as proven: what rounding to whole numbers can come to."""
-AMPLE = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
-FULL = 4  # layers whose tensors are kept within the limits by the model itself
-ROUNDS = 12  # of solving again with more room left for activations
+AMPLE_COPIES = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
+MAX_LIMITED_LAYERS = 4  # layers whose tensors are kept within the limits by the model itself
+MAX_MEMORY_ROUNDS = 12  # of solving again with more room left for activations
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class JointSolution:
     selection: tuple[int, ...]
     value: float
     bound: float
-    proven: bool
+    is_proven: bool
     choice_set: str
     cost_model: str
     interrupted: bool = False
@@ -59,11 +59,11 @@ class JointSolution:
     @property
     def gap(self) -> float:
         """(value - bound) / value; 0 where proven."""
-        return 0.0 if self.proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
+        return 0.0 if self.is_proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
 
     def text(self) -> str:
         """One line: value, bound, gap and what they hold for."""
-        how = "proven optimal" if self.proven else f"gap {100 * self.gap:.2f} %"
+        how = "proven optimal" if self.is_proven else f"gap {100 * self.gap:.2f} %"
         stopped = ", interrupted" if self.interrupted else ""
         return (
             f"value {self.value:.6g}, bound {self.bound:.6g} ({how}{stopped}) in {self.cost_model}, "
@@ -71,115 +71,121 @@ class JointSolution:
         )
 
 
-def solve(cost_tables: Tables, effort: Effort = Effort()) -> JointSolution:  # noqa: B008
+def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
     """The best plan over the choices of the tables, the hosts' memory being hard limits.
 
     Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into memory, with the
     smallest limit that would do, and the layer that fits nowhere where there is one.
     """
-    return _Joint(cost_tables, effort).solve()
+    return _JointSearch(cost_tables, effort).solve()
 
 
-class _Joint:
-    def __init__(self, cost_tables: Tables, effort: Effort) -> None:
+class _JointSearch:
+    def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
         self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
-        self.start = [tuple(0 for _ in cost_tables.choices)]  # everything on the fastest device
+        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # everything on the fastest device
         self.interrupted = False
-        self.on: set[str] | None = None  # the devices that are on, where that is part of the question
+        self.powered_devices: set[str] | None = None  # the devices that are on, where that is part of the question
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
 
     def solve(self) -> JointSolution:
         """Without limits first: where that plan fits, it is the best of all."""
-        keep = self._possible()
+        keep = self._possible_choices()
         if self.problem.objective == "energy":
-            best, bound = self._powered(keep)
+            best, bound = self._solve_energy(keep)
         else:
-            best, bound = self._best(joint_model(self.tables).kept(keep), self.start)
-        if best is not None and not self._over(best):
-            return self._solution(best, bound)
-        self.on = None
-        return self._limited(keep, best, bound)
+            best, bound = self._solve_model(build_joint_model(self.tables).keep_choices(keep), self.start_selections)
+        if best is not None and not self._missing_memory(best):
+            return self._build_solution(best, bound)
+        self.powered_devices = None
+        return self._solve_with_limits(keep, best, bound)
 
-    def _limited(self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float) -> JointSolution:
+    def _solve_with_limits(
+        self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float
+    ) -> JointSolution:
         """The best plan that fits. Of a plan that does not, the layer with the most tensors beside the weights is kept
         within the limits as well from then on, which holds for every plan; where that is not enough, less room is left
         for weights, which costs the bound its meaning: then it stays as it was."""
         limits, full, valid = free_memory(self.problem), list[int](), True
-        for _ in range(ROUNDS):
-            start = self.start if best is None else [*self.start, best]
-            best, own_bound = self._best(joint_model(self.tables, limits, full=full).kept(keep), start)
+        for _ in range(MAX_MEMORY_ROUNDS):
+            start = self.start_selections if best is None else [*self.start_selections, best]
+            best, own_bound = self._solve_model(
+                build_joint_model(self.tables, limits, full=full).keep_choices(keep), start
+            )
             bound = max(bound, own_bound) if valid else bound
             if best is None:
                 break
-            over = self._over(best)
+            over = self._missing_memory(best)
             if not over:
-                return self._solution(best, bound)
-            fullest = self._fullest(best, over)
-            if fullest not in full and len(full) < FULL:
+                return self._build_solution(best, bound)
+            fullest = self._fullest_layer(best, over)
+            if fullest not in full and len(full) < MAX_LIMITED_LAYERS:
                 full.append(fullest)
                 continue
             valid = False
             for host, lacking in over.items():  # leave as much room as this plan's activations were too large
                 limits[host] = max(0, limits[host] - lacking)
-        return self._smallest(bound)
+        return self._solve_least_memory(bound)
 
-    def _fullest(self, selection: Sequence[int], hosts: Collection[str]) -> int:
+    def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
         """The layer whose tensors take most on one of these hosts."""
         places = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
-        live = [held[c][places].max() for held, c in zip(activations(self.tables), selection, strict=True)]
+        live = [held[c][places].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)]
         return int(np.argmax(live))
 
-    def _powered(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
+    def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Energy: one model for each number of the fastest devices that are on; all that are on draw idle power."""
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
-        for count in range(1, len(ranked(self.problem)) + 1):
-            on = {*source, *sink, *(device.name for device in ranked(self.problem)[:count])}
+        for count in range(1, len(devices_by_rate(self.problem)) + 1):
+            on = {*source, *sink, *(device.name for device in devices_by_rate(self.problem)[:count])}
             inside = [
                 mask & np.array([all(part.device in on for part in choice.parts) for choice in choices])
                 for mask, choices in zip(keep, self.tables.choices, strict=True)
             ]
             if not all(mask.any() for mask in inside):
                 continue
-            powered = joint_model(self.tables, on=on)
-            selection, own_bound = self._best(powered.kept(inside), self.start)
+            powered = build_joint_model(self.tables, on=on)
+            selection, own_bound = self._solve_model(powered.keep_choices(inside), self.start_selections)
             bound = min(bound, own_bound)
             if selection is not None and powered.value(selection) < value:
-                best, value, self.on = selection, powered.value(selection), on
+                best, value, self.powered_devices = selection, powered.value(selection), on
         return best, bound
 
-    def _best(self, limited: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
+    def _solve_model(self, limited: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
         """(the best selection, the bound) of a model."""
-        relaxed: Relaxed | None = None
+        relaxed: RelaxedProblem | None = None
         try:
-            wide = limited.graph.widest > LIMIT
-            relaxed = (unrelaxed if wide else relax)(limited, start, self.effort.allowance)
-            left = sum(len(costs) for costs in relaxed.left.node)
+            wide = limited.elimination_order.largest_table > MAX_TABLE_ELEMENTS
+            relaxed = (bound_without_elimination if wide else relax_with_prices)(limited, start, self.effort.budget)
+            left = sum(len(costs) for costs in relaxed.model.node)
             log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
-            if relaxed.proven:
+            if relaxed.is_proven:
                 return relaxed.best, relaxed.bound
-            result: SolverResult = finish(relaxed, self.effort, wide)
+            result: SolverResult = solve_remaining(relaxed, self.effort, wide)
             self.interrupted |= result.interrupted
             return result.best, result.bound
         except KeyboardInterrupt:
             self.interrupted = True
             if relaxed is not None:
                 return relaxed.best, relaxed.bound
-            possible = [now for s in start if (now := limited.now(s)) is not None and limited.fits(now)]
+            possible = [
+                now for s in start if (now := limited.from_original(s)) is not None and limited.fits_limits(now)
+            ]
             best = min(possible, key=limited.value, default=None)
-            return (None if best is None else limited.first(best)), 0.0
+            return (None if best is None else limited.to_original(best)), 0.0
 
-    def _possible(self) -> list[NDArray[np.bool_]]:
+    def _possible_choices(self) -> list[NDArray[np.bool_]]:
         """For each layer the choices that can fit at all. Raises where a layer has none."""
         hosts = self.problem.platform.hosts
         caps = np.array([host.memory for host in hosts], np.float64)
-        place = on_hosts(self.problem.platform)
-        reserve = np.array([self.problem.reserve[d.name] for d in self.problem.platform.devices], np.float64)
+        place = device_host_matrix(self.problem.platform)
+        reserve = np.array([self.problem.target_overhead[d.name] for d in self.problem.platform.devices], np.float64)
         keep: list[NDArray[np.bool_]] = []
-        for i, (held, live) in enumerate(zip(self.tables.weights, activations(self.tables), strict=True)):
+        for i, (held, live) in enumerate(zip(self.tables.weight_bytes, activation_bytes(self.tables), strict=True)):
             need = held @ place + live
             if reserve.any():
-                need += (self._taking_part(i) * reserve) @ place
+                need += (self._participation(i) * reserve) @ place
             fits: NDArray[np.bool_] = np.all(need <= caps, axis=1)
             if not fits.any():
                 least = int(need.max(axis=1).min())
@@ -190,68 +196,68 @@ class _Joint:
             keep.append(fits)
         return keep
 
-    def _taking_part(self, layer: int) -> NDArray[np.bool_]:
+    def _participation(self, layer: int) -> NDArray[np.bool_]:
         """Which devices have a part in each choice of a layer: (choices, devices)."""
         names = [device.name for device in self.problem.platform.devices]
         parts = [{part.device for part in choice.parts} for choice in self.tables.choices[layer]]
         return np.array([[name in used for name in names] for used in parts])
 
-    def _over(self, selection: Sequence[int]) -> Mapping[str, int]:
+    def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
         """Host → bytes that it lacks, for the hosts that do not hold their share of the plan."""
-        return {} if self._plenty() else memory_lacking(self.problem, self.tables.plan(selection))
+        return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
-    def _plenty(self) -> bool:
+    def _has_ample_memory(self) -> bool:
         """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look. With a
         target AMPLE times all weights (they are copied while they are loaded) and twice what it always adds."""
         layers = self.problem.layers
         sizes = {False: 0, True: 0}
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
-                sizes[tensor.constant] += raw_nbytes(tensor.dtype, tensor.shape)
+                sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
         devices = len(self.problem.platform.devices)  # those of one host may hold copies
-        copies = 1 if self.problem.target is None else AMPLE
-        added = 2 * max(self.problem.reserve.values())
-        return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE * sizes[False] + added)
+        copies = 1 if self.problem.target is None else AMPLE_COPIES
+        added = 2 * max(self.problem.target_overhead.values())
+        return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE_COPIES * sizes[False] + added)
 
-    def _smallest(self, bound: float) -> JointSolution:
+    def _solve_least_memory(self, bound: float) -> JointSolution:
         """The plan that needs the least memory, where it fits; else the error."""
         least = replace(self.tables, problem=replace(self.problem, objective="memory"))
-        best, _ = self._best(joint_model(least), self.start)
+        best, _ = self._solve_model(build_joint_model(least), self.start_selections)
         assert best is not None
         plan = self.tables.plan(best)
-        needed = memory_needed(self.problem, plan)
+        needed = needed_memory(self.problem, plan)
         if all(needed[host] <= self.memory[host] for host in needed):
-            return self._solution(best, bound)
+            return self._build_solution(best, bound)
         need = max(needed.values())
-        sizes = [float(held[c].max()) for held, c in zip(self.tables.weights, best, strict=True)]
+        sizes = [float(held[c].max()) for held, c in zip(self.tables.weight_bytes, best, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
         raise DicompilerError(
             f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would do; most of it is for "
             f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): give hosts more, or add some"
         )
 
-    def _solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
-        powered = joint_model(self.tables, on=self.on)
+    def _build_solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
+        powered = build_joint_model(self.tables, on=self.powered_devices)
         value = powered.value(selection)
         bound = min(bound, value)
-        proven = value - bound <= PROOF * abs(value)
+        proven = value - bound <= PROOF_GAP * abs(value)
         plan = self.tables.plan(selection)
         if self.interrupted:
             log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
-            plan = replace(plan, note=INTERRUPTED)
+            plan = replace(plan, note=INTERRUPTED_NOTE)
         return JointSolution(
             plan,
             selection,
             value,
             bound,
             proven,
-            self.tables.options.text(),
-            _model_name(self.problem),
+            self.tables.options.describe(),
+            _describe_cost_model(self.problem),
             self.interrupted,
         )
 
 
-def _model_name(problem: Problem) -> str:
+def _describe_cost_model(problem: Problem) -> str:
     """What values and bounds are in."""
     inside = {
         "latency": "seconds with a barrier after each layer",
@@ -260,4 +266,4 @@ def _model_name(problem: Problem) -> str:
         "memory": "bytes of weights on the fullest host",
         "communication": "bytes, counted for each edge of the layer graph",
     }[problem.objective]
-    return f"{inside}, cost model {problem.cost.name}, {problem.platform.network.kind} network"
+    return f"{inside}, cost model {problem.cost_model.name}, {problem.platform.network.kind} network"

@@ -14,27 +14,27 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from dicompiler.plugin_api import Allowance
+from dicompiler.plugin_api import WorkBudget
 from dicompiler_strategies.joint.model import JointModel
-from dicompiler_strategies.joint.relaxation import SLACK, Relaxed
+from dicompiler_strategies.joint.relaxation import RELATIVE_SLACK, RelaxedProblem
 
 log = logging.getLogger("dicompiler")
-FEW, PAIRS = 15_000, 200_000
+FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
 """Pairs of choices that a CP-SAT model may have, at first and then; beyond it the least promising choices are left out,
 and with them the proof."""
-UNITS = 1 << 40
+COST_UNITS = 1 << 40
 """Costs become whole numbers, rounded down: the best known value is this many units, so that bounds stay valid."""
 
 
 @dataclass(frozen=True)
-class Effort:
+class SolverEffort:
     """How long CP-SAT works: deterministic seconds (not the clock's), workers, seed. Equal ones give equal results, but
     where the allowance's deadline comes first. What it worked is spent of the allowance, and no more than is left."""
 
-    time: float = 10.0
+    deterministic_s: float = 10.0
     workers: int = 2
     seed: int = 0
-    allowance: Allowance = field(default_factory=Allowance)
+    budget: WorkBudget = field(default_factory=WorkBudget)
 
 
 @dataclass(frozen=True)
@@ -47,59 +47,61 @@ class SolverResult:
     interrupted: bool = False
 
 
-def finish(relaxed: Relaxed, effort: Effort, wide: bool = False) -> SolverResult:
+def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, wide: bool = False) -> SolverResult:
     """Continues from `relaxed`: on the most promising choices first, whose best value then drops others. wide: on
     those alone: the bounds of a graph that is too wide to eliminate drop hardly any, and a model of all pairs takes
     gigabytes."""
-    first = _attempt(relaxed, replace(effort, time=effort.time / 2), FEW)
+    first = _solve_once(relaxed, replace(effort, deterministic_s=effort.deterministic_s / 2), FIRST_MAX_PAIRS)
     if wide and first.best is not None:
         return first
     if first.interrupted or first.best is None or first.value <= first.bound * (1 + 1e-6):
-        return first if first.interrupted or first.best is not None else _attempt(relaxed, effort, PAIRS)
-    keep = [totals <= first.value * (1 + SLACK) for totals in relaxed.least]
+        return first if first.interrupted or first.best is not None else _solve_once(relaxed, effort, MAX_PAIRS)
+    keep = [totals <= first.value * (1 + RELATIVE_SLACK) for totals in relaxed.choice_bounds]
     if not all(mask.any() for mask in keep):
         return replace(first, bound=first.value)
-    least = tuple(totals[mask] for totals, mask in zip(relaxed.least, keep, strict=True))
-    rest = Relaxed(max(relaxed.bound, first.bound), first.best, first.value, relaxed.left.kept(keep), least)
-    return _attempt(rest, replace(effort, time=effort.time / 2), PAIRS)
+    least = tuple(totals[mask] for totals, mask in zip(relaxed.choice_bounds, keep, strict=True))
+    rest = RelaxedProblem(
+        max(relaxed.bound, first.bound), first.best, first.value, relaxed.model.keep_choices(keep), least
+    )
+    return _solve_once(rest, replace(effort, deterministic_s=effort.deterministic_s / 2), MAX_PAIRS)
 
 
-def _attempt(relaxed: Relaxed, effort: Effort, pairs: int) -> SolverResult:
+def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> SolverResult:
     """One CP-SAT search over at most so many pairs."""
-    left, whole = _truncated(relaxed, pairs)
+    left, whole = _truncate_choices(relaxed, pairs)
     if any(not len(costs) for costs in left.node):
         return SolverResult(relaxed.best, relaxed.value, relaxed.bound)
-    scale = relaxed.value if math.isfinite(relaxed.value) and relaxed.value > 0 else max(1.0, _size(left))
-    builder = _SolverModel(left, scale / UNITS)
-    start = left.now(relaxed.best) if relaxed.best is not None else None
+    scale = relaxed.value if math.isfinite(relaxed.value) and relaxed.value > 0 else max(1.0, _cost_magnitude(left))
+    builder = _SolverModel(left, scale / COST_UNITS)
+    start = left.from_original(relaxed.best) if relaxed.best is not None else None
     if start is not None:
         builder.hint(start)
     solver = cp_model.CpSolver()
     parameters = solver.parameters
-    parameters.max_deterministic_time = min(effort.time, max(0.1, effort.allowance.left))
-    if effort.allowance.deadline < math.inf:
-        parameters.max_time_in_seconds = max(0.1, effort.allowance.seconds_to_deadline())
+    parameters.max_deterministic_time = min(effort.deterministic_s, max(0.1, effort.budget.remaining_s))
+    if effort.budget.deadline < math.inf:
+        parameters.max_time_in_seconds = max(0.1, effort.budget.seconds_to_deadline())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
     parameters.interleave_search = effort.workers > 1  # without it several workers do not repeat their results
-    status, interrupted = run(solver, builder.model, _Watch(scale / UNITS, relaxed.bound))
-    effort.allowance.spend(solver.response_proto.deterministic_time)
+    status, interrupted = run_solver(solver, builder.model, _SolutionLogger(scale / COST_UNITS, relaxed.bound))
+    effort.budget.spend(solver.response_proto.deterministic_time)
     best, value = relaxed.best, relaxed.value
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         chosen = tuple(next(c for c, x in enumerate(xs) if solver.boolean_value(x)) for xs in builder.chosen)
-        if left.fits(chosen) and left.value(chosen) < value:
-            best, value = left.first(chosen), left.value(chosen)
+        if left.fits_limits(chosen) and left.value(chosen) < value:
+            best, value = left.to_original(chosen), left.value(chosen)
     bound = relaxed.bound
     if whole and status == cp_model.INFEASIBLE:
         bound = value
     elif whole and status != cp_model.MODEL_INVALID:
         # What has been dropped is no better than the value known before.
-        bound = max(bound, min(solver.best_objective_bound * scale / UNITS, relaxed.value, value))
+        bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
-            bound = max(bound, value * (1 - builder.terms / UNITS))
+            bound = max(bound, value * (1 - builder.terms / COST_UNITS))
     return SolverResult(best, value, bound, interrupted)
 
 
-def run(
+def run_solver(
     solver: cp_model.CpSolver, posed: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
 ) -> tuple[cp_model.CpSolverStatus, bool]:
     """(the status, whether Ctrl-C ended it). The solver works in a thread of its own: while the main thread is inside
@@ -118,26 +120,26 @@ def run(
                 solver.stop_search()
 
 
-def _size(model: JointModel) -> float:
-    return float(sum(np.abs(costs).max() for costs in (*model.node, *model.load_node)) + 1)
+def _cost_magnitude(model: JointModel) -> float:
+    return float(sum(np.abs(costs).max() for costs in (*model.node, *model.node_loads)) + 1)
 
 
-def _truncated(relaxed: Relaxed, pairs: int) -> tuple[JointModel, bool]:
+def _truncate_choices(relaxed: RelaxedProblem, pairs: int) -> tuple[JointModel, bool]:
     """(the model with at most so many pairs, whether it is all of it): the choices with the least bounds are kept."""
-    model, least = relaxed.left, relaxed.least
+    model, least = relaxed.model, relaxed.choice_bounds
     most = max((len(costs) for costs in model.node), default=0)
-    while sum(table.size for table in _paired([len(o) for o in model.node], model)) > pairs and most > 2:
+    while sum(table.size for table in _pair_tables([len(o) for o in model.node], model)) > pairs and most > 2:
         most = most * 3 // 4
         keep = []
         for totals in least:
             mask = np.zeros(len(totals), bool)
             mask[np.argsort(totals, kind="stable")[:most]] = True
             keep.append(mask)
-        model = relaxed.left.kept(keep)
-    return model, model is relaxed.left
+        model = relaxed.model.keep_choices(keep)
+    return model, model is relaxed.model
 
 
-def _paired(sizes: list[int], model: JointModel) -> list[NDArray[np.float64]]:
+def _pair_tables(sizes: list[int], model: JointModel) -> list[NDArray[np.float64]]:
     return [table for (i, j), table in model.edge.items() if sizes[i] > 1 and sizes[j] > 1]
 
 
@@ -149,21 +151,21 @@ class _SolverModel:
         self.chosen = [[self.model.new_bool_var("") for _ in costs] for costs in model.node]
         for variables in self.chosen:
             self.model.add_exactly_one(variables)
-        loads: list[tuple[list[cp_model.IntVar], list[float]]] = [([], []) for _ in model.caps]
+        loads: list[tuple[list[cp_model.IntVar], list[float]]] = [([], []) for _ in model.load_limits]
         cost: tuple[list[cp_model.IntVar], list[float]] = ([], [])
         for v, seconds in enumerate(model.node):
-            _extend(cost, self.chosen[v], seconds)
+            _add_terms(cost, self.chosen[v], seconds)
             for r, terms in enumerate(loads):
-                _extend(terms, self.chosen[v], model.load_node[v][:, r])
+                _add_terms(terms, self.chosen[v], model.node_loads[v][:, r])
         for (i, j), table in model.edge.items():
-            on_loads = model.load_edge.get((i, j))
+            on_loads = model.edge_loads.get((i, j))
             if not table.any() and (on_loads is None or not on_loads.any()):
                 continue
             pairs = self._pairs(i, j, table.shape)
-            _extend(cost, pairs, table.ravel())
+            _add_terms(cost, pairs, table.ravel())
             for r in range(0 if on_loads is None else on_loads.shape[2]):
                 assert on_loads is not None
-                _extend(loads[r], pairs, on_loads[:, :, r].ravel())
+                _add_terms(loads[r], pairs, on_loads[:, :, r].ravel())
         self.terms = len(cost[0]) + max((len(load[0]) for load in loads), default=0) + 1
         self._objective(model, cost, loads)
 
@@ -187,14 +189,14 @@ class _SolverModel:
         loads: list[tuple[list[cp_model.IntVar], list[float]]],
     ) -> None:
         largest = self.model.new_int_var(0, 1 << 60, "")
-        for (variables, values), cap in zip(loads, model.caps, strict=True):
+        for (variables, values), cap in zip(loads, model.load_limits, strict=True):
             if math.isfinite(cap):  # bytes: whole numbers as they are
                 whole = [math.floor(value) for value in values]
                 self.model.add(cp_model.LinearExpr.weighted_sum(variables, whole) <= math.floor(cap))
             else:
                 whole = [math.floor(value / self.unit) for value in values]
                 self.model.add(cp_model.LinearExpr.weighted_sum(variables, whole) <= largest)
-        if model.minimax:
+        if model.is_minimax:
             self.model.minimize(largest)
         else:
             whole = [math.floor(value / self.unit) for value in cost[1]]
@@ -207,14 +209,16 @@ class _SolverModel:
                 self.model.add_hint(variable, c == chosen)
 
 
-def _extend(terms: tuple[list[cp_model.IntVar], list[float]], variables: list[cp_model.IntVar], values: object) -> None:
+def _add_terms(
+    terms: tuple[list[cp_model.IntVar], list[float]], variables: list[cp_model.IntVar], values: object
+) -> None:
     for variable, value in zip(variables, np.asarray(values, np.float64).tolist(), strict=True):
         if value:
             terms[0].append(variable)
             terms[1].append(value)
 
 
-class _Watch(cp_model.CpSolverSolutionCallback):
+class _SolutionLogger(cp_model.CpSolverSolutionCallback):
     """Shows each better selection with the gap that is left."""
 
     def __init__(self, unit: float, bound: float) -> None:

@@ -13,34 +13,38 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Allowance, DicompilerError, Layer, LayerGraph, Plan, Problem, Spent
-from dicompiler_strategies.tables.choices import Choice, ChoiceSet, choices
+from dicompiler.plugin_api import BudgetExceeded, DicompilerError, Layer, LayerGraph, Plan, Problem, WorkBudget
+from dicompiler_strategies.tables.choices import Choice, ChoiceSet, list_choices
 from dicompiler_strategies.tables.footprints import (
+    ChoiceFootprint,
     Floats,
-    Footprint,
     Ints,
-    Need,
+    NeededBoxes,
+    box_elements,
+    build_footprint,
+    common_boxes,
     element_bytes,
-    footprint,
-    holders,
-    overlap,
-    shareable,
-    sizes,
+    footprint_key,
     source_and_sink,
-    states_read,
+    state_slots,
+    whole_tensor_boxes,
 )
-from dicompiler_strategies.tables.lines import Lines, lines
-from dicompiler_strategies.tables.together import accompanied
-from dicompiler_strategies.work import FILLED
+from dicompiler_strategies.tables.lines import LinkLoads, build_link_loads
+from dicompiler_strategies.tables.together import coalesced_layers
+from dicompiler_strategies.work import FILLED_PARTS_PER_S
 
-Edge = tuple[int, int]
-Slots = tuple[tuple[int, int], ...]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
-Flow = tuple[Ints, Ints, Sequence[Need], int]  # what is held, whose it is, what is needed, bytes of an element
-_BLOCK = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
+LayerEdge = tuple[int, int]
+TensorSlots = tuple[
+    tuple[int, int], ...
+]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
+BoxFlow = tuple[
+    Ints, Ints, Sequence[NeededBoxes], int
+]  # what is held, whose it is, what is needed, bytes of an element
+_MAX_BLOCK_ELEMENTS = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class CostTables:
     """The barrier model: T = Σ node + Σ edge. A selection names a choice for each layer, in layer order.
 
     node: seconds (choices,) of a layer: its slowest device (partial sums and what comes after them one after the
@@ -62,34 +66,34 @@ class Tables:
     problem: Problem
     options: ChoiceSet
     choices: tuple[tuple[Choice, ...], ...]
-    node: tuple[Floats, ...]
-    edge: Mapping[Edge, Floats]
-    compute: tuple[Floats, ...]
-    weights: tuple[Ints, ...]
-    node_traffic: tuple[Floats, ...]
-    traffic: Mapping[Edge, Floats]
-    footprints: tuple[Footprint, ...] = field(repr=False)
+    node_seconds: tuple[Floats, ...]
+    edge_seconds: Mapping[LayerEdge, Floats]
+    compute_seconds: tuple[Floats, ...]
+    weight_bytes: tuple[Ints, ...]
+    node_bytes: tuple[Floats, ...]
+    edge_bytes: Mapping[LayerEdge, Floats]
+    footprints: tuple[ChoiceFootprint, ...] = field(repr=False)
 
-    def value(self, selection: Sequence[int]) -> float:
+    def total_seconds(self, selection: Sequence[int]) -> float:
         """Seconds of one selection."""
-        return float(self.values(np.asarray([selection]))[0])
+        return float(self.total_seconds_of(np.asarray([selection]))[0])
 
-    def values(self, selections: NDArray[np.integer]) -> Floats:
+    def total_seconds_of(self, selections: NDArray[np.integer]) -> Floats:
         """Seconds (plans,) of selections (plans, layers)."""
-        return total(self.node, self.edge, selections)
+        return sum_tables(self.node_seconds, self.edge_seconds, selections)
 
     def plan(self, selection: Sequence[int]) -> Plan:
         """The plan of one selection."""
         layers = self.problem.layers.layers
-        return self.problem.plan(
-            {layer.name: choice.parts for layer, choice in zip(layers, self.chosen(selection), strict=True)}
+        return self.problem.build_plan(
+            {layer.name: choice.parts for layer, choice in zip(layers, self.selected_choices(selection), strict=True)}
         )
 
-    def chosen(self, selection: Sequence[int]) -> tuple[Choice, ...]:
+    def selected_choices(self, selection: Sequence[int]) -> tuple[Choice, ...]:
         """The choices of one selection, in layer order."""
         return tuple(choices[number] for choices, number in zip(self.choices, selection, strict=True))
 
-    def selection(self, plan: Plan) -> tuple[int, ...] | None:
+    def find_selection(self, plan: Plan) -> tuple[int, ...] | None:
         """The selection that gives `plan`'s parts; None where a layer's parts are none of its choices."""
         numbers = [
             next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
@@ -99,12 +103,12 @@ class Tables:
         return selection if len(selection) == len(numbers) else None
 
     @cached_property
-    def counts(self) -> tuple[int, ...]:
+    def choice_counts(self) -> tuple[int, ...]:
         """How many choices each layer has."""
         return tuple(map(len, self.choices))
 
 
-def total(node: Sequence[Floats], edge: Mapping[Edge, Floats], selections: NDArray[np.integer]) -> Floats:
+def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selections: NDArray[np.integer]) -> Floats:
     """Σ node + Σ edge of selections (plans, layers)."""
     columns = np.ascontiguousarray(np.asarray(selections).T)
     sums = np.zeros(columns.shape[1])
@@ -116,34 +120,36 @@ def total(node: Sequence[Floats], edge: Mapping[Edge, Floats], selections: NDArr
     return sums
 
 
-def original(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
+def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
     """A selection among the choices that are `kept` (their numbers, by layer) in the numbers of all choices."""
     return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
 
 
-def renumbered(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
+def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
     """The other way round; None where one of its choices is not kept."""
     places = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
 
 
-def restricted(edge: Mapping[Edge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[Edge, Floats]:
+def restrict_edges(edge: Mapping[LayerEdge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[LayerEdge, Floats]:
     """The tables of edges over the choices that are `kept` alone."""
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
-def tables(problem: Problem, options: ChoiceSet = ChoiceSet(), allowance: Allowance | None = None) -> Tables:  # noqa: B008
+def build_cost_tables(
+    problem: Problem, options: ChoiceSet = ChoiceSet(), allowance: WorkBudget | None = None
+) -> CostTables:
     """The barrier model over the choices of every layer of `problem`. Layers of one structure share their arrays.
     DicompilerError where the allowance is over before they are filled."""
     try:
-        return _Filler(problem, options, allowance or Allowance()).fill()
-    except Spent:
+        return _TableFiller(problem, options, allowance or WorkBudget()).fill()
+    except BudgetExceeded:
         raise DicompilerError("tables: the budget is over before they are filled: give a larger one") from None
 
 
-def edges(layers: LayerGraph) -> dict[Edge, Slots]:
+def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
     """(producer, consumer) by place in layer order → the tensors in between."""
-    joined: dict[Edge, list[tuple[int, int]]] = {}
+    joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers):
         for slot, tensor in enumerate(layer.inputs):
             producer = layers.producer.get(tensor)
@@ -153,94 +159,103 @@ def edges(layers: LayerGraph) -> dict[Edge, Slots]:
     return {edge: tuple(slots) for edge, slots in sorted(joined.items())}
 
 
-def kept_edges(layers: LayerGraph) -> dict[Edge, Slots]:
+def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
     """(who makes a state, who reads it), which can be one → the tensors in between."""
-    joined: dict[Edge, list[tuple[int, int]]] = {}
+    joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers if layers.states else ()):
-        for name, slot in states_read(layers, layer).items():
-            maker = layers.producer[layers.present[name]]
-            out = maker.outputs.index(layers.present[name])
+        for name, slot in state_slots(layers, layer).items():
+            maker = layers.producer[layers.state_output_of[name]]
+            out = maker.outputs.index(layers.state_output_of[name])
             joined.setdefault((layers.position[maker.name], j), []).append((out, slot))
     return {edge: tuple(slots) for edge, slots in joined.items()}
 
 
-class _Filler:
+class _TableFiller:
     """Builds each footprint and each edge once."""
 
-    def __init__(self, problem: Problem, options: ChoiceSet, allowance: Allowance) -> None:
+    def __init__(self, problem: Problem, options: ChoiceSet, allowance: WorkBudget) -> None:
         self.problem, self.options, self.allowance = problem, options, allowance
-        self.lines = lines(problem)
-        self.known: dict[Hashable, tuple[tuple[Choice, ...], Footprint]] = {}
-        self.pairs: dict[Hashable, tuple[Floats, Floats]] = {}
-        self.accompanied = accompanied(problem.layers)
-        self.alone: dict[Footprint, tuple[Floats, Floats]] = {}  # of layers without inputs and outputs of the graph
+        self.lines = build_link_loads(problem)
+        self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
+        self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
+        self.coalesced_layers = coalesced_layers(problem.layers)
+        self.node_arrays: dict[
+            ChoiceFootprint, tuple[Floats, Floats]
+        ] = {}  # of layers without inputs and outputs of the graph
 
-    def fill(self) -> Tables:
+    def fill(self) -> CostTables:
         layers = self.problem.layers
-        filled_layers = [self._layer(i) for i in range(len(layers.layers))]
+        filled_layers = [self._layer_footprint(i) for i in range(len(layers.layers))]
         prints = tuple(footprint for _, footprint in filled_layers)
-        filled = {edge: self._edge(prints, edge, slots) for edge, slots in edges(layers).items()}
-        nodes = [self._node(i, footprint) for i, footprint in enumerate(prints)]
-        for (i, j), slots in kept_edges(layers).items():  # what of a state is not where it is read goes there
-            seconds, sent = self._edge(prints, (i, j), slots)
+        filled = {edge: self._edge_arrays(prints, edge, slots) for edge, slots in find_edges(layers).items()}
+        nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(prints)]
+        for (i, j), slots in find_state_edges(layers).items():  # what of a state is not where it is read goes there
+            seconds, sent = self._edge_arrays(prints, (i, j), slots)
             if i == j:
                 nodes[i] = nodes[i][0] + seconds.diagonal(), nodes[i][1] + sent.diagonal()
             else:
                 edge, both = ((i, j), (seconds, sent)) if i < j else ((j, i), (seconds.T, sent.T))
                 before = filled.get(edge, (0.0, 0.0))
                 filled[edge] = both[0] + before[0], both[1] + before[1]
-        return Tables(
+        return CostTables(
             self.problem,
             self.options,
             tuple(chosen for chosen, _ in filled_layers),
             tuple(seconds for seconds, _ in nodes),
             {edge: seconds for edge, (seconds, _) in filled.items()},
-            tuple(footprint.partial + footprint.final for footprint in prints),
-            tuple(footprint.weights for footprint in prints),
+            tuple(footprint.partial_seconds + footprint.final_seconds for footprint in prints),
+            tuple(footprint.weight_bytes for footprint in prints),
             tuple(sent for _, sent in nodes),
             {edge: sent for edge, (_, sent) in filled.items()},
             prints,
         )
 
-    def _layer(self, i: int) -> tuple[tuple[Choice, ...], Footprint]:
+    def _layer_footprint(self, i: int) -> tuple[tuple[Choice, ...], ChoiceFootprint]:
         layer = self.problem.layers.layers[i]
-        key = shareable(self.problem, layer)
-        if key not in self.known:
-            self.allowance.claim()
-            layer_choices = choices(self.problem, layer, self.options)
+        key = footprint_key(self.problem, layer)
+        if key not in self.footprints:
+            self.allowance.spend_or_raise()
+            layer_choices = list_choices(self.problem, layer, self.options)
             places = len(layer_choices) * len(self.problem.platform.devices)
-            self.allowance.spend(places / FILLED[self.lines.uniform])
-            self.known[key] = layer_choices, footprint(self.problem, layer, layer_choices)
-        return self.known[key]
+            self.allowance.spend(places / FILLED_PARTS_PER_S[self.lines.is_uniform])
+            self.footprints[key] = layer_choices, build_footprint(self.problem, layer, layer_choices)
+        return self.footprints[key]
 
-    def _edge(self, prints: Sequence[Footprint], edge: Edge, slots: Slots) -> tuple[Floats, Floats]:
+    def _edge_arrays(
+        self, prints: Sequence[ChoiceFootprint], edge: LayerEdge, slots: TensorSlots
+    ) -> tuple[Floats, Floats]:
         producer, consumer = prints[edge[0]], prints[edge[1]]
-        lines = self.lines.together if edge[0] in self.accompanied else self.lines
+        lines = self.lines.coalesced if edge[0] in self.coalesced_layers else self.lines
         key = producer, consumer, slots, lines is self.lines
-        if key not in self.pairs:
-            self.allowance.claim()
-            flows = edge_flows(self.problem.layers, edge, slots, prints)
-            self.pairs[key] = carried(lines, flows, (len(producer.final), len(consumer.final)))
-        return self.pairs[key]
+        if key not in self.edge_arrays:
+            self.allowance.spend_or_raise()
+            flows = flows_on_edge(self.problem.layers, edge, slots, prints)
+            self.edge_arrays[key] = transfer_arrays(
+                lines, flows, (len(producer.final_seconds), len(consumer.final_seconds))
+            )
+        return self.edge_arrays[key]
 
-    def _node(self, i: int, footprint: Footprint) -> tuple[Floats, Floats]:
+    def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
         """Seconds and bytes (choices,) of what concerns this layer alone."""
-        if footprint not in self.alone:
-            merged = footprint.merged
-            self.alone[footprint] = self.lines.time(merged), merged.sum(axis=(1, 2)).astype(np.float64)
-        seconds, sent = self.alone[footprint]
-        inputs, outputs = end_flows(self.problem, self.problem.layers.layers[i], footprint)
+        if footprint not in self.node_arrays:
+            merged = footprint.merged_bytes
+            self.node_arrays[footprint] = (
+                self.lines.transfer_seconds(merged),
+                merged.sum(axis=(1, 2)).astype(np.float64),
+            )
+        seconds, sent = self.node_arrays[footprint]
+        inputs, outputs = flows_at_ends(self.problem, self.problem.layers.layers[i], footprint)
         there = np.zeros(len(seconds))
         for flow in inputs:
-            time, moved = carried(self.lines, [flow], (1, len(seconds)))
+            time, moved = transfer_arrays(self.lines, [flow], (1, len(seconds)))
             there, sent = there + time[0], sent + moved[0]
-        seconds = seconds + self._busy(footprint, there)
+        seconds = seconds + self._compute_seconds(footprint, there)
         for flow in outputs:
-            time, moved = carried(self.lines, [flow], (len(seconds), 1))
+            time, moved = transfer_arrays(self.lines, [flow], (len(seconds), 1))
             seconds, sent = seconds + time[:, 0], sent + moved[:, 0]
         return seconds, sent
 
-    def _busy(self, footprint: Footprint, there: Floats) -> Floats:
+    def _compute_seconds(self, footprint: ChoiceFootprint, there: Floats) -> Floats:
         """Seconds (choices,) until the slowest device has computed, `there` (choices,) until the network's inputs have
         come. Where runtimes are known their source, which has them, computes meanwhile."""
         waits = np.ones(len(self.problem.platform.devices), bool)
@@ -250,14 +265,17 @@ class _Filler:
 
         def slowest(which: NDArray[np.bool_]) -> Floats:
             partial, final = (
-                array[:, which].max(axis=1, initial=0.0) for array in (footprint.partial, footprint.final)
+                array[:, which].max(axis=1, initial=0.0)
+                for array in (footprint.partial_seconds, footprint.final_seconds)
             )
             return np.asarray(partial + final)
 
         return np.asarray(np.maximum(slowest(~waits), there + slowest(waits)))
 
 
-def edge_flows(layers: LayerGraph, edge: Edge, slots: Slots, footprints: Sequence[Footprint]) -> list[Flow]:
+def flows_on_edge(
+    layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
+) -> list[BoxFlow]:
     """What passes from layer to layer on an edge, for each of its tensors that has boxes."""
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
@@ -267,88 +285,95 @@ def edge_flows(layers: LayerGraph, edge: Edge, slots: Slots, footprints: Sequenc
     ]
 
 
-def end_flows(problem: Problem, layer: Layer, footprint: Footprint) -> tuple[list[Flow], list[Flow]]:
+def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
     """(graph inputs on their way to a layer, graph outputs on their way from it); sources and sinks have one choice."""
     layers, (source, sink) = problem.layers, source_and_sink(problem)
-    inputs: list[Flow] = []
+    inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
         if tensor in layers.inputs and slot in footprint.needs:
-            there, first = holders(problem, tensor, source), holders(problem, tensor, source[:1])
+            there, first = whole_tensor_boxes(problem, tensor, source), whole_tensor_boxes(problem, tensor, source[:1])
             inputs.append((there, first, footprint.needs[slot], element_bytes(layers, tensor)))
-    outputs: list[Flow] = []
+    outputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.outputs):
-        if tensor in layers.delivered and slot in footprint.produced:
-            wanted = (Need(holders(problem, tensor, sink)),)
+        if tensor in layers.delivered_outputs and slot in footprint.produced:
+            wanted = (NeededBoxes(whole_tensor_boxes(problem, tensor, sink)),)
             outputs.append((footprint.produced[slot], footprint.shares[slot], wanted, element_bytes(layers, tensor)))
     return inputs, outputs
 
 
-def carried(lines: Lines, flows: Sequence[Flow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
+def transfer_arrays(lines: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
     """(seconds, bytes), both (choices of the producer, choices of the consumer), of the tensors of one edge."""
     seconds, moved = np.zeros(shape), np.zeros(shape)
     if not flows:
         return seconds, moved
-    if lines.uniform:
-        missing = reduce(np.add, (sent_to(*flow) for flow in flows))
+    if lines.is_uniform:
+        missing = reduce(np.add, (missing_bytes(*flow) for flow in flows))
         total = missing.sum(axis=-1)
-        seconds = lines.alone(total)
+        seconds = lines.uniform_seconds(total)
         if lines.runtime is not None:
-            seconds = seconds + lines.runtime.gathered(missing, *_holders(flows), _needed(flows))
+            seconds = seconds + lines.runtime.gathering_seconds(
+                missing, *_holders_and_largest(flows), _needed_bytes(flows)
+            )
         return seconds, total.astype(np.float64)
     devices = flows[0][0].shape[1]
-    step = max(1, _BLOCK // (shape[1] * devices * devices))
+    step = max(1, _MAX_BLOCK_ELEMENTS // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
         sent = reduce(
             np.add,
-            (sent_between(held[start:stop], shares[start:stop], needs, item) for held, shares, needs, item in flows),
+            (
+                bytes_between_devices(held[start:stop], shares[start:stop], needs, item)
+                for held, shares, needs, item in flows
+            ),
         )
-        seconds[start:stop] = lines.time(sent, _needed(flows))
+        seconds[start:stop] = lines.transfer_seconds(sent, _needed_bytes(flows))
         moved[start:stop] = sent.sum(axis=(2, 3))
     return seconds, moved
 
 
-def _needed(flows: Sequence[Flow]) -> Ints:
+def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
     """Bytes (C, D) that each device needs of the tensors."""
-    return reduce(np.add, (item * need.sign * sizes(need.boxes) for _, _, needs, item in flows for need in needs))
+    return reduce(
+        np.add, (item * need.sign * box_elements(need.boxes) for _, _, needs, item in flows for need in needs)
+    )
 
 
-def _holders(flows: Sequence[Flow]) -> tuple[Ints, Ints]:
+def _holders_and_largest(flows: Sequence[BoxFlow]) -> tuple[Ints, Ints]:
     """How many devices hold a share (P,), and the bytes of the largest share (P,)."""
-    shares = reduce(np.add, (item * sizes(shares) for _, shares, _, item in flows))
+    shares = reduce(np.add, (item * box_elements(shares) for _, shares, _, item in flows))
     return (shares > 0).sum(axis=1), shares.max(axis=1)
 
 
-def sent_to(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:  # noqa: ARG001
+def missing_bytes(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: int) -> Ints:  # noqa: ARG001
     """Bytes (P, C, D) that each device misses: what it needs less what it holds."""
-    (held, *wanted), factor = _narrowed([held, *(need.boxes for need in needs)])
+    (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
     missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast
     for need, boxes in zip(needs, wanted, strict=True):
-        met = common(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
-        missing += need.sign * (sizes(boxes).astype(held.dtype).T[:, None] - met)
+        met = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
+        missing += need.sign * (box_elements(boxes).astype(held.dtype).T[:, None] - met)
     return np.moveaxis(missing, 0, 2) * np.int64(factor * item)
 
 
-def sent_between(held: Ints, shares: Ints, needs: Sequence[Need], item: int) -> Ints:
+def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: int) -> Ints:
     """Bytes (P, C, D, D) from device to device: what of the sender's share the receiver needs and does not hold."""
     devices = held.shape[1]
-    (held, shares, *wanted), factor = _narrowed([held, shares, *(need.boxes for need in needs)])
-    both = overlap(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
+    (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
+    both = common_boxes(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
     apart = ~np.eye(devices, dtype=bool)
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)  # few: a receiver holds what is not its share
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
     for need, boxes in zip(needs, wanted, strict=True):
-        sent += need.sign * common(shares[:, :, None, None], boxes)
-        sent[p, s, :, r] -= need.sign * common(both[p, s, r][:, None], boxes[:, r].swapaxes(0, 1))
+        sent += need.sign * common_elements(shares[:, :, None, None], boxes)
+        sent[p, s, :, r] -= need.sign * common_elements(both[p, s, r][:, None], boxes[:, r].swapaxes(0, 1))
     sent[:, range(devices), :, range(devices)] = 0
     return sent.swapaxes(1, 2) * np.int64(factor * item)
 
 
-def _narrowed(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
+def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
     """Arrays of boxes (…, axes, 2) with only the axes on which boxes differ (at least one), in 32 bits if that will
     do; and how many elements every box has on the other axes. Empty boxes are 0..0 on every axis and do not count."""
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
-    rows = rows[sizes(rows) > 0]
+    rows = rows[box_elements(rows) > 0]
     if not len(rows):
         return [boxes[..., :1, :] for boxes in arrays], 1
     same = (rows == rows[0]).all(axis=(0, 2))
@@ -359,7 +384,7 @@ def _narrowed(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
     return [boxes[..., axes, :].astype(kind) for boxes in arrays], rest
 
 
-def common(a: Ints, b: Ints) -> Ints:
+def common_elements(a: Ints, b: Ints) -> Ints:
     """Elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast against each other."""
     elements: Ints | None = None
     for axis in range(a.shape[-2]):

@@ -14,34 +14,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import (
-    FREE,
-    Analytic,
-    Key,
+    FREE_RUNTIME,
+    AnalyticModel,
     Layer,
     LayerGraph,
+    LayerShare,
     Part,
     Platform,
     Problem,
     Region,
-    Share,
     ShareTask,
-    full,
-    look_ups,
+    TensorKey,
+    count_lookup_copies,
+    full_region,
+    make_share_task,
     named_axes,
     sent_nbytes,
-    share_task,
     volume,
     weight_regions,
 )
 from dicompiler_strategies.tables.choices import Choice
-from dicompiler_strategies.tables.runs import run_before, run_of, signature
+from dicompiler_strategies.tables.runs import find_run_before, find_run_of, layer_signature
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Need:
+class NeededBoxes:
     """What a layer reads of one tensor: boxes (choices, devices, axes + 1, 2), [start, stop) in elements.
 
     The last axis says whether there is a box at all, 0..1 or 0..0: a tensor of rank 0 has one element where there is.
@@ -53,7 +53,7 @@ class Need:
 
 
 @dataclass(frozen=True, eq=False)
-class Footprint:
+class ChoiceFootprint:
     """The choices of one layer on the devices of the platform (in its order). C choices, D devices, all bytes raw.
 
     produced: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
@@ -65,31 +65,31 @@ class Footprint:
 
     produced: Mapping[int, Ints]
     shares: Mapping[int, Ints]
-    needs: Mapping[int, tuple[Need, ...]]
-    partial: Floats
-    final: Floats
-    weights: Ints
-    merged: Ints
+    needs: Mapping[int, tuple[NeededBoxes, ...]]
+    partial_seconds: Floats
+    final_seconds: Floats
+    weight_bytes: Ints
+    merged_bytes: Ints
 
 
-def footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> Footprint:
+def build_footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> ChoiceFootprint:
     """The arrays of `choices` of `layer`."""
     return _FootprintBuilder(problem, layer, choices).build()
 
 
-def shareable(problem: Problem, layer: Layer) -> Hashable:
+def footprint_key(problem: Problem, layer: Layer) -> Hashable:
     """Layers of equal keys have equal choices and footprints: the signature, what runs they are in and end, and their
     axes' names, where the cost is known to follow from the structure; the layer's name too where a cost model may know
     layers by name."""
     layers = problem.layers
-    inside, ended = run_of(layers, layer), run_before(layers, layer)
+    inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
     labels = tuple(sorted(named_axes(layers).get(layer.output, {}).items()))
-    structure = signature(layers, layer), inside and (inside[0].key, inside[1]), ended and ended.key, labels
-    return structure if type(problem.cost) is Analytic else (layer.name, structure)
+    structure = layer_signature(layers, layer), inside and (inside[0].key, inside[1]), ended and ended.key, labels
+    return structure if type(problem.cost_model) is AnalyticModel else (layer.name, structure)
 
 
 @dataclass(frozen=True, eq=False)
-class _Probe:
+class _PartProbe:
     """One part, wherever it is computed: its task without a device, and the bytes of the weights that it holds."""
 
     task: ShareTask
@@ -104,92 +104,102 @@ class _FootprintBuilder:
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
         self.index = {device.name: i for i, device in enumerate(problem.platform.devices)}
-        self.probes: dict[Share, _Probe] = {}
-        self.costs: dict[tuple[Any, ...], float] = {}
-        self.size = size = (len(choices), len(self.index))
+        self.known_probes: dict[LayerShare, _PartProbe] = {}
+        self.known_seconds: dict[tuple[Any, ...], float] = {}
+        self.array_shape = size = (len(choices), len(self.index))
         self.produced = {
-            slot: _boxes(size, shape)
+            slot: _empty_boxes(size, shape)
             for slot, name in enumerate(layer.outputs)
-            if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.reason)
+            if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
         self.shares = {slot: array.copy() for slot, array in self.produced.items()}
         self.reads: dict[tuple[int, int], Ints] = {}  # (place in the inputs, 0 or 1 for a partial sum) → boxes
-        self.partial, self.final = np.zeros(size), np.zeros(size)
-        self.weights, self.merged = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
+        self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
+        self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
 
-    def build(self) -> Footprint:
+    def build(self) -> ChoiceFootprint:
         for c, choice in enumerate(self.choices):
             senders = [self.index[part.device] for part in choice.parts if part.reduce is not None]
             held: dict[int, dict[tuple[str, Region], int]] = {}
             for i, part in enumerate(choice.parts):
-                share = Share(part.region, part.reduce, len(senders) if part.reduce is None else 0)
-                probe = self._probe(share)
-                self._work(c, part, probe, share.merge)
+                share = LayerShare(part.region, part.reduce, len(senders) if part.reduce is None else 0)
+                probe = self._probe_share(share)
+                self._add_work(c, part, probe, share.merge_count)
                 held.setdefault(self.index[part.device], {}).update(probe.weights)
                 if part.reduce is None:
-                    self._making(c, part, probe, choice.shares[i] if choice.shares else None, senders)
+                    self._add_output(c, part, probe, choice.shares[i] if choice.shares else None, senders)
             for d, pieces in held.items():
-                self.weights[c, d] = sum(pieces.values())
-        return Footprint(
-            self.produced, self.shares, _needs(self.reads), self.partial, self.final, self.weights, self.merged
+                self.weight_bytes[c, d] = sum(pieces.values())
+        return ChoiceFootprint(
+            self.produced,
+            self.shares,
+            _build_needs(self.reads),
+            self.partial_seconds,
+            self.final_seconds,
+            self.weight_bytes,
+            self.merged_bytes,
         )
 
-    def _work(self, c: int, part: Part, probe: _Probe, merge: int) -> None:
+    def _add_work(self, c: int, part: Part, probe: _PartProbe, merge: int) -> None:
         """What a part computes and reads."""
         d = self.index[part.device]
-        (self.final if part.reduce is None else self.partial)[c, d] += self._seconds(probe, part, merge)
+        (self.final_seconds if part.reduce is None else self.partial_seconds)[c, d] += self._part_seconds(
+            probe, part, merge
+        )
         for slot, region in probe.needs:
             key = slot, int(part.reduce is not None)
             if key not in self.reads:
-                self.reads[key] = _boxes(self.size, region)
-            self.reads[key][c, d] = box(region)
+                self.reads[key] = _empty_boxes(self.array_shape, region)
+            self.reads[key][c, d] = region_to_box(region)
 
-    def _making(self, c: int, part: Part, probe: _Probe, share: Region | None, senders: Sequence[int]) -> None:
+    def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
         """What a part makes of the layer's outputs, and the partial sums that come for it."""
         d = self.index[part.device]
         for slot in self.produced:
-            region = probe.task.outputs[Key(self.layer.outputs[slot])]
+            region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
             assert region is not None  # only tensors of static shape have boxes
-            self.produced[slot][c, d] = box(region)
-            self.shares[slot][c, d] = box(region if share is None or slot else share)
+            self.produced[slot][c, d] = region_to_box(region)
+            self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)
         for s in senders:
             if s != d and probe.region is not None:
-                self.merged[c, s, d] += volume(probe.region) * self._partial_item
+                self.merged_bytes[c, s, d] += volume(probe.region) * self._partial_element_bytes
 
-    def _probe(self, share: Share) -> _Probe:
-        if share not in self.probes:
+    def _probe_share(self, share: LayerShare) -> _PartProbe:
+        if share not in self.known_probes:
             layers, layer = self.problem.layers, self.layer
-            task = share_task(layers, layer, share)
+            task = make_share_task(layers, layer, share)
             (region, *_) = task.outputs.values()
-            slots = {name: slot for slot, name in enumerate(layer.inputs)} | states_read(layers, layer)
-            needs = tuple((slots[key.tensor], need) for key, need in (*task.needs.items(), *task.kept.items()))
-            self.probes[share] = _Probe(task, region, needs, weight_regions(layers, task))
-        return self.probes[share]
+            slots = {name: slot for slot, name in enumerate(layer.inputs)} | state_slots(layers, layer)
+            needs = tuple((slots[key.tensor], need) for key, need in (*task.needs.items(), *task.state_needs.items()))
+            self.known_probes[share] = _PartProbe(task, region, needs, weight_regions(layers, task))
+        return self.known_probes[share]
 
-    def _seconds(self, probe: _Probe, part: Part, merge: int) -> float:
+    def _part_seconds(self, probe: _PartProbe, part: Part, merge: int) -> float:
         device = self.problem.platform.device(part.device)
-        region = None if self.layer.reason else probe.region
+        region = None if self.layer.whole_reason else probe.region
         # Of equal devices one stands for all where the model looks at these two alone.
-        known = (device.rate, device.memory_bandwidth) if type(self.problem.cost) is Analytic else device.name
+        known = (
+            (device.rate, device.memory_bandwidth) if type(self.problem.cost_model) is AnalyticModel else device.name
+        )
         key = region, part.reduce, merge, known
-        if key not in self.costs:
-            share = Share(region, part.reduce, merge)
-            self.costs[key] = self.problem.cost.seconds(self.problem.layers, self.layer, share, device)
+        if key not in self.known_seconds:
+            share = LayerShare(region, part.reduce, merge)
+            self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
         if part.reduce is None:  # it looks up in all rows
-            return self.costs[key]
-        around = look_ups(self.problem.layers, probe.task)
-        return self.costs[key] + self.problem.runtime.get(part.device, FREE).copying(*around)
+            return self.known_seconds[key]
+        around = count_lookup_copies(self.problem.layers, probe.task)
+        return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*around)
 
     @cached_property
-    def _partial_item(self) -> int:
+    def _partial_element_bytes(self) -> int:
         """Bytes of an element of a partial sum."""
         layers = self.problem.layers
         return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
 
 
-def states_read(layers: LayerGraph, layer: Layer) -> dict[str, int]:
+def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
     """The states that a layer reads, which are none of its inputs, and their places among its needs: -1, -2, …"""
-    names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.present)
+    names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
 
 
@@ -198,37 +208,37 @@ def element_bytes(layers: LayerGraph, tensor: str) -> int:
     return sent_nbytes(layers, tensor, (1,))
 
 
-def _boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
+def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
     return np.zeros((*size, len(shape) + 1, 2), np.int64)
 
 
-def box(region: Region) -> Region:
+def region_to_box(region: Region) -> Region:
     """A region as a row of boxes has it: with the axis that says that it is there."""
     return (*region, (0, 1))
 
 
-def _needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Need, ...]]:
+def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
     """Where a device reads a tensor for its partial sum and for its merging both, their common box counts once."""
-    by_slot: dict[int, tuple[Need, ...]] = {}
+    by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
         boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
-        needs = [Need(b) for b in boxes]
+        needs = [NeededBoxes(b) for b in boxes]
         if len(boxes) == 2:
-            common = overlap(boxes[0], boxes[1])
+            common = common_boxes(boxes[0], boxes[1])
             if common.any():
-                needs.append(Need(common, -1))
+                needs.append(NeededBoxes(common, -1))
         by_slot[slot] = tuple(needs)
     return by_slot
 
 
-def overlap(a: Ints, b: Ints) -> Ints:
+def common_boxes(a: Ints, b: Ints) -> Ints:
     """The common boxes of two arrays (…, axes, 2); 0, 0 on every axis where there is none."""
     low, high = np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])
     there = (low < high).all(axis=-1, keepdims=True)
     return np.stack((np.where(there, low, 0), np.where(there, high, 0)), axis=-1)
 
 
-def sizes(boxes: Ints) -> Ints:
+def box_elements(boxes: Ints) -> Ints:
     """Elements of the boxes (…, axes, 2); an empty one has 0."""
     elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
     return elements
@@ -240,17 +250,17 @@ def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]
     return problem.source or first, problem.sink or first
 
 
-def on_hosts(platform: Platform) -> Floats:
+def device_host_matrix(platform: Platform) -> Floats:
     """(devices, hosts): 1 where the device is on the host."""
     return np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], np.float64)
 
 
-def holders(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
+def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
     """The whole of `tensor` on the named devices: boxes (1, devices, axes + 1, 2). Graph inputs on their sources, graph
     outputs on their sinks."""
     shape = problem.layers.tensors[tensor].shape or ()
-    boxes = _boxes((1, len(problem.platform.devices)), shape)
+    boxes = _empty_boxes((1, len(problem.platform.devices)), shape)
     for i, device in enumerate(problem.platform.devices):
         if device.name in names:
-            boxes[0, i] = box(full(shape))
+            boxes[0, i] = region_to_box(full_region(shape))
     return boxes

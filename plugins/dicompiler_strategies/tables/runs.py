@@ -19,41 +19,41 @@ import numpy as np
 
 from dicompiler.plugin_api import (
     Interval,
-    Key,
     Layer,
     LayerGraph,
+    LayerShare,
     Region,
-    Share,
-    bounding,
-    full,
-    macs,
+    TensorKey,
+    bounding_region,
+    count_macs,
+    full_region,
+    make_share_task,
+    memoized,
     output_shape,
-    reduction,
-    remembered,
-    share_task,
-    shares,
+    reduction_length,
+    split_proportionally,
 )
 
-NEAR = 1.05
+MAX_LOAD_RATIO = 1.05
 """Of the ways to cut a run into equal units whose most loaded device has at most so many times the work of the best's
 that with the least work in all is taken, of equals the coarsest: nothing is computed twice."""
 
 
 @dataclass(frozen=True)
-class Run:
+class ChannelRun:
     """`layers`: those that are cut for the last one's ranges, backwards; `last`: the one that sums; `length`: of what
     it sums over; `units`: into how many equal pieces that can be thought to be cut, the coarsest first. Runs of one
     structure have equal keys, and are equal: what one is cut into, the other is."""
 
-    last: Layer = field(compare=False)
-    layers: tuple[Layer, ...] = field(compare=False)
-    length: int = field(compare=False)
-    units: tuple[int, ...] = field(compare=False)
+    summing_layer: Layer = field(compare=False)
+    cut_layers: tuple[Layer, ...] = field(compare=False)
+    reduction_length: int = field(compare=False)
+    unit_counts: tuple[int, ...] = field(compare=False)
     key: Hashable
 
 
 @dataclass(frozen=True)
-class RunCut:
+class ChannelRunCut:
     """Of each share of a run the range of the last layer, and the region of each of the others, in the run's order;
     None: it has none."""
 
@@ -61,28 +61,28 @@ class RunCut:
     regions: tuple[tuple[Region | None, ...], ...]
 
 
-@remembered
-def run_of(layers: LayerGraph, layer: Layer) -> tuple[Run, int] | None:
+@memoized
+def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
     """The run that cuts `layer`, the first behind it, and its place in it; None where it is in none, or in one that
     just passes its channels on: then they are cut as those of any layer."""
-    return _inside(layers).get(layer.name)
+    return _runs_by_layer(layers).get(layer.name)
 
 
-@remembered
-def run_before(layers: LayerGraph, last: Layer) -> Run | None:
+@memoized
+def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """The run that `last` ends; None where it sums over nothing, or over what two tensors have (QKᵀ)."""
-    if not (length := sums(layers, last)):
+    if not (length := summed_length(layers, last)):
         return None
     # What only one end needs is joined to others, its channels are some of the length alone; and where both ends do not
     # need all together it is cut for another reason (a row is picked).
-    ends = [_demanded(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
+    ends = [_demanded_regions(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
     whole = frozenset(
         name
         for name in ends[0].keys() & ends[1].keys()
-        if bounding(end[name] for end in ends) == full(output_shape(layers, layers.by_name[name]))
+        if bounding_region(end[name] for end in ends) == full_region(output_shape(layers, layers.layer_by_name[name]))
     )
-    found, end = (_demanded(layers, last, at, whole) for at in ((0, 1), (length - 1, length)))
-    chosen = tuple(layers.by_name[name] for name in found if name in end)
+    found, end = (_demanded_regions(layers, last, at, whole) for at in ((0, 1), (length - 1, length)))
+    chosen = tuple(layers.layer_by_name[name] for name in found if name in end)
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), found[layer.name], strict=True)
@@ -90,57 +90,58 @@ def run_before(layers: LayerGraph, last: Layer) -> Run | None:
         extents.update(n for n in pieces if length % n == 0)
     places = {layer.output: i for i, layer in enumerate(chosen)}
     rows = (
-        (signature(layers, layer), tuple(places.get(name, -1) for name in layer.inputs)) for layer in (last, *chosen)
+        (layer_signature(layers, layer), tuple(places.get(name, -1) for name in layer.inputs))
+        for layer in (last, *chosen)
     )
-    return Run(last, chosen, length, tuple(sorted(extents - {1})), tuple(rows))
+    return ChannelRun(last, chosen, length, tuple(sorted(extents - {1})), tuple(rows))
 
 
-def cut_run(layers: LayerGraph, run: Run, weights: Sequence[float]) -> RunCut:
+def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
     """The run in shares proportional to `weights`, in whole units (see NEAR)."""
     largest = max(weights)
-    return _cut(layers, run, tuple(weight / largest for weight in weights))
+    return _cut_run(layers, run, tuple(weight / largest for weight in weights))
 
 
-@remembered
-def _cut(layers: LayerGraph, run: Run, weights: tuple[float, ...]) -> RunCut:
-    cuts = [_in_units(layers, run, weights, units) for units in run.units or (run.length,)]
+@memoized
+def _cut_run(layers: LayerGraph, run: ChannelRun, weights: tuple[float, ...]) -> ChannelRunCut:
+    cuts = [_cut_into_units(layers, run, weights, units) for units in run.unit_counts or (run.reduction_length,)]
     if len(cuts) == 1:
         return cuts[0]
-    loads = [_loads(layers, run, weights, cut) for cut in cuts]
-    most = NEAR * min(max(load) for load in loads)
+    loads = [_device_loads(layers, run, weights, cut) for cut in cuts]
+    most = MAX_LOAD_RATIO * min(max(load) for load in loads)
     near = [i for i, load in enumerate(loads) if max(load) <= most]
     return cuts[min(near, key=lambda i: sum(load * weight for load, weight in zip(loads[i], weights, strict=True)))]
 
 
-def _in_units(layers: LayerGraph, run: Run, weights: Sequence[float], units: int) -> RunCut:
-    size = run.length // units
-    ranges = tuple((start * size, stop * size) for start, stop in shares(units, weights))
-    inside = frozenset(layer.name for layer in run.layers)
-    demands = [_demanded(layers, run.last, cut, inside) if cut[0] < cut[1] else {} for cut in ranges]
-    return RunCut(ranges, tuple(tuple(demand.get(layer.name) for layer in run.layers) for demand in demands))
+def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], units: int) -> ChannelRunCut:
+    size = run.reduction_length // units
+    ranges = tuple((start * size, stop * size) for start, stop in split_proportionally(units, weights))
+    inside = frozenset(layer.name for layer in run.cut_layers)
+    demands = [_demanded_regions(layers, run.summing_layer, cut, inside) if cut[0] < cut[1] else {} for cut in ranges]
+    return ChannelRunCut(ranges, tuple(tuple(demand.get(layer.name) for layer in run.cut_layers) for demand in demands))
 
 
-def _loads(layers: LayerGraph, run: Run, weights: Sequence[float], cut: RunCut) -> list[float]:
+def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
     """The multiplications of each device, by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
-        own = macs(layers, run.last, None, interval) if interval[0] < interval[1] else 0
-        pairs = zip(run.layers, regions, strict=True)
-        loads.append((own + sum(macs(layers, layer, region) for layer, region in pairs if region)) / weight)
+        own = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
+        pairs = zip(run.cut_layers, regions, strict=True)
+        loads.append((own + sum(count_macs(layers, layer, region) for layer, region in pairs if region)) / weight)
     return loads
 
 
-def sums(layers: LayerGraph, layer: Layer) -> int:
+def summed_length(layers: LayerGraph, layer: Layer) -> int:
     """The length of what a layer sums over that one tensor has, with weights or none; 0: nothing."""
-    length = None if layer.reason else reduction(layers, layer)
-    return length if length and len(_needs(layers, layer, (0, length))) == 1 else 0
+    length = None if layer.whole_reason else reduction_length(layers, layer)
+    return length if length and len(_needed_regions(layers, layer, (0, length))) == 1 else 0
 
 
-def _needs(layers: LayerGraph, last: Layer, interval: Interval) -> Mapping[Key, Region]:
-    return share_task(layers, last, Share(None, interval)).needs
+def _needed_regions(layers: LayerGraph, last: Layer, interval: Interval) -> Mapping[TensorKey, Region]:
+    return make_share_task(layers, last, LayerShare(None, interval)).needs
 
 
-def _demanded(
+def _demanded_regions(
     layers: LayerGraph, last: Layer, interval: Interval, inside: Collection[str] | None = None
 ) -> dict[str, Region]:
     """Layer → the region that a range of what `last` sums over needs of it; backwards, of the layers `inside`, or where
@@ -148,58 +149,58 @@ def _demanded(
     demands: dict[str, Region] = {}
     waiting: list[int] = []
 
-    def demand(needs: Mapping[Key, Region]) -> None:
+    def demand(needs: Mapping[TensorKey, Region]) -> None:
         for key, need in needs.items():
             producer = layers.producer.get(key.tensor)
             if producer is not None:
                 if key.tensor not in demands:
                     heapq.heappush(waiting, -layers.position[producer.name])
-                demands[key.tensor] = bounding((demands.get(key.tensor), need)) or need
+                demands[key.tensor] = bounding_region((demands.get(key.tensor), need)) or need
 
-    demand(_needs(layers, last, interval))
+    demand(_needed_regions(layers, last, interval))
     found: dict[str, Region] = {}
     while waiting:
         layer = layers.layers[-heapq.heappop(waiting)]
         need = demands.get(layer.output)
-        if layer.reason or need is None or (inside is not None and layer.name not in inside):
+        if layer.whole_reason or need is None or (inside is not None and layer.name not in inside):
             continue
-        task = share_task(layers, layer, Share(need))
-        region = task.outputs[Key(layer.output)]
-        if region is not None and (inside is not None or region != full(output_shape(layers, layer))):
+        task = make_share_task(layers, layer, LayerShare(need))
+        region = task.outputs[TensorKey(layer.output)]
+        if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
-            if not sums(layers, layer):  # there the run begins
+            if not summed_length(layers, layer):  # there the run begins
                 demand(task.needs)
     return found
 
 
-@remembered
-def _inside(layers: LayerGraph) -> dict[str, tuple[Run, int]]:
-    inside: dict[str, tuple[Run, int]] = {}
+@memoized
+def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
+    inside: dict[str, tuple[ChannelRun, int]] = {}
     for last in layers.layers:
-        run = run_before(layers, last)
-        if run is not None and run.units != (run.length,):
-            for i, layer in enumerate(run.layers):
+        run = find_run_before(layers, last)
+        if run is not None and run.unit_counts != (run.reduction_length,):
+            for i, layer in enumerate(run.cut_layers):
                 inside.setdefault(layer.name, (run, i))
     return inside
 
 
-@remembered
-def signature(layers: LayerGraph, layer: Layer) -> Hashable:
+@memoized
+def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
     """What the footprint of a layer depends on, names left out: equal for layers of equal structure and shapes."""
     numbers: dict[str, int] = {}
-    rows: list[Hashable] = [layer.anchor, bool(layer.reason)]
+    rows: list[Hashable] = [layer.anchor, bool(layer.whole_reason)]
     for node in layer.nodes:
         names = tuple(numbers.setdefault(name, len(numbers)) if name else -1 for name in (*node.inputs, *node.outputs))
-        attributes = tuple((key, _frozen(node.attributes[key])) for key in sorted(node.attributes))
+        attributes = tuple((key, _hashable(node.attributes[key])) for key in sorted(node.attributes))
         rows.append((node.op, node.domain, node.opset, attributes, names, len(node.inputs)))
     rows.extend(numbers.setdefault(name, len(numbers)) for name in (*layer.inputs, *layer.outputs))
     for name in numbers:
         tensor = layers.tensors[name]
-        rows.append((tensor.dtype, tensor.shape, tensor.constant, _frozen(tensor.value)))
+        rows.append((tensor.dtype, tensor.shape, tensor.is_constant, _hashable(tensor.value)))
     return tuple(rows)
 
 
-def _frozen(value: Any) -> Hashable:
+def _hashable(value: Any) -> Hashable:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     return repr(value)

@@ -18,18 +18,18 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, check_files, load_json, open_artifact
-from dicompiler_targets.copies import check_sources, hashes
+from dicompiler.plugin_api import DicompilerError, check_files, load_artifact, load_json
+from dicompiler_targets.copies import check_bundled_sources, hash_sources
 from dicompiler_targets.mpi import source
-from dicompiler_targets.mpi.emit import CONTENTS, MANIFEST, PROGRAM, TABLES, sources
-from dicompiler_targets.mpi.source import output_files
+from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE, PROGRAM_FILE, UNBUILT_FILES, make_package_sources
+from dicompiler_targets.mpi.source import assign_output_files
 
-Delivered = tuple[dict[str, dict[str, NDArray[Any]]], ...]
+DeliveredFrames = tuple[dict[str, dict[str, NDArray[Any]]], ...]
 """For each frame, by device and name, what it delivered."""
 
 
 @dataclass(frozen=True)
-class Artifact:
+class MpiArtifact:
     """packages: of each device in rank order the directory of its host's package."""
 
     directory: Path
@@ -37,12 +37,12 @@ class Artifact:
     packages: Mapping[str, Path]
 
     @classmethod
-    def load(cls, directory: Path) -> Artifact:
+    def load(cls, directory: Path) -> MpiArtifact:
         """The artifact in `directory`: what it says of itself is whole and holds together, and what is built of it is
         what this dicompiler writes. What the devices' files hold, the program itself checks. DicompilerError."""
-        document = open_artifact(directory)
+        document = load_artifact(directory)
         try:
-            return cls(directory, document, _packages(directory, document))
+            return cls(directory, document, _find_packages(directory, document))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
 
@@ -59,51 +59,51 @@ class Artifact:
     @cached_property
     def program(self) -> Mapping[str, Any]:
         """program.json, which all packages have."""
-        found: Mapping[str, Any] = load_json(next(iter(self.packages.values())) / PROGRAM)
+        found: Mapping[str, Any] = load_json(next(iter(self.packages.values())) / PROGRAM_FILE)
         return found
 
     @cached_property
     def outputs(self) -> tuple[tuple[str, str, str], ...]:
         """Of each of the network's outputs its name, its type, and how the file ends that holds it."""
         values = self.document["outputs"]
-        files = output_files([value["name"] for value in values])
+        files = assign_output_files([value["name"] for value in values])
         return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
-    def roles(self, away: Collection[str]) -> tuple[int, int] | None:
+    def find_roles(self, away: Collection[str]) -> tuple[int, int] | None:
         """Which roles go without those devices, by the plan for the least loss that holds them: the first one's place
         and how many; None where there are none."""
         lost = self.program.get("lost", [[]])
         found = min((one for one in lost if {*away} <= {*one}), key=len, default=None)
         return None if found is None else (lost.index(found), lost.count(found))
 
-    def first(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    def take_first_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         """Each output of a frame as the first device that has it delivered it."""
         return {name: next(o[name] for o in delivered.values() if name in o) for name, _, _ in self.outputs}
 
-    def title(self, rank: int) -> str:
+    def describe_rank(self, rank: int) -> str:
         """What messages call a rank."""
         device = self.devices[rank]
         return f"rank {rank} (device {device!r} on host {self.packages[device].name!r})"
 
 
-def _packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
+def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
     """The package of each device. KeyError and the like for what does not hold together."""
     files, owners = document["files"], dict[str, str]()
-    hosts = sorted(name.split("/")[0] for name in files if re.fullmatch(rf"[^/]+/{MANIFEST}", name))
+    hosts = sorted(name.split("/")[0] for name in files if re.fullmatch(rf"[^/]+/{MANIFEST_FILE}", name))
     for host in hosts:
         own = [name for name in files if name.startswith(f"{host}/")]
-        check_files(directory, files, [f"{host}/{PROGRAM}"])
-        described = load_json(directory / host / PROGRAM)
-        places = {place.device: place.host for place in source.places(described)}
+        check_files(directory, files, [f"{host}/{PROGRAM_FILE}"])
+        described = load_json(directory / host / PROGRAM_FILE)
+        places = {place.device: place.host for place in source.read_placements(described)}
         owners |= {device: host for device, at in places.items() if at == host}
         if list(places) != document["devices"]:
             raise ValueError(f"{host}: its program is of other devices")
         data = {f"{host}/{device}/" for device, at in places.items() if at == host}
         plain = [name for name in own if not any(name.startswith(place) for place in data)]
-        check_files(directory, files, [*plain, *(f"{place}{CONTENTS}" for place in data)])
+        check_files(directory, files, [*plain, *(f"{place}{CONTENTS_FILE}" for place in data)])
         built = {name.removeprefix(f"{host}/"): files[name]["digest"] for name in plain}
-        found = {name: digest for name, digest in built.items() if name not in TABLES}
-        check_sources(directory / host, document, found, hashes(sources(described)))
+        found = {name: digest for name, digest in built.items() if name not in UNBUILT_FILES}
+        check_bundled_sources(directory / host, document, found, hash_sources(make_package_sources(described)))
     for device in document["devices"]:
         if device not in owners:
             raise DicompilerError(f"{directory}: the package with device {device!r} is missing: compile it again")
@@ -123,7 +123,7 @@ def write_inputs(place: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> N
                     np.lib.format.write_array(member, plain, allow_pickle=False)
 
 
-def read_partial(artifact: Artifact, place: Path, keep: int, role: int) -> Delivered:
+def read_finished_outputs(artifact: MpiArtifact, place: Path, keep: int, role: int) -> DeliveredFrames:
     """As `read_outputs`, after a run by that role that failed: the first frames, as far as they are whole."""
     sinks = sum(call[0] == "output" for rank in artifact.program["ranks"] for call in rank["roles"][role])
     for device in artifact.devices:
@@ -132,29 +132,29 @@ def read_partial(artifact: Artifact, place: Path, keep: int, role: int) -> Deliv
     whole: list[dict[str, dict[str, NDArray[Any]]]] = []
     with contextlib.suppress(OSError, ValueError, EOFError):  # of a file that was being written
         for frame in range(keep):
-            found = _frame(artifact, place, frame)
+            found = _read_frame(artifact, place, frame)
             if sum(map(len, found.values())) < sinks:
                 break
             whole.append(found)
     return tuple(whole)
 
 
-def read_outputs(artifact: Artifact, place: Path, keep: int) -> Delivered:
+def read_outputs(artifact: MpiArtifact, place: Path, keep: int) -> DeliveredFrames:
     """For each frame that was kept, by device and name, what was delivered."""
-    return tuple(_frame(artifact, place, frame) for frame in range(keep))
+    return tuple(_read_frame(artifact, place, frame) for frame in range(keep))
 
 
-def _frame(artifact: Artifact, place: Path, frame: int) -> dict[str, dict[str, NDArray[Any]]]:
+def _read_frame(artifact: MpiArtifact, place: Path, frame: int) -> dict[str, dict[str, NDArray[Any]]]:
     outputs: dict[str, dict[str, NDArray[Any]]] = {}
     for device in artifact.devices:
         for name, dtype, file in artifact.outputs:
             path = place / device / f"frame{frame:06}_{file}"
             if path.is_file():
-                outputs.setdefault(device, {})[name] = _array(path, dtype)
+                outputs.setdefault(device, {})[name] = _read_array(path, dtype)
     return outputs
 
 
-def _array(path: Path, dtype: str) -> NDArray[Any]:
+def _read_array(path: Path, dtype: str) -> NDArray[Any]:
     array: NDArray[Any] = np.load(path, allow_pickle=False)
     wanted = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(dtype))
     return array if array.dtype == wanted else array.view(wanted)

@@ -17,34 +17,36 @@ from pathlib import Path
 from dicompiler.plugin_api import DicompilerError
 from dicompiler_targets.mpi import tools
 
-PACKAGE, SUITE = "libonnxruntime-dev", "trixie"
-APT = Path("/etc/apt")
+DEBIAN_PACKAGE, DEBIAN_SUITE = "libonnxruntime-dev", "trixie"
+APT_DIRECTORY = Path("/etc/apt")
 
 
 def main() -> int:
     """Fetches the headers unless they are there; prints their directory. The exit code."""
     try:
-        print(fetch())
+        print(fetch_headers())
     except DicompilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def fetch() -> Path:
+def fetch_headers() -> Path:
     """The directory of the headers, after they were fetched where none are. DicompilerError where apt cannot."""
     try:
-        return tools.include()
+        return tools.find_include_directory()
     except DicompilerError:
-        target = tools.cache() / "include" / "onnxruntime"
+        target = tools.get_cache_directory() / "include" / "onnxruntime"
     for name in ("apt-get", "dpkg"):
         if shutil.which(name) is None:
-            raise DicompilerError(f"{name} is missing: fetch {tools.HEADER} and the headers beside it into {target}")
-    with tempfile.TemporaryDirectory(dir=tools.cache()) as temporary:
+            raise DicompilerError(
+                f"{name} is missing: fetch {tools.HEADER_FILE} and the headers beside it into {target}"
+            )
+    with tempfile.TemporaryDirectory(dir=tools.get_cache_directory()) as temporary:
         scratch = Path(temporary)
         scratch.chmod(0o755)  # apt downloads as a user of its own
         (scratch / "lists" / "partial").mkdir(parents=True)
-        (scratch / "own.list").write_text("".join(sources(APT, _codename())), encoding="utf-8")
+        (scratch / "own.list").write_text("".join(find_apt_sources(APT_DIRECTORY, _read_codename())), encoding="utf-8")
         options = {
             "Dir::Etc::SourceList": scratch / "own.list",
             "Dir::Etc::SourceParts": "/dev/null",
@@ -53,16 +55,16 @@ def fetch() -> Path:
             "Acquire::Languages": "none",
         }
         line = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-        _call([*line, "update"], scratch)
-        _call([*line, "download", PACKAGE], scratch)
-        _call(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
+        _run_command([*line, "update"], scratch)
+        _run_command([*line, "download", DEBIAN_PACKAGE], scratch)
+        _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
         (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
     return target
 
 
-def _codename() -> str:
+def _read_codename() -> str:
     """This system's name among Debian's releases."""
     try:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
@@ -70,11 +72,11 @@ def _codename() -> str:
         text = ""
     match = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
     if match is None:
-        raise DicompilerError(f"this is no Debian: fetch {tools.HEADER} and the headers beside it by another way")
+        raise DicompilerError(f"this is no Debian: fetch {tools.HEADER_FILE} and the headers beside it by another way")
     return match[1]
 
 
-def sources(apt: Path, codename: str) -> list[str]:
+def find_apt_sources(apt: Path, codename: str) -> list[str]:
     """apt's own sources of the release `codename`, as lines of a sources.list, for SUITE instead of it.
 
     apt: the directory of its configuration. DicompilerError where it names none.
@@ -84,15 +86,17 @@ def sources(apt: Path, codename: str) -> list[str]:
         if not file.is_file():
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        lines += _stanzas(text, codename) if file.suffix == ".sources" else _lines(text, codename, file.suffix)
+        lines += (
+            _parse_stanzas(text, codename) if file.suffix == ".sources" else _parse_lines(text, codename, file.suffix)
+        )
     if not lines:
         raise DicompilerError(
-            f"{apt}: there is no source of the release {codename}: add one, or fetch {PACKAGE} by hand"
+            f"{apt}: there is no source of the release {codename}: add one, or fetch {DEBIAN_PACKAGE} by hand"
         )
     return list(dict.fromkeys(lines))
 
 
-def _stanzas(text: str, codename: str) -> Iterable[str]:
+def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
     for stanza in re.split(r"\n\s*\n", text):
         fields = {
             name.lower(): " ".join(value.split())
@@ -102,18 +106,18 @@ def _stanzas(text: str, codename: str) -> Iterable[str]:
             signed = fields.get("signed-by", "")
             option = f"[signed-by={signed}] " if signed.startswith("/") else ""
             for uri in fields.get("uris", "").split():
-                yield f"deb {option}{uri} {SUITE} main\n"
+                yield f"deb {option}{uri} {DEBIAN_SUITE} main\n"
 
 
-def _lines(text: str, codename: str, suffix: str) -> Iterable[str]:
+def _parse_lines(text: str, codename: str, suffix: str) -> Iterable[str]:
     if suffix == ".list":
         for match in re.finditer(
             r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s", text, re.MULTILINE
         ):
-            yield f"deb {match[1]} {SUITE} main\n"
+            yield f"deb {match[1]} {DEBIAN_SUITE} main\n"
 
 
-def _call(line: list[str], directory: Path) -> None:
+def _run_command(line: list[str], directory: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, cwd=directory, stdin=subprocess.DEVNULL)
     if done.returncode:
         said = [one for one in done.stderr.splitlines() if one.strip()]

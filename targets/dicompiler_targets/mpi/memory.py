@@ -5,25 +5,25 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import DeviceProgram, Optimization, Program, peak, segment_values
+from dicompiler.plugin_api import DeviceProgram, Optimization, Program, peak_nbytes, segment_value_sizes
 from dicompiler_targets import sessions
-from dicompiler_targets.sessions import MIB
+from dicompiler_targets.sessions import MIB_BYTES
 
-BASE = 40 * MIB
+RANK_BASE_BYTES = 40 * MIB_BYTES
 """MPI, onnxruntime and two threads."""
 
 
-def added(program: Program, optimization: Optimization) -> dict[str, int]:
+def predict_rank_memory(program: Program, optimization: Optimization) -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
-    held = sessions.added(program, BASE, optimization)
-    return {d.device: held[d.device] + _kept(program, d) for d in program.devices}
+    held = sessions.predict_memory_overhead(program, RANK_BASE_BYTES, optimization)
+    return {d.device: held[d.device] + _count_retained_bytes(program, d) for d in program.devices}
 
 
-def _kept(program: Program, device: DeviceProgram) -> int:
+def _count_retained_bytes(program: Program, device: DeviceProgram) -> int:
     """What a frame's buffers take more because all that is sent or delivered stays in them to its end, and what is kept
     for the next frame."""
     end = len(device.segments)
-    sizes = {name: size for segment in device.segments for name, size in segment_values(segment).items()}
+    sizes = {name: size for segment in device.segments for name, size in segment_value_sizes(segment).items()}
     first = {name: index for index, segment in enumerate(device.segments) for name in segment.outputs}
     last = {name: index for index, segment in enumerate(device.segments) for name in segment.inputs}
     kept = {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"} | set(
@@ -34,4 +34,4 @@ def _kept(program: Program, device: DeviceProgram) -> int:
         (first[name], end if name in kept else stop, size) for name, (_, stop, size) in zip(first, spans, strict=True)
     ]
     between_frames = sum(state.value.nbytes for state in device.states)
-    return peak(longer) - peak(spans) + between_frames
+    return peak_nbytes(longer) - peak_nbytes(spans) + between_frames

@@ -10,9 +10,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from dicompiler.plugin_api import Platform, Program
-from dicompiler_targets.mpi.source import Place
+from dicompiler_targets.mpi.source import RankPlacement
 
-RUN = """\
+RUN_SCRIPT = """\
 #!/bin/sh
 # Builds the program of this package and starts it. `./run.sh build` on every host, into the same directory on each;
 # then `./run.sh --inputs IMAGES --outputs DIR` on one that reaches the others by ssh. `./run.sh --help` says more.
@@ -61,17 +61,17 @@ exit "$code"
 """
 
 
-def run_script(places: Sequence[Place]) -> str:
+def make_run_script(places: Sequence[RankPlacement]) -> str:
     """run.sh."""
     cases = [
         f"    {rank}) echo \"dicompiler: rank {rank} (device '{place.device}' on host '{place.host}'): "
         f'its process was ended by ${{found#* }}" >&2 ;;'
         for rank, place in enumerate(places)
     ]
-    return RUN.replace("@COUNT@", str(len(places))).replace("@CASES@", "\n".join(cases))
+    return RUN_SCRIPT.replace("@COUNT@", str(len(places))).replace("@CASES@", "\n".join(cases))
 
 
-def places_of(program: Program, platform: Platform | None, threads: int) -> tuple[Place, ...]:
+def place_ranks(program: Program, platform: Platform | None, threads: int) -> tuple[RankPlacement, ...]:
     """The place of each rank: rank i is the program's device i.
 
     A device that is called after its cores, as AutoDiCE calls it (`nx01_arm012`, `nx01_cpu10-11`), has those; others
@@ -79,7 +79,7 @@ def places_of(program: Program, platform: Platform | None, threads: int) -> tupl
     as many as the device has cores. A device that is not on the platform has one core.
     """
     known = {device.name: device for device in platform.devices} if platform is not None else {}
-    named = {device.device: _named_cores(device.device, device.host) for device in program.devices}
+    named = {device.device: _parse_cores(device.device, device.host) for device in program.devices}
     used: dict[str, set[int]] = {}
     for device in program.devices:
         used.setdefault(device.host, set()).update(named[device.device])
@@ -91,51 +91,51 @@ def places_of(program: Program, platform: Platform | None, threads: int) -> tupl
             first = 1 + max(used[device.host], default=-1)
             cores = tuple(range(first, first + (1 if gpu else count)))
             used[device.host].update(cores)
-        places.append(Place(device.device, device.host, cores, 1 if gpu else threads or count, gpu))
+        places.append(RankPlacement(device.device, device.host, cores, 1 if gpu else threads or count, gpu))
     return tuple(places)
 
 
-def _named_cores(device: str, host: str) -> tuple[int, ...]:
+def _parse_cores(device: str, host: str) -> tuple[int, ...]:
     match = re.fullmatch(re.escape(host) + r"_(?:arm|cpu)(\d+(?:-\d+)*-?)", device)
     if match is None:
         return ()
     return tuple(int(core) for core in (match[1].strip("-").split("-") if "-" in match[1] else match[1]))
 
 
-def rankfile(places: Sequence[Place]) -> str:
+def make_rankfile(places: Sequence[RankPlacement]) -> str:
     """Open MPI's rankfile: host and cores of each rank."""
     return "".join(
         f"rank {rank}={place.host} slot={','.join(map(str, place.cores))}\n" for rank, place in enumerate(places)
     )
 
 
-def hostfile(places: Sequence[Place]) -> str:
+def make_hostfile(places: Sequence[RankPlacement]) -> str:
     """Open MPI's hostfile: the hosts and how many ranks each has."""
     hosts = [place.host for place in places]
     return "".join(f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts))
 
 
-def senders(program: Program) -> str:
+def make_sender_table(program: Program) -> str:
     """sender.json: by device, each tensor that it sends and the ranks that it goes to."""
-    return _table(program, "sender", "receiver")
+    return _make_table(program, "sender", "receiver")
 
 
-def receivers(program: Program) -> str:
+def make_receiver_table(program: Program) -> str:
     """receiver.json: by device, each tensor that it receives and the rank that it comes from."""
-    return _table(program, "receiver", "sender")
+    return _make_table(program, "receiver", "sender")
 
 
-def _table(program: Program, end: str, other: str) -> str:
+def _make_table(program: Program, end: str, other: str) -> str:
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     table: dict[str, dict[str, list[int]]] = {device: {} for device in ranks}
     for transfer in program.all_transfers:
         peers = table[getattr(transfer, end)].setdefault(transfer.value.name, [])
         if ranks[getattr(transfer, other)] not in peers:  # replicas may do the same
             peers.append(ranks[getattr(transfer, other)])
-    return _rows(table)
+    return _format_rows(table)
 
 
-def _rows(table: Mapping[str, object]) -> str:
+def _format_rows(table: Mapping[str, object]) -> str:
     """A JSON object with one entry per line."""
     rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

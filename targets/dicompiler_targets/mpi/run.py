@@ -18,32 +18,38 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Emulation, RunOptions, RunResult
 from dicompiler_targets.mpi import build, mpirun, restart, tools
-from dicompiler_targets.mpi.artifact import Artifact, Delivered, read_outputs, read_partial, write_inputs
+from dicompiler_targets.mpi.artifact import (
+    DeliveredFrames,
+    MpiArtifact,
+    read_finished_outputs,
+    read_outputs,
+    write_inputs,
+)
 
 
-def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
+def run_here(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs the artifact for `frames`: see Target.run. The time of building does not count."""
-    artifact = Artifact.load(directory)
-    mpirun.check(artifact, options)  # before anything is built
-    toolchain = tools.find()
-    program = build.build(next(iter(artifact.packages.values())), toolchain)
+    artifact = MpiArtifact.load(directory)
+    mpirun.check_options(artifact, options)  # before anything is built
+    toolchain = tools.find_toolchain()
+    program = build.build_program(next(iter(artifact.packages.values())), toolchain)
     line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
-    return restart.surviving(artifact, frames, options, partial(_call, artifact, line, program))
+    return restart.run_with_failover(artifact, frames, options, partial(_run_once, artifact, line, program))
 
 
-def _call(
-    artifact: Artifact,
+def _run_once(
+    artifact: MpiArtifact,
     line: Sequence[str],
     program: Path,
     frames: restart.Frames,
     options: RunOptions,
     _: Collection[str],
     roles: tuple[int, int],
-) -> tuple[Mapping[str, Any], Delivered]:
+) -> tuple[Mapping[str, Any], DeliveredFrames]:
     """See restart.Call: the rank of a device that is away is there, and has nothing to do."""
-    count, keep = len(artifact.devices), mpirun.kept(len(frames), options)
+    count, keep = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
     share = max(1, len(os.sched_getaffinity(0)) // count) if options.emulation is None else 1
-    words = mpirun.arguments(artifact, len(frames), options, roles)
+    words = mpirun.make_arguments(artifact, len(frames), options, roles)
     words += ["--threads", str(share), *["--pin"] * options.pin]
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
@@ -55,34 +61,36 @@ def _call(
         if options.emulation is None:
             rest = ["-n", str(count), str(program), *places, *words]
         else:
-            rest = emulated(artifact, options.emulation, scratch, [str(program), *places, *words])
-            more = agent(artifact, options.emulation, scratch)
+            rest = make_emulation_arguments(artifact, options.emulation, scratch, [str(program), *places, *words])
+            more = write_launch_agent(artifact, options.emulation, scratch)
         try:
-            report = mpirun.call(artifact, [*line, *rest], scratch, options.timeout_s, more)
-        except mpirun.Lost as lost:
-            done = read_partial(artifact, scratch / "outputs", keep, roles[0])
-            raise restart.Unfinished(lost, done) from None
+            report = mpirun.run_mpirun(artifact, [*line, *rest], scratch, options.timeout_s, more)
+        except mpirun.RankFailure as lost:
+            done = read_finished_outputs(artifact, scratch / "outputs", keep, roles[0])
+            raise restart.UnfinishedRun(lost, done) from None
         return report, read_outputs(artifact, scratch / "outputs", keep)
 
 
-def emulated(artifact: Artifact, emulation: Emulation, scratch: Path, words: Sequence[str]) -> list[str]:
+def make_emulation_arguments(
+    artifact: MpiArtifact, emulation: Emulation, scratch: Path, words: Sequence[str]
+) -> list[str]:
     """What mpirun is told to start a rank on each emulated board, whose calls take as long as there."""
     net = str(ip_network(f"{next(iter(emulation.addresses.values()))}/16", strict=False))
     line = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", net, "--mca", "oob_tcp_if_include", net]
     for device, package in artifact.packages.items():
         line += [":"] if device != artifact.devices[0] else []
         line += ["-n", "1", "--host", package.name, "--wdir", str(scratch), *words]
-        line += ["--least", ",".join(map(repr, emulation.seconds[device]))]
+        line += ["--least", ",".join(map(repr, emulation.min_segments_s[device]))]
     return line
 
 
-def agent(artifact: Artifact, emulation: Emulation, scratch: Path) -> dict[str, str]:
+def write_launch_agent(artifact: MpiArtifact, emulation: Emulation, scratch: Path) -> dict[str, str]:
     """A script that mpirun calls in place of ssh, as its environment: it enters a board's network, under the board's
     name, or Open MPI would take all of them for this host."""
     cases = []
     for device, package in artifact.packages.items():
         name = shlex.quote(package.name)
-        enter = f"nsenter --net=/run/netns/{emulation.spaces[device]} unshare --uts"
+        enter = f"nsenter --net=/run/netns/{emulation.namespaces[device]} unshare --uts"
         cases.append(f'{name}) exec {enter} sh -c "hostname {name}; $*" ;;')
     body = "\n".join(dict.fromkeys(cases))
     script = scratch / "agent"

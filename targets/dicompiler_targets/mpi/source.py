@@ -12,22 +12,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-from dicompiler.plugin_api import Program, Segment, Value, dtype_name
-from dicompiler_targets.files import TYPES, Json, given_inputs, value_document
-from dicompiler_targets.moves import Peeled, copies
+from dicompiler.plugin_api import Program, Segment, TensorSpec, dtype_name
+from dicompiler_targets.files import SENDABLE_TYPES, Json, describe_value, find_device_inputs
+from dicompiler_targets.moves import HoistedSegment, make_copies
 
 PROGRAM_FORMAT = "dicompiler.mpi-program/2"
-WIDTH = 120
-NAME, SEGMENT, OUTPUT = r"[A-Za-z0-9_][A-Za-z0-9_.-]*", r"segment\d{3,}\.onnx", r"[A-Za-z0-9_.-]{1,120}\.npy"
+MAX_LINE_CHARS = 120
+NAME_PATTERN, SEGMENT_PATTERN, OUTPUT_PATTERN = (
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
+    r"segment\d{3,}\.onnx",
+    r"[A-Za-z0-9_.-]{1,120}\.npy",
+)
 """Patterns: names of devices and hosts, and of files."""
-KINDS = {
+CPP_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BOOL": "boolean", "FLOAT16": "float16", "BFLOAT16": "bfloat16",
 }  # fmt: skip
 """The runtime's names of ONNX's types where they are not those in small letters."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """A rank: its device, host and cores there; `threads` of a segment."""
 
     device: str
@@ -38,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Preprocessing:
+class ImagePreprocessing:
     """How images become inputs: see runtime/image.hpp."""
 
     order: str
@@ -46,7 +50,7 @@ class Preprocessing:
     scale: tuple[float, ...]
 
 
-def text(value: str) -> str:
+def make_string_literal(value: str) -> str:
     """A C++ string literal. What is not plain ASCII, and what could begin an escape or a trigraph, is in octal."""
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in value.encode()
@@ -54,33 +58,33 @@ def text(value: str) -> str:
     return f'"{plain}"'
 
 
-def shape(dims: Iterable[int]) -> str:
+def make_shape_literal(dims: Iterable[int]) -> str:
     """A C++ list of extents. ValueError for what is none."""
-    return "{" + ", ".join(map(number, dims)) + "}"
+    return "{" + ", ".join(map(make_count_literal, dims)) + "}"
 
 
-def number(value: Any) -> str:
+def make_count_literal(value: Any) -> str:
     """A C++ literal of a count. ValueError for what is none."""
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise ValueError(f"{value!r} is no count")
     return str(value)
 
 
-def kind(name: str) -> str:
+def make_type_literal(name: str) -> str:
     """The runtime's name of an element type. ValueError for what is none."""
-    if name not in TYPES:
+    if name not in SENDABLE_TYPES:
         raise ValueError(f"{name!r} is no type")
-    return f"Type::{KINDS.get(name, name.lower())}"
+    return f"Type::{CPP_TYPE_NAMES.get(name, name.lower())}"
 
 
-def file_name(name: str, pattern: str) -> str:
+def make_file_literal(name: str, pattern: str) -> str:
     """A C++ literal of a file's name. ValueError for one that may lie elsewhere."""
     if not re.fullmatch(pattern, name):
         raise ValueError(f"{name!r} is no name of such a file")
-    return text(name)
+    return make_string_literal(name)
 
 
-def output_files(names: Sequence[str]) -> dict[str, str]:
+def assign_output_files(names: Sequence[str]) -> dict[str, str]:
     """The end of the file name of each output: its name, where that can be one, made unique."""
     files: dict[str, str] = {}
     for index, name in enumerate(names):
@@ -90,12 +94,12 @@ def output_files(names: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass
-class _Names:
+class _Identifiers:
     """C++ names for tensors: what is left of their own, made unique."""
 
     identifiers: dict[str, str] = field(default_factory=dict)
 
-    def new(self, tensor: str) -> str:
+    def add(self, tensor: str) -> str:
         # The first letter keeps it from words of the language and from names that the functions use.
         name = "t_" + re.sub(r"[^A-Za-z0-9]+", "_", tensor).strip("_")[:60]
         unique, count = name, 1
@@ -105,18 +109,18 @@ class _Names:
         self.identifiers[tensor] = unique
         return unique
 
-    def list(self, tensors: Iterable[str]) -> str:
+    def make_list(self, tensors: Iterable[str]) -> str:
         return "{" + ", ".join(self.identifiers[tensor] for tensor in tensors) + "}"
 
 
-def describe(
+def describe_program(
     program: Program,
-    places: Sequence[Place],
+    places: Sequence[RankPlacement],
     files: Sequence[Sequence[Sequence[str]]],
-    ends: Sequence[Sequence[Sequence[Peeled]]],
+    ends: Sequence[Sequence[Sequence[HoistedSegment]]],
     optimization: str,
     provider: str,
-    preprocessing: Preprocessing,
+    preprocessing: ImagePreprocessing,
 ) -> Json:
     """program.json. files, ends: of each device, for each role, those of its segments. The types of what is sent, and
     of inputs and outputs, must be in files.TYPES, with static shapes for what is sent."""
@@ -124,19 +128,19 @@ def describe(
     for rank, place in enumerate(places):
         roles, first = [], 0
         for role, *own in zip(program.roles, files[rank], ends[rank], strict=True):
-            roles.append(_calls(role, rank, list(zip(*own, strict=True)), first))
+            roles.append(_describe_role(role, rank, list(zip(*own, strict=True)), first))
             first += len(role.transfers)
         ranks.append(asdict(place) | {"cores": list(place.cores), "roles": roles})
     images = asdict(preprocessing) | {"mean": list(preprocessing.mean), "scale": list(preprocessing.scale)}
-    states = {"states": [value_document(value) for value in program.states]} if program.states else {}
-    survives = len(program.turns) < len(program.roles)
-    lost = {"lost": [list(role.lost) for role in program.roles]} if survives else {}
+    states = {"states": [describe_value(value) for value in program.states]} if program.states else {}
+    survives = len(program.replica_roles) < len(program.roles)
+    lost = {"lost": [list(role.failed) for role in program.roles]} if survives else {}
     return (
         states
         | lost
         | {
             "format": PROGRAM_FORMAT,
-            "inputs": [value_document(value) for value in program.inputs],
+            "inputs": [describe_value(value) for value in program.inputs],
             "optimization": optimization,
             "preprocessing": images,
             "provider": provider,
@@ -145,23 +149,25 @@ def describe(
     )
 
 
-def _calls(program: Program, rank: int, segments: Sequence[tuple[str, Peeled]], first: int) -> list[list[Any]]:
+def _describe_role(
+    program: Program, rank: int, segments: Sequence[tuple[str, HoistedSegment]], first: int
+) -> list[list[Any]]:
     """What a rank does in one role: the calls of its function. segments: their files and ends, in order; first: the
     number of the role's first transfer."""
     calls: list[list[Any]] = []
     device = program.devices[rank]
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     transfers = {t.index: replace(t, index=first + t.index) for t in program.transfers}
-    for index, value in given_inputs(program, device).items():
+    for index, value in find_device_inputs(program, device).items():
         calls.append(["input", index, value.name])
     wholes = [whole.name for whole in program.states]
     for state in device.states:
-        one, begin = value_document(state.value), [start for start, _ in state.region]
+        one, begin = describe_value(state.value), [start for start, _ in state.region]
         calls.append(["state", wholes.index(state.past), one["name"], one["dtype"], one["shape"], begin])
     taken = set[str]()
     for step in device.steps:
         if step.kind == "receive":
-            one = value_document(transfers[step.index].value)
+            one = describe_value(transfers[step.index].value)
             sender = ranks[transfers[step.index].sender]
             calls.append(["receive", first + step.index, one["name"], one["dtype"], one["shape"], sender])
         elif step.kind == "send":
@@ -172,43 +178,45 @@ def _calls(program: Program, rank: int, segments: Sequence[tuple[str, Peeled]], 
             read = [s.value.name for s in device.states if s.value.name in {*segment.inputs} - taken]
             taken.update(read)
             calls += [["take", name] for name in read]
-            calls += _run(segment, *segments[step.index])
-            made = [state for state in device.states if state.made in segment.outputs]
-            calls += [["keep", state.made, state.value.name] for state in made]
-    outputs = output_files([value.name for value in program.outputs])
+            calls += _describe_run(segment, *segments[step.index])
+            made = [state for state in device.states if state.written_name in segment.outputs]
+            calls += [["keep", state.written_name, state.value.name] for state in made]
+    outputs = assign_output_files([value.name for value in program.outputs])
     return [*calls, *(["output", tensor, outputs[output]] for tensor, output in device.sinks.items())]
 
 
-def _run(segment: Segment, file: str, seam: Peeled) -> list[list[Any]]:
+def _describe_run(segment: Segment, file: str, seam: HoistedSegment) -> list[list[Any]]:
     """The tensors that are joined for a segment, and those that it makes; its run, with what is copied at its ends."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
-    inner = [Value(name, one.dtype, one.shape) for name, one in seam.joins.items()]
+    inner = [TensorSpec(name, one.dtype, one.shape) for name, one in seam.assembled_inputs.items()]
     inner += [seam.values[name] for name in seam.outputs if name not in types]
-    documents = [value_document(value) for value in inner]
+    documents = [describe_value(value) for value in inner]
     calls: list[list[Any]] = [["tensor", one["name"], one["dtype"], one["shape"]] for one in documents]
     for name in segment.outputs:
         tensor = types[name]
         dims = [d.dim_value if d.HasField("dim_value") else -1 for d in tensor.shape.dim]
-        known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in TYPES
+        known = tensor.HasField("shape") and -1 not in dims and dtype_name(tensor.elem_type) in SENDABLE_TYPES
         calls.append(["tensor", name, *([dtype_name(tensor.elem_type), dims] if known else [])])
     joins, cuts = (
-        [[what, *astuple(copy)] for name, one in own.items() for copy in copies(name, one, seam.values)]
-        for what, own in (("join", seam.joins), ("cut", seam.cuts))
+        [[what, *astuple(copy)] for name, one in own.items() for copy in make_copies(name, one, seam.values)]
+        for what, own in (("join", seam.assembled_inputs), ("cut", seam.assembled_outputs))
     )
     return [*calls, *joins, ["run", file, list(seam.inputs), list(seam.outputs)], *cuts]
 
 
-def places(document: Json) -> list[Place]:
+def read_placements(document: Json) -> list[RankPlacement]:
     """The places of the ranks in a program.json. ValueError for what is none."""
-    found = [Place(r["device"], r["host"], tuple(r["cores"]), r["threads"], r["gpu"]) for r in document["ranks"]]
+    found = [
+        RankPlacement(r["device"], r["host"], tuple(r["cores"]), r["threads"], r["gpu"]) for r in document["ranks"]
+    ]
     for place in found:
         for name in (place.device, place.host):
-            file_name(name, NAME)
-        shape((*place.cores, place.threads, int(place.gpu)))
+            make_file_literal(name, NAME_PATTERN)
+        make_shape_literal((*place.cores, place.threads, int(place.gpu)))
     return found
 
 
-def main_source(document: Json) -> str:
+def generate_main(document: Json) -> str:
     """main.cc of a program.json. KeyError, TypeError or ValueError where the document is none: nothing that it says
     becomes code but in the places of names and numbers."""
     lines = [
@@ -221,115 +229,123 @@ def main_source(document: Json) -> str:
         "",
         "namespace {",
     ]
-    ranks = places(document)
+    ranks = read_placements(document)
     for rank, (place, one) in enumerate(zip(ranks, document["ranks"], strict=True)):
         what = f"device {place.device} on host {place.host}, " + ("a GPU" if place.gpu else f"threads: {place.threads}")
         lines += ["", f"// Rank {rank}: {what}."]
         for role, calls in enumerate(one["roles"]):
-            lines += [""] * (role > 0) + _function(_name(document, rank, role), calls)
-    lines += ["", "}  // namespace", "", *_main(document, ranks)]
+            lines += [""] * (role > 0) + _generate_function(_name_function(document, rank, role), calls)
+    lines += ["", "}  // namespace", "", *_generate_main_function(document, ranks)]
     return "\n".join(lines) + "\n"
 
 
-def _name(document: Json, rank: int, role: int) -> str:
+def _name_function(document: Json, rank: int, role: int) -> str:
     """The function of a rank's role."""
     return f"rank{rank}_role{role}" if len(document["ranks"][rank]["roles"]) > 1 else f"rank{rank}"
 
 
-def _function(name: str, calls: Sequence[Sequence[Any]]) -> list[str]:
+def _generate_function(name: str, calls: Sequence[Sequence[Any]]) -> list[str]:
     """What a rank does in one role."""
-    names, body = _Names(), list[str]()
+    names, body = _Identifiers(), list[str]()
     for what, *arguments in calls:
-        body += _CALLS[what](names, *arguments)
+        body += _CALL_GENERATORS[what](names, *arguments)
     if not body:
         return [f"void {name}(Rank&) {{}}"]
     return [f"void {name}(Rank& rank) {{", *(f"    {line}" for line in body), "}"]
 
 
-def _input(names: _Names, index: int, tensor: str) -> list[str]:
-    return [f"const auto {names.new(tensor)} = rank.input({number(index)}, {text(tensor)});"]
+def _generate_input(names: _Identifiers, index: int, tensor: str) -> list[str]:
+    return [f"const auto {names.add(tensor)} = rank.input({make_count_literal(index)}, {make_string_literal(tensor)});"]
 
 
-def _receive(names: _Names, transfer: int, tensor: str, dtype: str, dims: Sequence[int], sender: int) -> list[str]:
-    arguments = f"{text(tensor)}, {kind(dtype)}, {shape(dims)}"
-    call = f"rank.receive({number(transfer)}, {arguments}, {number(sender)});"
-    return [f"const auto {names.new(tensor)} = {call}"]
+def _generate_receive(
+    names: _Identifiers, transfer: int, tensor: str, dtype: str, dims: Sequence[int], sender: int
+) -> list[str]:
+    arguments = f"{make_string_literal(tensor)}, {make_type_literal(dtype)}, {make_shape_literal(dims)}"
+    call = f"rank.receive({make_count_literal(transfer)}, {arguments}, {make_count_literal(sender)});"
+    return [f"const auto {names.add(tensor)} = {call}"]
 
 
-def _state(names: _Names, index: int, tensor: str, dtype: str, dims: Sequence[int], begin: Sequence[int]) -> list[str]:
-    arguments = f"{number(index)}, {text(tensor)}, {kind(dtype)}, {shape(dims)}, {shape(begin)}"
-    return [f"const auto {names.new(tensor)} = rank.state({arguments});"]
+def _generate_state(
+    names: _Identifiers, index: int, tensor: str, dtype: str, dims: Sequence[int], begin: Sequence[int]
+) -> list[str]:
+    arguments = f"{make_count_literal(index)}, {make_string_literal(tensor)}, {make_type_literal(dtype)}, {make_shape_literal(dims)}, {make_shape_literal(begin)}"
+    return [f"const auto {names.add(tensor)} = rank.state({arguments});"]
 
 
-def _take(names: _Names, tensor: str) -> list[str]:
+def _generate_take(names: _Identifiers, tensor: str) -> list[str]:
     return [f"rank.take({names.identifiers[tensor]});"]
 
 
-def _keep(names: _Names, tensor: str, state: str) -> list[str]:
+def _generate_keep(names: _Identifiers, tensor: str, state: str) -> list[str]:
     return [f"rank.keep({names.identifiers[tensor]}, {names.identifiers[state]});"]
 
 
-def _tensor(names: _Names, tensor: str, dtype: str = "", dims: Sequence[int] = ()) -> list[str]:
-    more = f", {kind(dtype)}, {shape(dims)}" if dtype else ""
-    return [f"const auto {names.new(tensor)} = rank.tensor({text(tensor)}{more});"]
+def _generate_tensor(names: _Identifiers, tensor: str, dtype: str = "", dims: Sequence[int] = ()) -> list[str]:
+    more = f", {make_type_literal(dtype)}, {make_shape_literal(dims)}" if dtype else ""
+    return [f"const auto {names.add(tensor)} = rank.tensor({make_string_literal(tensor)}{more});"]
 
 
-def _run_call(names: _Names, file: str, read: Sequence[str], made: Sequence[str]) -> list[str]:
-    inputs, outputs, place = names.list(read), names.list(made), file_name(file, SEGMENT) if file else text("")
+def _generate_run(names: _Identifiers, file: str, read: Sequence[str], made: Sequence[str]) -> list[str]:
+    inputs, outputs, place = (
+        names.make_list(read),
+        names.make_list(made),
+        make_file_literal(file, SEGMENT_PATTERN) if file else make_string_literal(""),
+    )
     call = f"rank.run({place}, {inputs}, {outputs});"
-    if len(call) > WIDTH - 4:
+    if len(call) > MAX_LINE_CHARS - 4:
         return [f"rank.run({place},", f"         {inputs},", f"         {outputs});"]
     return [call]
 
 
-def _join(names: _Names, *copy: Any) -> list[str]:
-    return [f"rank.join({_copy(names, *copy)});"]
+def _generate_join(names: _Identifiers, *copy: Any) -> list[str]:
+    return [f"rank.join({_make_copy_literal(names, *copy)});"]
 
 
-def _cut(names: _Names, *copy: Any) -> list[str]:
-    return [f"rank.cut({_copy(names, *copy)});"]
+def _generate_cut(names: _Identifiers, *copy: Any) -> list[str]:
+    return [f"rank.cut({_make_copy_literal(names, *copy)});"]
 
 
-def _copy(
-    names: _Names, source: str, target: str, start: int, to: int, run: int, loops: Sequence[Sequence[int]]
+def _make_copy_literal(
+    names: _Identifiers, source: str, target: str, start: int, to: int, run: int, loops: Sequence[Sequence[int]]
 ) -> str:
     ends = f"{names.identifiers[source]}, {names.identifiers[target]}"
-    again = "{" + ", ".join(map(shape, loops)) + "}"
-    return f"{{{ends}, {number(start)}, {number(to)}, {number(run)}, {again}}}"
+    again = "{" + ", ".join(map(make_shape_literal, loops)) + "}"
+    return f"{{{ends}, {make_count_literal(start)}, {make_count_literal(to)}, {make_count_literal(run)}, {again}}}"
 
 
-def _send(names: _Names, transfer: int, tensor: str, receiver: int) -> list[str]:
-    return [f"rank.send({number(transfer)}, {names.identifiers[tensor]}, {number(receiver)});"]
+def _generate_send(names: _Identifiers, transfer: int, tensor: str, receiver: int) -> list[str]:
+    return [f"rank.send({make_count_literal(transfer)}, {names.identifiers[tensor]}, {make_count_literal(receiver)});"]
 
 
-def _output(names: _Names, tensor: str, file: str) -> list[str]:
-    return [f"rank.output({names.identifiers[tensor]}, {file_name(file, OUTPUT)});"]
+def _generate_output(names: _Identifiers, tensor: str, file: str) -> list[str]:
+    return [f"rank.output({names.identifiers[tensor]}, {make_file_literal(file, OUTPUT_PATTERN)});"]
 
 
-_CALLS: Mapping[str, Callable[..., list[str]]] = {
-    "input": _input,
-    "state": _state,
-    "take": _take,
-    "keep": _keep,
-    "receive": _receive,
-    "tensor": _tensor,
-    "join": _join,
-    "run": _run_call,
-    "cut": _cut,
-    "send": _send,
-    "output": _output,
+_CALL_GENERATORS: Mapping[str, Callable[..., list[str]]] = {
+    "input": _generate_input,
+    "state": _generate_state,
+    "take": _generate_take,
+    "keep": _generate_keep,
+    "receive": _generate_receive,
+    "tensor": _generate_tensor,
+    "join": _generate_join,
+    "run": _generate_run,
+    "cut": _generate_cut,
+    "send": _generate_send,
+    "output": _generate_output,
 }
 """What a function's lines are made of, by the first entry of a call in program.json."""
 
 
-def _main(document: Json, ranks: Sequence[Place]) -> list[str]:
+def _generate_main_function(document: Json, ranks: Sequence[RankPlacement]) -> list[str]:
     devices = [
-        f"{{{text(p.device)}, {text(p.host)}, {p.threads}, {str(p.gpu).lower()}, {_roles(document, i)}}},"
+        f"{{{make_string_literal(p.device)}, {make_string_literal(p.host)}, {p.threads}, {str(p.gpu).lower()}, {_list_functions(document, i)}}},"
         for i, p in enumerate(ranks)
     ]
-    inputs, states = ([_ends(value) for value in document.get(key, ())] for key in ("inputs", "states"))
+    inputs, states = ([_make_input_literal(value) for value in document.get(key, ())] for key in ("inputs", "states"))
     images = document["preprocessing"]
-    mean, scale = (", ".join(map(_float, images[key])) for key in ("mean", "scale"))
+    mean, scale = (", ".join(map(_make_float_literal, images[key])) for key in ("mean", "scale"))
     return [
         "int main(int argc, char** argv) {",
         "    const dicompiler::Program program{",
@@ -341,23 +357,23 @@ def _main(document: Json, ranks: Sequence[Place]) -> list[str]:
         "        {",
         *(f"            {line}" for line in inputs),
         "        },",
-        f"        {text(document['optimization'])},",
-        f"        {text(document['provider'])},",
+        f"        {make_string_literal(document['optimization'])},",
+        f"        {make_string_literal(document['provider'])},",
         "        // Images: order of channels, mean and scale.",
-        f"        {{{text(images['order'])}, {{{mean}}}, {{{scale}}}}},",
+        f"        {{{make_string_literal(images['order'])}, {{{mean}}}, {{{scale}}}}},",
         *(
             ["        // Inputs that are states.", "        {", *(f"            {one}" for one in states), "        },"]
             if states
             else []
         ),
-        *_turns(document),
+        *_generate_role_count(document),
         "    };",
         "    return dicompiler::run(program, argc, argv);",
         "}",
     ]
 
 
-def _turns(document: Json) -> list[str]:
+def _generate_role_count(document: Json) -> list[str]:
     """How many of the functions are for when nothing is lost, where there are others."""
     lost = document.get("lost", ())
     return [
@@ -366,17 +382,21 @@ def _turns(document: Json) -> list[str]:
     ] * bool(lost)
 
 
-def _ends(value: Json) -> str:
+def _make_input_literal(value: Json) -> str:
     """An input of the network."""
     known = str(value["shape"] is not None).lower()
-    return f"{{{text(value['name'])}, {kind(value['dtype'])}, {known}, {shape(value['shape'] or ())}}},"
+    return f"{{{make_string_literal(value['name'])}, {make_type_literal(value['dtype'])}, {known}, {make_shape_literal(value['shape'] or ())}}},"
 
 
-def _roles(document: Json, rank: int) -> str:
-    return "{" + ", ".join(_name(document, rank, role) for role in range(len(document["ranks"][rank]["roles"]))) + "}"
+def _list_functions(document: Json, rank: int) -> str:
+    return (
+        "{"
+        + ", ".join(_name_function(document, rank, role) for role in range(len(document["ranks"][rank]["roles"])))
+        + "}"
+    )
 
 
-def _float(value: float) -> str:
+def _make_float_literal(value: float) -> str:
     """The number as C++ reads it back, of type float."""
     digits = repr(float(value))
     return digits + "F" if "." in digits or "e" in digits else digits + ".0F"

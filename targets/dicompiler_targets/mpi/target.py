@@ -8,23 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Target
+from dicompiler.plugin_api import InstalledDevice, Optimization, RunOptions, RunResult, RuntimeCosts, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import Call, Compilation, DeviceProgram, Program
+    from dicompiler.plugin_api import DeviceProgram, PipelineState, Program, SegmentCall
 
-COSTS = RuntimeCosts(
+RUNTIME_COSTS = RuntimeCosts(
     latency=80e-6,
     send=40e-6,
     receive=70e-6,
-    byte=0.7e-9,
+    per_byte=0.7e-9,
     call=40e-6,
-    slice=0.5e-6,
-    copy=0.08e-9,
-    headers=0.05,
-    joined=0.1,
+    per_copy=0.5e-6,
+    per_copied_byte=0.08e-9,
+    header_share=0.05,
+    coalesced_share=0.1,
     in_order=True,
 )
 """On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
@@ -42,11 +42,11 @@ class MpiTarget(Target):
     """
 
     name: ClassVar[str] = "mpi"
-    replicas: ClassVar[bool] = True
-    keeps: ClassVar[bool] = True
-    survives: ClassVar[bool] = True
-    checks_files: ClassVar[bool] = True
-    emulates: ClassVar[bool] = True
+    can_run_replicas: ClassVar[bool] = True
+    can_keep_states: ClassVar[bool] = True
+    can_tolerate_failures: ClassVar[bool] = True
+    can_check_files: ClassVar[bool] = True
+    can_emulate: ClassVar[bool] = True
 
     threads: int = 0
     engine: Literal["onnxruntime"] = "onnxruntime"
@@ -64,60 +64,60 @@ class MpiTarget(Target):
             if len(values) not in (1, count) or not all(math.isfinite(value) for value in values):
                 raise ValueError(f"{name} must be one number or {count}, one for each channel")
 
-    def emit(self, compilation: Compilation, directory: Path) -> None:
+    def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Writes artifact.json and a package per host; rank i is the program's device i."""
-        from dicompiler_targets.mpi.emit import write
-        from dicompiler_targets.mpi.packages import places_of
-        from dicompiler_targets.mpi.source import Preprocessing
+        from dicompiler_targets.mpi.emit import write_artifact
+        from dicompiler_targets.mpi.packages import place_ranks
+        from dicompiler_targets.mpi.source import ImagePreprocessing
 
         program = compilation.program
         assert program is not None
-        places = places_of(program, compilation.platform, self.threads)
-        images = Preprocessing(self.channels, self.mean, self.scale)
-        write(program, places, self.optimization, self.provider, images, directory)
+        places = place_ranks(program, compilation.platform, self.threads)
+        images = ImagePreprocessing(self.channels, self.mean, self.scale)
+        write_artifact(program, places, self.optimization, self.provider, images, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """Builds the program, unless that was done before, and starts it with mpirun on this host; with `options.hosts`
         on those, where `install` has built it."""
         if options.hosts is not None:
-            from dicompiler_targets.mpi.deploy import run_there
+            from dicompiler_targets.mpi.deploy import run_on_hosts
 
-            return run_there(directory, frames, options)
-        from dicompiler_targets.mpi.run import run
+            return run_on_hosts(directory, frames, options)
+        from dicompiler_targets.mpi.run import run_here
 
-        return run(directory, frames, options)
+        return run_here(directory, frames, options)
 
     @property
-    def level(self) -> Optimization:
+    def reference_optimization(self) -> Optimization:
         """That of its segments; the usual one is onnxruntime's own."""
         return self.optimization
 
-    def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
+    def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """As the interface says: slices and joins at the ends are the runtime's."""
-        from dicompiler_targets.calls import calls
+        from dicompiler_targets.calls import make_segment_calls
 
-        return calls(device)
+        return make_segment_calls(device)
 
     @property
-    def costs(self) -> RuntimeCosts:
+    def runtime_costs(self) -> RuntimeCosts:
         """Of the C++ program with Open MPI over TCP on an idle host."""
-        return COSTS
+        return RUNTIME_COSTS
 
     @property
-    def player(self) -> Mapping[str, bytes]:
+    def benchmark_player(self) -> Mapping[str, bytes]:
         """The player, where this target and its tools are."""
-        from dicompiler_targets.copies import player
+        from dicompiler_targets.copies import read_benchmark_player
 
-        return player("mpi")
+        return read_benchmark_player("mpi")
 
-    def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
+    def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
         """Each host's package on that host, where its program is built."""
         from dicompiler_targets.mpi.deploy import install
 
         return install(directory, options)
 
-    def memory(self, program: Program) -> Mapping[str, int]:
+    def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """A process with MPI and onnxruntime, its sessions, and what making them takes for a while: see mpi.memory."""
-        from dicompiler_targets.mpi.memory import added
+        from dicompiler_targets.mpi.memory import predict_rank_memory
 
-        return added(program, self.optimization)
+        return predict_rank_memory(program, self.optimization)

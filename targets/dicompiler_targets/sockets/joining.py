@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.plugin_api import RunError, UsageError, one_line
-from dicompiler_targets.sockets.processes import Process
+from dicompiler_targets.sockets.processes import DeviceProcess
 from dicompiler_targets.sockets.runtime.frames import ProtocolError
-from dicompiler_targets.sockets.runtime.greeting import CONTROL, Entrance, Membership
+from dicompiler_targets.sockets.runtime.greeting import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials
 from dicompiler_targets.sockets.runtime.line import (
-    DEVICE,
-    Keys,
-    cannot_listen,
+    DEVICE_IDENTITY,
+    TlsKeys,
+    check_encryption,
     check_identity,
-    check_open,
     join_address,
+    listen_error,
     split_address,
 )
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
-LOOPBACK = "127.0.0.1:0"
+ANY_LOOPBACK_PORT = "127.0.0.1:0"
 """Where to listen for devices on this host: any port."""
 
-Joined = tuple[Process, Channel, tuple[str, int]]
+JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
 
 
-class Door:
+class RunAcceptor:
     """Listens at `listen` (HOST:PORT, port 0: any) for a run's devices.
 
     `membership`: what its devices know. keys: the directory that `dicompiler keys` made, or None. UsageError for an
@@ -44,19 +44,19 @@ class Door:
 
     def __init__(self, listen: str, keys: Path | None, insecure: bool) -> None:
         # With keys, certificates tell who is who.
-        self.membership = Membership(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
-        self._entrance: Entrance | None = None
-        self._joined: set[str] = set()
+        self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
+        self._acceptor: ConnectionAcceptor | None = None
+        self._joined_devices: set[str] = set()
         self._lock = threading.Lock()
         try:
-            self._keys = None if keys is None else Keys(keys / "coordinator")
+            self._keys = None if keys is None else TlsKeys(keys / "coordinator")
             host, port = split_address(listen)
-            self._listener = _listener(host, port)
+            self._listener = _make_listener(host, port)
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
         try:
             bound = self._listener.getsockname()
-            check_open(bound[0], self._keys, insecure)
+            check_encryption(bound[0], self._keys, insecure)
             if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
                 raise ValueError(f"{bound[0]} cannot be told to devices: listen at the address at which they reach us")
         except ValueError as error:
@@ -66,33 +66,33 @@ class Door:
 
     def close(self) -> None:
         """Nobody is let in any more."""
-        if self._entrance is not None:
-            self._entrance.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         self._listener.close()
 
-    def open(self, processes: Mapping[str, Process], digest: str) -> None:
+    def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
         """Lets in the devices of `processes` that hold the artifact with that digest, and nobody else."""
         self._processes, self._digest = processes, digest
-        self._entrance = Entrance(self._listener, self._keys, self._meet)
+        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device)
 
     @property
-    def refused(self) -> str:
+    def refusal_text(self) -> str:
         """Why somebody was sent away last, as the end of a message; '' if nobody was."""
-        why = one_line(self._entrance.refused) if self._entrance else ""
+        why = one_line(self._acceptor.last_refusal) if self._acceptor else ""
         return f"; refused meanwhile: {why}" if why else ""
 
-    def forget(self, device: str) -> None:
+    def allow_again(self, device: str) -> None:
         """It may come again."""
         with self._lock:
-            self._joined.discard(device)
+            self._joined_devices.discard(device)
 
-    def admit(self, seconds: float) -> Process | None:
+    def next_process(self, seconds: float) -> DeviceProcess | None:
         """The next device that came, now with channel and address; None if none came in that time.
 
         RunError if it is one of ours that must be refused.
         """
-        assert self._entrance is not None
-        joined: Joined | None = self._entrance.take(seconds)
+        assert self._acceptor is not None
+        joined: JoinedDevice | None = self._acceptor.take(seconds)
         if joined is None:
             return None
         process, channel, address = joined
@@ -102,44 +102,44 @@ class Door:
         process.channel, process.address = channel, address
         return process
 
-    def _meet(self, channel: Channel, host: str, deadline: float) -> Joined:
+    def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
         """See greeting.Meet. Only who has shown that it is a device of this run can end the run."""
-        hello = channel.greeting(deadline)
+        hello = channel.receive_greeting(deadline)
         name = str(hello.get("device"))
         process = self._processes.get(name)
         if process is None:
             raise ProtocolError(f"device {name[:100]!r} is not awaited")
-        check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
-        self.membership.check(hello, name, CONTROL)
+        check_identity(channel.identity, DEVICE_IDENTITY.format(name), f"device {name!r}")
+        self.credentials.check(hello, name, COORDINATOR_NAME)
         try:
             if hello.get("digest") != self._digest:
                 raise ProtocolError("its directory belongs to another artifact: copy it again from this one")
-            address = _address(hello.get("address"), {host, *process.addresses})
+            address = _check_address(hello.get("address"), {host, *process.allowed_addresses})
         except ProtocolError as error:
             channel.refuse(str(error), deadline)
             raise RunError(f"{process.title}: {error}") from None
         with self._lock:
-            if name in self._joined:
+            if name in self._joined_devices:
                 raise ProtocolError(f"device {name!r} is there already")
-            self._joined.add(name)
+            self._joined_devices.add(name)
         return process, channel, address
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def _make_listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=64)
     except OSError as error:
-        raise RunError(f"{cannot_listen((host, port), error)} (--listen)") from None
+        raise RunError(f"{listen_error((host, port), error)} (--listen)") from None
 
 
-def _address(value: Any, known: set[str]) -> tuple[str, int]:
+def _check_address(value: Any, known: set[str]) -> tuple[str, int]:
     """The address that a device says its peers reach it at: one that it is known to have, or it could send them
     anywhere."""
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("its greeting tells no address")
     with contextlib.suppress(ValueError):
-        if 0 < value[1] < 1 << 16 and _bare(value[0]) in map(_bare, known):
+        if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, known):
             return value[0], value[1]
     raise ProtocolError(
         f"it names {value[0][:100]!r}, port {value[1]}, to its peers, and came from {min(known)}: let it listen where "
@@ -147,6 +147,6 @@ def _address(value: Any, known: set[str]) -> tuple[str, int]:
     )
 
 
-def _bare(host: str) -> str:
+def _without_scope(host: str) -> str:
     """The address without the interface, whose name each host chooses."""
     return str(ipaddress.ip_address(host.partition("%")[0]))

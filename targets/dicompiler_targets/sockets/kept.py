@@ -20,30 +20,36 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.plugin_api import DeviceStatus, DicompilerError, RunError, RunOptions, UsageError, one_line
-from dicompiler_targets.sockets.artifact import Artifact, Manifest
-from dicompiler_targets.sockets.processes import Process
-from dicompiler_targets.sockets.runtime.frames import Kind, ProtocolError, Refused
-from dicompiler_targets.sockets.runtime.greeting import CONTROL, GREETING_S, Guests, Membership, derived
+from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
+from dicompiler_targets.sockets.processes import DeviceProcess
+from dicompiler_targets.sockets.runtime.frames import MessageType, PeerRefused, ProtocolError
+from dicompiler_targets.sockets.runtime.greeting import (
+    COORDINATOR_NAME,
+    GREETING_TIMEOUT_S,
+    ConnectionQueue,
+    RunCredentials,
+    derive_token,
+)
 from dicompiler_targets.sockets.runtime.line import (
-    DEVICE,
-    Keys,
+    DEVICE_IDENTITY,
+    TlsKeys,
+    check_encryption,
     check_identity,
-    check_open,
     is_loopback,
     join_address,
-    left,
-    secured,
+    open_connection,
+    seconds_left,
 )
-from dicompiler_targets.sockets.runtime.wire import Channel
+from dicompiler_targets.sockets.runtime.wire import MessageChannel
 
 log = logging.getLogger("dicompiler")
 
-FORMAT = "dicompiler.kept/1"
-AGAIN = "start it again ('dicompiler deploy --keep')"
+RESIDENT_FORMAT = "dicompiler.kept/1"
+RESTART_HINT = "start it again ('dicompiler deploy --keep')"
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResidentCluster:
     """The devices of an artifact that stay. addresses: where each is called. token: what shows that we belong to them,
     '' with keys (the directory that `dicompiler keys` made); insecure: whether they may be on other hosts without."""
 
@@ -55,18 +61,18 @@ class Kept:
     insecure: bool = False
 
     @staticmethod
-    def file(directory: Path) -> Path:
+    def state_file(directory: Path) -> Path:
         """Where that is written down: beside the artifact."""
         beside = directory.absolute()
         return beside.with_name(f"{beside.name}.kept.json")
 
     @classmethod
-    def load(cls, directory: Path) -> Kept | None:
+    def load(cls, directory: Path) -> ResidentCluster | None:
         """None where none are kept. DicompilerError for a file that is none of ours."""
-        path = cls.file(directory)
+        path = cls.state_file(directory)
         try:
             document = json.loads(path.read_bytes())
-            if document.pop("format") != FORMAT:
+            if document.pop("format") != RESIDENT_FORMAT:
                 raise ValueError("another format")
             addresses = {str(name): (str(host), int(port)) for name, (host, port) in document.pop("addresses").items()}
             return cls(directory, addresses=addresses, **document)
@@ -76,7 +82,7 @@ class Kept:
             raise DicompilerError(f"{path}: it does not say what is kept running ({error!r}): remove it") from None
 
     @classmethod
-    def of(cls, artifact: Artifact) -> Kept | None:
+    def load_for(cls, artifact: SocketsArtifact) -> ResidentCluster | None:
         """As `load`. RunError where another artifact is kept."""
         kept = cls.load(artifact.directory)
         if kept is not None and kept.digest != artifact.digest:
@@ -88,9 +94,9 @@ class Kept:
 
     def save(self) -> None:
         """Writes it down, for the user alone."""
-        document = {"format": FORMAT, **asdict(self)}
+        document = {"format": RESIDENT_FORMAT, **asdict(self)}
         del document["directory"]
-        path = self.file(self.directory)
+        path = self.state_file(self.directory)
         stage = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with open(os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -102,15 +108,15 @@ class Kept:
             stage.unlink(missing_ok=True)
 
     @property
-    def apart(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether any of them is on another host than this."""
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
-    def forget(self) -> None:
+    def remove(self) -> None:
         """They are not kept any more."""
-        self.file(self.directory).unlink(missing_ok=True)
+        self.state_file(self.directory).unlink(missing_ok=True)
 
-    def options(self, options: RunOptions) -> RunOptions:
+    def run_options(self, options: RunOptions) -> RunOptions:
         """Those of a run that joins them. UsageError for what cannot be said of devices that run already."""
         for name in ("elsewhere", "pin"):
             if getattr(options, name):
@@ -121,73 +127,75 @@ class Kept:
         keys = options.keys or (None if self.keys is None else Path(self.keys))
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
-    def own_keys(self, options: RunOptions) -> Keys | None:
+    def load_keys(self, options: RunOptions) -> TlsKeys | None:
         """What shows who we are. UsageError for keys that cannot be used."""
         try:
-            return None if options.keys is None else Keys(options.keys / "coordinator")
+            return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
 
     def status(self, options: RunOptions) -> tuple[DeviceStatus, ...]:
         """How each device does, in the order of their names; an `error` for those that do not answer."""
-        options = self.options(options)
-        keys = self.own_keys(options)
+        options = self.run_options(options)
+        keys = self.load_keys(options)
 
         def ask(name: str) -> DeviceStatus:
             address = join_address(*self.addresses[name])
             try:
                 wish = {"wants": "status"}
-                deadline = time.monotonic() + min(GREETING_S, options.timeout_s)
-                channel, told = greet(name, self.addresses[name], keys, options.insecure, self.token, wish, deadline)
+                deadline = time.monotonic() + min(GREETING_TIMEOUT_S, options.timeout_s)
+                channel, told = call_daemon(
+                    name, self.addresses[name], keys, options.insecure, self.token, wish, deadline
+                )
                 channel.close()
                 return DeviceStatus(address=address, **told)
-            except (OSError, ValueError, TypeError, ProtocolError, Refused) as error:
-                return DeviceStatus(device=name, address=address, error=f"{_words(error)}: {AGAIN}")
+            except (OSError, ValueError, TypeError, ProtocolError, PeerRefused) as error:
+                return DeviceStatus(device=name, address=address, error=f"{_error_text(error)}: {RESTART_HINT}")
 
         with ThreadPoolExecutor(max(1, len(self.addresses))) as pool:
             return tuple(pool.map(ask, sorted(self.addresses)))
 
 
-def greet(
+def call_daemon(
     name: str,
     address: tuple[str, int],
-    keys: Keys | None,
+    keys: TlsKeys | None,
     insecure: bool,
     token: str,
     wish: Mapping[str, Any],
     deadline: float,
-) -> tuple[Channel, dict[str, Any]]:
+) -> tuple[MessageChannel, dict[str, Any]]:
     """Calls a device that stays, and says what is wanted of it: the connection, and its answer. OSError where nobody
     is there, ProtocolError for who is not that device, Refused with its words."""
-    connection = socket.create_connection(address, min(GREETING_S, left(deadline)))
+    connection = socket.create_connection(address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
     try:
-        check_open(connection.getpeername()[0], keys, insecure)
+        check_encryption(connection.getpeername()[0], keys, insecure)
     except ValueError:
         connection.close()
         raise
-    channel = Channel(secured(connection, keys, False, deadline))
+    channel = MessageChannel(open_connection(connection, keys, False, deadline))
     try:
-        check_identity(channel.identity, DEVICE.format(name), f"device {name!r}")
-        nonce, soon = secrets.token_hex(16), min(deadline, time.monotonic() + GREETING_S)
-        channel.greet(Kind.HELLO, {"device": CONTROL, "nonce": nonce}, soon)
-        hello = channel.greeting(soon)
-        member = Membership("", "" if keys else derived(token, nonce, str(hello.get("nonce"))))
-        member.check(hello, name, CONTROL)
-        channel.greet(Kind.HELLO, {**member.hello(CONTROL, name), **wish}, soon)
-        return channel, channel.greeting(deadline)
+        check_identity(channel.identity, DEVICE_IDENTITY.format(name), f"device {name!r}")
+        nonce, soon = secrets.token_hex(16), min(deadline, time.monotonic() + GREETING_TIMEOUT_S)
+        channel.send_greeting(MessageType.HELLO, {"device": COORDINATOR_NAME, "nonce": nonce}, soon)
+        hello = channel.receive_greeting(soon)
+        member = RunCredentials("", "" if keys else derive_token(token, nonce, str(hello.get("nonce"))))
+        member.check(hello, name, COORDINATOR_NAME)
+        channel.send_greeting(MessageType.HELLO, {**member.hello(COORDINATOR_NAME, name), **wish}, soon)
+        return channel, channel.receive_greeting(deadline)
     except BaseException:
         channel.close()
         raise
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
     return one_line(getattr(error, "strerror", None) or str(error))
 
 
 @dataclass
-class Called(Process):
+class DaemonProcess(DeviceProcess):
     """A device that stays. failure: why it could not be called, '' as long as it may be."""
 
     failure: str = field(default="", kw_only=True)
@@ -195,11 +203,11 @@ class Called(Process):
     def exit_code(self) -> int | None:
         return 1 if self.failure else None
 
-    def ending(self) -> str | None:
+    def describe_exit(self) -> str | None:
         return f"it cannot be called{self.failure}" if self.failure else None
 
 
-class Calls:
+class DaemonConnector:
     """The door of a run that joins devices that stay, and how they are called: a `Start`. See Door.
 
     revive: starts a device that does not answer; (its name) → its address.
@@ -207,50 +215,52 @@ class Calls:
 
     address = ""
 
-    def __init__(self, kept: Kept, options: RunOptions, revive: Callable[[str], tuple[str, int]] | None = None) -> None:
-        self._kept, self.options, self._revive = kept, options, revive
-        self._keys = kept.own_keys(options)
-        self.membership = Membership(secrets.token_hex(8), "")
+    def __init__(
+        self, kept: ResidentCluster, options: RunOptions, revive: Callable[[str], tuple[str, int]] | None = None
+    ) -> None:
+        self._cluster, self.options, self._restart = kept, options, revive
+        self._keys = kept.load_keys(options)
+        self.credentials = RunCredentials(secrets.token_hex(8), "")
         if options.keys is None:
-            self.membership = Membership(self.membership.run, derived(kept.token, self.membership.run))
-        self._guests, self._closed, self._lock = Guests(), False, threading.Lock()
-        self._before = threading.Event()
-        self._before.set()
+            self.credentials = RunCredentials(self.credentials.run, derive_token(kept.token, self.credentials.run))
+        self._connections, self._closed, self._lock = ConnectionQueue(), False, threading.Lock()
+        self._previous_call = threading.Event()
+        self._previous_call.set()
 
     @property
-    def apart(self) -> bool:
+    def is_remote(self) -> bool:
         """See Kept."""
-        return self._kept.apart
+        return self._cluster.is_remote
 
     @property
-    def refused(self) -> str:
+    def refusal_text(self) -> str:
         """Nobody comes here by himself."""
         return ""
 
-    def open(self, processes: Mapping[str, Process], digest: str) -> None:
+    def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
         """The devices of `processes` may be called."""
         self._processes, self._digest = processes, digest
 
-    def forget(self, device: str) -> None:
+    def allow_again(self, device: str) -> None:
         """It may be called again."""
 
     def close(self) -> None:
         """Nobody is called any more."""
         self._closed = True
 
-    def __call__(self, manifest: Manifest, _: Sequence[str]) -> Process:
+    def __call__(self, manifest: Manifest, _: Sequence[str]) -> DeviceProcess:
         """Calls a device, in a thread; one after another, so that of two clients the first gets them all."""
-        address = self._kept.addresses.get(manifest["device"])
+        address = self._cluster.addresses.get(manifest["device"])
         where = "" if address is None else f" at {join_address(*address)}"
-        process, before, done = Called(manifest, where=where), self._before, threading.Event()
-        self._before = done
-        threading.Thread(target=self._call, args=(process, before, done), daemon=True).start()
+        process, before, done = DaemonProcess(manifest, location=where), self._previous_call, threading.Event()
+        self._previous_call = done
+        threading.Thread(target=self._connect, args=(process, before, done), daemon=True).start()
         return process
 
-    def admit(self, seconds: float) -> Process | None:
+    def next_process(self, seconds: float) -> DeviceProcess | None:
         """The next device that has answered. RunError for one that refuses."""
-        met: tuple[Called, Channel, tuple[str, int]] | None
-        while (met := self._guests.take(seconds)) is not None:
+        met: tuple[DaemonProcess, MessageChannel, tuple[str, int]] | None
+        while (met := self._connections.take(seconds)) is not None:
             process, channel, address = met
             known = self._processes.get(process.device)
             if known is not None and known is process:
@@ -259,48 +269,48 @@ class Calls:
             channel.close()  # it was given up meanwhile
         return None
 
-    def _call(self, process: Called, before: threading.Event, done: threading.Event) -> None:
+    def _connect(self, process: DaemonProcess, before: threading.Event, done: threading.Event) -> None:
         name = process.device
         try:
-            before.wait(min(GREETING_S, self.options.timeout_s / 4))
+            before.wait(min(GREETING_TIMEOUT_S, self.options.timeout_s / 4))
             try:
-                channel = self._reach(name)
+                channel = self._request_run(name)
             except OSError:
-                if self._revive is None or self._closed:
+                if self._restart is None or self._closed:
                     raise
-                self._moved(name, self._revive(name))
-                channel = self._reach(name)
+                self._update_address(name, self._restart(name))
+                channel = self._request_run(name)
             if self._closed:
                 channel.close()
-            self._guests.put((process, channel, self._kept.addresses[name]))
-        except Refused as error:
-            self._guests.put(RunError(f"{process.title}: {error}"))
+            self._connections.put((process, channel, self._cluster.addresses[name]))
+        except PeerRefused as error:
+            self._connections.put(RunError(f"{process.title}: {error}"))
         except Exception as error:
-            process.failure = f": {_words(error)}: {AGAIN}"
+            process.failure = f": {_error_text(error)}: {RESTART_HINT}"
         finally:
             done.set()
 
-    def _moved(self, name: str, address: tuple[str, int]) -> None:
+    def _update_address(self, name: str, address: tuple[str, int]) -> None:
         """A device is called elsewhere from now on, by others too."""
         with self._lock:
-            self._kept = replace(self._kept, addresses={**self._kept.addresses, name: address})
+            self._cluster = replace(self._cluster, addresses={**self._cluster.addresses, name: address})
             try:
-                self._kept.save()
+                self._cluster.save()
             except DicompilerError as error:
                 log.warning("%s: others do not find device %r, which was started again", error, name)
 
-    def _reach(self, name: str) -> Channel:
-        if name not in self._kept.addresses:
+    def _request_run(self, name: str) -> MessageChannel:
+        if name not in self._cluster.addresses:
             raise ConnectionError("it was not started")
         wish = {
             "wants": "run",
-            "run": self.membership.run,
+            "run": self.credentials.run,
             "digest": self._digest,
             "timeout": self.options.timeout_s,
             "heartbeat": self.options.heartbeat_s,
         }
-        address = self._kept.addresses[name]
+        address = self._cluster.addresses[name]
         # Where it does not answer, time must be left to go on without it.
-        until = time.monotonic() + min(2 * GREETING_S, self.options.timeout_s / 2)
-        insecure, token = self.options.insecure, self._kept.token
-        return greet(name, address, self._keys, insecure, token, wish, until)[0]
+        until = time.monotonic() + min(2 * GREETING_TIMEOUT_S, self.options.timeout_s / 2)
+        insecure, token = self.options.insecure, self._cluster.token
+        return call_daemon(name, address, self._keys, insecure, token, wish, until)[0]

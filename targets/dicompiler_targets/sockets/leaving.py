@@ -13,100 +13,100 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dicompiler.plugin_api import RunEvent
-from dicompiler_targets.sockets.processes import Process, end
-from dicompiler_targets.sockets.root_cause import LOSS, Failure, ending
+from dicompiler_targets.sockets.processes import DeviceProcess, end_all
+from dicompiler_targets.sockets.root_cause import RANK_DISCONNECTED, DeviceFailure, exit_failure
 
 log = logging.getLogger("dicompiler")
 
-ENDING_S = 0.05
+EXIT_WAIT_S = 0.05
 """Seconds that a process takes to end after its connections, at most, if it ends."""
 
 
-class Telling:
+class EventLog:
     """`events`: those that were told, in order, to the log and to `on_event`. One whose reason is still open keeps all
     that come after it waiting."""
 
     def __init__(self, on_event: Callable[[RunEvent], object] | None) -> None:
         self.events: list[RunEvent] = []
         self._on_event = on_event
-        self._waiting: deque[tuple[RunEvent, bool]] = deque()
+        self._pending: deque[tuple[RunEvent, bool]] = deque()
 
     def __bool__(self) -> bool:
         """Whether something is still to be told."""
-        return bool(self._waiting)
+        return bool(self._pending)
 
     def add(self, event: RunEvent, known: bool = True) -> None:
         """It has happened; known: its reason will not change."""
-        self._waiting.append((event, known))
-        self._tell()
+        self._pending.append((event, known))
+        self._emit()
 
-    def explain(self, device: str, why: str) -> None:
+    def set_reason(self, device: str, why: str) -> None:
         """The reason of the first loss of that device that is still open."""
-        for place, (event, known) in enumerate(self._waiting):
+        for place, (event, known) in enumerate(self._pending):
             if not known and event.device == device:
-                self._waiting[place] = replace(event, why=why), True
+                self._pending[place] = replace(event, reason=why), True
                 break
-        self._tell()
+        self._emit()
 
-    def end(self) -> None:
+    def flush(self) -> None:
         """Tells what is left with what is known."""
-        self._waiting = deque((event, True) for event, _ in self._waiting)
-        self._tell()
+        self._pending = deque((event, True) for event, _ in self._pending)
+        self._emit()
 
-    def _tell(self) -> None:
-        while self._waiting and self._waiting[0][1]:
-            event, _ = self._waiting.popleft()
+    def _emit(self) -> None:
+        while self._pending and self._pending[0][1]:
+            event, _ = self._pending.popleft()
             self.events.append(event)
-            log.warning("%s", event.line)
+            log.warning("%s", event.message)
             if self._on_event is not None:
                 self._on_event(event)
 
 
 @dataclass
-class _Lost:
+class _FailedProcess:
     """A process that ends or is ended. known: how it ended was told, or does not matter; until: when it is ended."""
 
-    process: Process
-    failure: Failure
-    until: float
-    known: bool = False
+    process: DeviceProcess
+    failure: DeviceFailure
+    kill_at: float
+    is_explained: bool = False
 
 
-class Leaving:
+class FailedProcesses:
     """Processes of lost devices until they have ended. explained: called with a device and why it was lost."""
 
     def __init__(self, explained: Callable[[str, str], None]) -> None:
-        self._explained = explained
-        self._lost: list[_Lost] = []
+        self._on_reason = explained
+        self._processes: list[_FailedProcess] = []
 
     def __bool__(self) -> bool:
         """Whether it is still open why one was lost."""
-        return any(not one.known for one in self._lost)
+        return any(not one.is_explained for one in self._processes)
 
-    def add(self, process: Process, failure: Failure) -> None:
+    def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
         """A lost device's process. Only where no more is known than that its connection ended may it tell more by
         ending itself: all others are ended now."""
-        last = failure.rank == LOSS
-        self._lost.append(_Lost(process, failure, time.monotonic() + ENDING_S * last))
+        last = failure.rank == RANK_DISCONNECTED
+        self._processes.append(_FailedProcess(process, failure, time.monotonic() + EXIT_WAIT_S * last))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ends those whose time is up, and lets go of those that have ended; never waits."""
         now = time.monotonic()
-        for one in tuple(self._lost):
+        for one in tuple(self._processes):
             ended = one.process.popen is None or one.process.exit_code() is not None
-            if not ended and now < one.until:
+            if not ended and now < one.kill_at:
                 continue
-            if not one.known:
-                one.known = True
-                found = ending(one.process)
-                self._explained(one.process.device, one.failure.message if found is None else found.message)
+            if not one.is_explained:
+                one.is_explained = True
+                found = exit_failure(one.process)
+                self._on_reason(one.process.device, one.failure.message if found is None else found.message)
             if ended:
-                self._lost.remove(one)
+                self._processes.remove(one)
                 one.process.close()
             elif one.process.popen is not None:
                 one.process.popen.kill()
 
-    def end(self, others: Sequence[Process]) -> None:
+    def end_all(self, others: Sequence[DeviceProcess]) -> None:
         """Ends these and all others, and waits for them."""
-        end([*others, *(one.process for one in self._lost)])
-        self._lost = []
+        end_all([*others, *(one.process for one in self._processes)])
+        self._processes = []

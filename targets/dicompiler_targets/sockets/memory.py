@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dicompiler.plugin_api import Optimization, Program
 from dicompiler_targets import sessions
-from dicompiler_targets.sessions import MIB
+from dicompiler_targets.sessions import MIB_BYTES
 
-BASE = 63 * MIB
+PROCESS_BYTES = 63 * MIB_BYTES
 """Python, numpy, onnxruntime and the runtime's threads."""
 
 
-def added(program: Program, optimization: Optimization) -> dict[str, int]:
+def added_memory(program: Program, optimization: Optimization) -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
-    return sessions.added(program, BASE, optimization)
+    return sessions.predict_memory_overhead(program, PROCESS_BYTES, optimization)

@@ -9,72 +9,72 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dicompiler_targets.sockets.processes import Process
+from dicompiler_targets.sockets.processes import DeviceProcess
 
-SHORTEST_S, LONGEST_S = 0.2, 30.0
+MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
 """Seconds until a lost device is started again: twice as many after each try in vain, up to the last."""
 
 
-class Returns:
+class ReconnectQueue:
     """start: starts a device; foreign: those that are not ours to start and come by themselves.
 
     `coming`: the one that has been told its peers and is connecting to them, '' if there is none: one at a time, so
     that each finds all that came before.
     """
 
-    def __init__(self, start: Callable[[str], Process], foreign: set[str]) -> None:
-        self.start, self._foreign = start, foreign
-        self.coming = ""
-        self._waiting: deque[str] = deque()
-        self._pauses: dict[str, float] = {}
-        self._due: dict[str, float] = {}
-        self._begun: set[str] = set()
+    def __init__(self, start: Callable[[str], DeviceProcess], foreign: set[str]) -> None:
+        self.start_device, self._manually_started = start, foreign
+        self.connecting = ""
+        self._greeted: deque[str] = deque()
+        self._delays_s: dict[str, float] = {}
+        self._restart_at: dict[str, float] = {}
+        self._returning: set[str] = set()
 
-    def lost(self, name: str) -> None:
+    def add_failed(self, name: str) -> None:
         """It may come back."""
-        self._pauses[name] = SHORTEST_S
-        self._again(name)
+        self._delays_s[name] = MIN_RESTART_DELAY_S
+        self._schedule_restart(name)
 
-    def failed(self, name: str) -> None:
+    def retry_later(self, name: str) -> None:
         """A try was in vain."""
-        self._pauses[name] = min(2 * self._pauses.get(name, SHORTEST_S), LONGEST_S)
-        self._again(name)
+        self._delays_s[name] = min(2 * self._delays_s.get(name, MIN_RESTART_DELAY_S), MAX_RESTART_DELAY_S)
+        self._schedule_restart(name)
 
-    def due(self) -> list[str]:
+    def pop_due(self) -> list[str]:
         """Those to be started now, each once."""
-        found = [name for name, at in self._due.items() if time.monotonic() >= at]
+        found = [name for name, at in self._restart_at.items() if time.monotonic() >= at]
         for name in found:
-            del self._due[name]
-            self._begun.add(name)
+            del self._restart_at[name]
+            self._returning.add(name)
         return found
 
-    def awaits(self, name: str) -> bool:
+    def is_returning(self, name: str) -> bool:
         """Whether a process of it is on its way back, as far as we know."""
-        return name in self._begun
+        return name in self._returning
 
-    def arrived(self, name: str) -> None:
+    def add_greeted(self, name: str) -> None:
         """It has greeted."""
-        self._begun.add(name)
-        self._waiting.append(name)
+        self._returning.add(name)
+        self._greeted.append(name)
 
-    def next(self) -> str:
+    def pop_next(self) -> str:
         """Who may now be told its peers, and is `coming` from then on; '' if nobody, or somebody is."""
-        if self.coming or not self._waiting:
+        if self.connecting or not self._greeted:
             return ""
-        self.coming = self._waiting.popleft()
-        return self.coming
+        self.connecting = self._greeted.popleft()
+        return self.connecting
 
-    def back(self, name: str) -> None:
+    def mark_returned(self, name: str) -> None:
         """It is there again."""
-        self._forget(name)
+        self._remove(name)
 
-    def _again(self, name: str) -> None:
-        self._forget(name)
-        if name not in self._foreign:
-            self._due[name] = time.monotonic() + self._pauses[name]
+    def _schedule_restart(self, name: str) -> None:
+        self._remove(name)
+        if name not in self._manually_started:
+            self._restart_at[name] = time.monotonic() + self._delays_s[name]
 
-    def _forget(self, name: str) -> None:
-        self._begun.discard(name)
-        self.coming = "" if self.coming == name else self.coming
-        if name in self._waiting:
-            self._waiting.remove(name)
+    def _remove(self, name: str) -> None:
+        self._returning.discard(name)
+        self.connecting = "" if self.connecting == name else self.connecting
+        if name in self._greeted:
+            self._greeted.remove(name)

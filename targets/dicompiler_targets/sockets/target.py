@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import Installed, Optimization, RunOptions, RunResult, RuntimeCosts, Service, Target
+from dicompiler.plugin_api import InstalledDevice, Optimization, RunOptions, RunResult, RuntimeCosts, Service, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import Call, Compilation, DeviceProgram, Program
+    from dicompiler.plugin_api import DeviceProgram, PipelineState, Program, SegmentCall
 
-COSTS = RuntimeCosts(
+RUNTIME_COSTS = RuntimeCosts(
     latency=80e-6,
     send=80e-6,
     receive=100e-6,
-    byte=0.7e-9,
+    per_byte=0.7e-9,
     call=50e-6,
-    slice=0.5e-6,
-    copy=0.08e-9,
-    end=1.4e-9,
-    tls=0.8e-9,
-    headers=0.05,
-    joined=0.1,
+    per_copy=0.5e-6,
+    per_copied_byte=0.08e-9,
+    per_io_byte=1.4e-9,
+    per_tls_byte=0.8e-9,
+    header_share=0.05,
+    coalesced_share=0.1,
 )
 """On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
 
@@ -40,11 +40,11 @@ class SocketsTarget(Target):
     """
 
     name: ClassVar[str] = "sockets"
-    replicas: ClassVar[bool] = True
-    keeps: ClassVar[bool] = True
-    survives: ClassVar[bool] = True
-    checks_files: ClassVar[bool] = True
-    emulates: ClassVar[bool] = True
+    can_run_replicas: ClassVar[bool] = True
+    can_keep_states: ClassVar[bool] = True
+    can_tolerate_failures: ClassVar[bool] = True
+    can_check_files: ClassVar[bool] = True
+    can_emulate: ClassVar[bool] = True
 
     threads: int = 0
     optimization: Optimization = "all"
@@ -53,46 +53,46 @@ class SocketsTarget(Target):
         if self.threads < 0:
             raise ValueError(f"threads must be 0 or more, not {self.threads}")
 
-    def emit(self, compilation: Compilation, directory: Path) -> None:
+    def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Writes artifact.json and a directory per device; their formats are in the schemas artifact and manifest."""
-        from dicompiler_targets.sockets.emit import write
+        from dicompiler_targets.sockets.emit import write_artifact
 
         assert compilation.program is not None
         cores = {d.name: d.cores for d in compilation.platform.devices} if compilation.platform else {}
         devices = compilation.program.devices
         threads = {d.device: self.threads or cores.get(d.device, 1) for d in devices}
-        write(compilation.program, threads, self.optimization, directory)
+        write_artifact(compilation.program, threads, self.optimization, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """One process per device: on this host, each with its share of the host's cores, or on `options.hosts`."""
-        from dicompiler_targets.sockets.coordinator import run
+        from dicompiler_targets.sockets.coordinator import run_artifact
 
-        return run(directory, frames, options)
+        return run_artifact(directory, frames, options)
 
     @property
-    def level(self) -> Optimization:
+    def reference_optimization(self) -> Optimization:
         """That of its segments; the usual one is onnxruntime's own."""
         return self.optimization
 
-    def calls(self, device: DeviceProgram) -> tuple[Call, ...]:
+    def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """As the interface says: slices and joins at the ends are the runtime's."""
-        from dicompiler_targets.calls import calls
+        from dicompiler_targets.calls import make_segment_calls
 
-        return calls(device)
+        return make_segment_calls(device)
 
     @property
-    def costs(self) -> RuntimeCosts:
+    def runtime_costs(self) -> RuntimeCosts:
         """Of the Python runtime on an idle host, in the clear."""
-        return COSTS
+        return RUNTIME_COSTS
 
     @property
-    def player(self) -> Mapping[str, bytes]:
+    def benchmark_player(self) -> Mapping[str, bytes]:
         """The player beside a copy of the runtime, which it uses to speak with the devices."""
-        from dicompiler_targets.copies import player
+        from dicompiler_targets.copies import read_benchmark_player
 
-        return player("sockets", (".py",))
+        return read_benchmark_player("sockets", (".py",))
 
-    def install(self, directory: Path, options: RunOptions) -> tuple[Installed, ...]:
+    def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
         """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""
         from dicompiler_targets.sockets.deploy import install
 
@@ -100,12 +100,12 @@ class SocketsTarget(Target):
 
     def service(self, directory: Path, options: RunOptions) -> Service:
         """Its devices stay between clients, with their sessions made."""
-        from dicompiler_targets.sockets.keeping import Cluster
+        from dicompiler_targets.sockets.keeping import ResidentDevices
 
-        return Cluster(directory, options)
+        return ResidentDevices(directory, options)
 
-    def memory(self, program: Program) -> Mapping[str, int]:
+    def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """A Python process with onnxruntime, its sessions, and what making them takes: see sockets.memory."""
-        from dicompiler_targets.sockets.memory import added
+        from dicompiler_targets.sockets.memory import added_memory
 
-        return added(program, self.optimization)
+        return added_memory(program, self.optimization)

@@ -14,32 +14,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Shape
-from dicompiler_targets.tflm.packages import load
+from dicompiler_targets.tflm.packages import import_optional
 
-ALIGN = 16
+CONSTANT_ALIGNMENT_BYTES = 16
 """Bytes; the data of a constant starts at a multiple of it in the file."""
-TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32", "bool": "BOOL"}
+TFLITE_TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32", "bool": "BOOL"}
 """numpy's name of a type → TFLite's: all that goes through a network on a microcontroller here."""
 
 
 @dataclass(frozen=True)
-class Quantisation:
+class QuantizationParams:
     """value = scale * (number - zero). One scale and zero point, or one for each index of `axis`."""
 
     scale: tuple[float, ...]
-    zero: tuple[int, ...]
+    zero_point: tuple[int, ...]
     axis: int = 0
 
 
 @dataclass(frozen=True)
-class Tensor:
+class TfliteTensor:
     """name: for messages, not in the file. dtype: numpy's name. data: of a constant."""
 
     name: str
     dtype: str
     shape: Shape
     data: NDArray[Any] | None = field(default=None, repr=False)
-    quantisation: Quantisation | None = None
+    quantization: QuantizationParams | None = None
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +48,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Operation:
+class TfliteOperation:
     """An operator of TFLite by the name of its code. inputs, outputs: indices of tensors, -1 for an input left out.
 
     options: the name of its options table without "Options", and that table's fields.
@@ -61,115 +61,118 @@ class Operation:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-def serialise(
-    tensors: Sequence[Tensor], operations: Sequence[Operation], inputs: Sequence[int], outputs: Sequence[int]
+def serialize_model(
+    tensors: Sequence[TfliteTensor],
+    operations: Sequence[TfliteOperation],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
 ) -> bytes:
     """The file of a graph. The same arguments give the same bytes."""
-    schema, flatbuffers = load("tflite"), load("flatbuffers")
+    schema, flatbuffers = import_optional("tflite"), import_optional("flatbuffers")
     builder = flatbuffers.Builder(1024)
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
     # Buffer 0 is the empty one of all tensors without data. What is written last stands first in the file.
-    buffers = [_table(schema, builder, "Buffer")]
-    buffers += [_table(schema, builder, "Buffer", Data=_bytes(builder, data)) for data in constants]
+    buffers = [_write_table(schema, builder, "Buffer")]
+    buffers += [_write_table(schema, builder, "Buffer", Data=_write_bytes(builder, data)) for data in constants]
     place = iter(range(1, len(buffers)))
-    offsets = [_tensor(schema, builder, one, next(place) if one.data is not None else 0) for one in tensors]
-    codes = operator_codes(operations)
-    nodes = [_operation(schema, builder, one, codes.index(one.code)) for one in operations]
-    graph = _table(
+    offsets = [_write_tensor(schema, builder, one, next(place) if one.data is not None else 0) for one in tensors]
+    codes = collect_operator_codes(operations)
+    nodes = [_write_operation(schema, builder, one, codes.index(one.code)) for one in operations]
+    graph = _write_table(
         schema,
         builder,
         "SubGraph",
-        Tensors=_offsets(builder, offsets),
-        Inputs=_integers(builder, inputs),
-        Outputs=_integers(builder, outputs),
-        Operators=_offsets(builder, nodes),
+        Tensors=_write_offsets(builder, offsets),
+        Inputs=_write_integers(builder, inputs),
+        Outputs=_write_integers(builder, outputs),
+        Operators=_write_offsets(builder, nodes),
     )
-    entries = [_code(schema, builder, code) for code in codes]
-    root = _table(
+    entries = [_write_operator_code(schema, builder, code) for code in codes]
+    root = _write_table(
         schema,
         builder,
         "Model",
         Version=3,
-        OperatorCodes=_offsets(builder, entries),
-        Subgraphs=_offsets(builder, [graph]),
-        Buffers=_offsets(builder, buffers),
+        OperatorCodes=_write_offsets(builder, entries),
+        Subgraphs=_write_offsets(builder, [graph]),
+        Buffers=_write_offsets(builder, buffers),
     )
     builder.Finish(root, b"TFL3")
     return bytes(builder.Output())
 
 
-def operator_codes(operations: Sequence[Operation]) -> tuple[str, ...]:
+def collect_operator_codes(operations: Sequence[TfliteOperation]) -> tuple[str, ...]:
     """The codes that the operations use, each once, sorted."""
     return tuple(sorted({operation.code for operation in operations}))
 
 
-def codes_of(data: bytes) -> tuple[str, ...]:
+def read_operator_codes(data: bytes) -> tuple[str, ...]:
     """The names of the operator codes that a file lists, sorted: read from its bytes."""
-    schema = load("tflite")
+    schema = import_optional("tflite")
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     model = schema.Model.GetRootAs(data, 0)
     codes = [model.OperatorCodes(i) for i in range(model.OperatorCodesLength())]
     return tuple(sorted(names[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())] for code in codes))
 
 
-def _table(schema: Any, builder: Any, name: str, **values: Any) -> int:
+def _write_table(schema: Any, builder: Any, name: str, **values: Any) -> int:
     getattr(schema, f"{name}Start")(builder)
     for key, value in values.items():
         getattr(schema, f"{name}Add{key}")(builder, value)
     return int(getattr(schema, f"{name}End")(builder))
 
 
-def _bytes(builder: Any, data: NDArray[Any]) -> int:
+def _write_bytes(builder: Any, data: NDArray[Any]) -> int:
     raw = np.ascontiguousarray(data).astype(data.dtype.newbyteorder("<"), copy=False).tobytes()
-    builder.StartVector(1, len(raw), ALIGN)
+    builder.StartVector(1, len(raw), CONSTANT_ALIGNMENT_BYTES)
     builder.head -= len(raw)
     builder.Bytes[builder.head : builder.head + len(raw)] = raw
     return int(builder.EndVector())
 
 
-def _integers(builder: Any, values: Sequence[int]) -> int:
+def _write_integers(builder: Any, values: Sequence[int]) -> int:
     return int(builder.CreateNumpyVector(np.asarray(values, np.int32)))
 
 
-def _offsets(builder: Any, values: Sequence[int]) -> int:
+def _write_offsets(builder: Any, values: Sequence[int]) -> int:
     builder.StartVector(4, len(values), 4)
     for value in reversed(values):
         builder.PrependUOffsetTRelative(value)
     return int(builder.EndVector())
 
 
-def _tensor(schema: Any, builder: Any, tensor: Tensor, buffer: int) -> int:
+def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) -> int:
     # Without names the same model of two tiles is the same file, which a device then holds once.
-    values: dict[str, Any] = {"Shape": _integers(builder, tensor.shape)}
-    if tensor.quantisation is not None:
-        about = tensor.quantisation
+    values: dict[str, Any] = {"Shape": _write_integers(builder, tensor.shape)}
+    if tensor.quantization is not None:
+        about = tensor.quantization
         scale = int(builder.CreateNumpyVector(np.asarray(about.scale, np.float32)))
-        zero = int(builder.CreateNumpyVector(np.asarray(about.zero, np.int64)))
-        values["Quantization"] = _table(
+        zero = int(builder.CreateNumpyVector(np.asarray(about.zero_point, np.int64)))
+        values["Quantization"] = _write_table(
             schema, builder, "QuantizationParameters", Scale=scale, ZeroPoint=zero, QuantizedDimension=about.axis
         )
-    kind = getattr(schema.TensorType, TYPES[tensor.dtype])
-    return _table(schema, builder, "Tensor", **values, Type=kind, Buffer=buffer)
+    kind = getattr(schema.TensorType, TFLITE_TYPES[tensor.dtype])
+    return _write_table(schema, builder, "Tensor", **values, Type=kind, Buffer=buffer)
 
 
-def _code(schema: Any, builder: Any, code: str) -> int:
+def _write_operator_code(schema: Any, builder: Any, code: str) -> int:
     number = getattr(schema.BuiltinOperator, code)
     # Readers take the larger of both; old ones know the one-byte field only.
-    return _table(
+    return _write_table(
         schema, builder, "OperatorCode", DeprecatedBuiltinCode=min(number, 127), Version=1, BuiltinCode=number
     )
 
 
-def _operation(schema: Any, builder: Any, operation: Operation, code: int) -> int:
+def _write_operation(schema: Any, builder: Any, operation: TfliteOperation, code: int) -> int:
     values: dict[str, Any] = {
-        "Inputs": _integers(builder, operation.inputs),
-        "Outputs": _integers(builder, operation.outputs),
+        "Inputs": _write_integers(builder, operation.inputs),
+        "Outputs": _write_integers(builder, operation.outputs),
     }
     if operation.options:
         name = f"{operation.options}Options"
         fields = dict(operation.values)
         if "NewShape" in fields:
-            fields["NewShape"] = _integers(builder, fields["NewShape"])
+            fields["NewShape"] = _write_integers(builder, fields["NewShape"])
         values["BuiltinOptionsType"] = getattr(schema.BuiltinOptions, name)
-        values["BuiltinOptions"] = _table(schema, builder, name, **fields)
-    return _table(schema, builder, "Operator", OpcodeIndex=code, **values)
+        values["BuiltinOptions"] = _write_table(schema, builder, name, **fields)
+    return _write_table(schema, builder, "Operator", OpcodeIndex=code, **values)

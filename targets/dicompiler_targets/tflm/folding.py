@@ -11,30 +11,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_targets.tflm.graph import Graph, Node, refusal
+from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusal
 
-_FUSING = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "MaxPool", "AveragePool")
+_ACTIVATION_FUSING_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "MaxPool", "AveragePool")
 """Whose operators in TFLite-micro apply an activation themselves."""
 
 
-def fold(graph: Graph) -> Graph:
+def fuse_operators(graph: SegmentGraph) -> SegmentGraph:
     """Until nothing can be folded any more. A node is folded into the one before it only if nothing else reads that
     one's output, and that is no output of the segment."""
     changed = True
     while changed:
-        graph, changed = _step(graph)
+        graph, changed = _fuse_first(graph)
     return graph
 
 
-def _step(graph: Graph) -> tuple[Graph, bool]:
+def _fuse_first(graph: SegmentGraph) -> tuple[SegmentGraph, bool]:
     producers = {name: node for node in graph.nodes for name in node.outputs}
-    readers = graph.readers()
+    readers = graph.map_readers()
     for node in graph.nodes:
         for name in dict.fromkeys(node.inputs):
             before = producers.get(name)
             if before is None or name in graph.outputs or len(readers[name]) > 1 or len(before.outputs) > 1:
                 continue
-            folded = _folded(graph, before, node, name)
+            folded = _fuse_pair(graph, before, node, name)
             if folded is not None:
                 merged, constants = folded
                 nodes = tuple(merged if n is node else n for n in graph.nodes if n is not before)
@@ -42,30 +42,32 @@ def _step(graph: Graph) -> tuple[Graph, bool]:
     return graph, False
 
 
-def _folded(graph: Graph, before: Node, node: Node, name: str) -> tuple[Node, dict[str, NDArray[Any]]] | None:
+def _fuse_pair(
+    graph: SegmentGraph, before: SegmentNode, node: SegmentNode, name: str
+) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
     """`before` with `node` in it, which stands at the place of `node`, and the constants that it needs anew."""
     if before.activation != "NONE" or node.activation != "NONE":
         return None
-    activation = activation_of(graph, node)
+    activation = find_activation(graph, node)
     if activation is not None:
-        fusing = before.op in _FUSING and graph.dtypes[node.output] in ("float32", "int8")
+        fusing = before.op in _ACTIVATION_FUSING_OPERATORS and graph.dtypes[node.output] in ("float32", "int8")
         return (replace(before, outputs=node.outputs, activation=activation), {}) if fusing else None
     if before.op not in ("Conv", "Gemm", "MatMul") or graph.dtypes[node.output] != "float32":
         return None
     if not all(n in graph.constants for n in before.inputs[1:] if n):
         return None
-    affine = _affine(graph, node, name)
+    affine = _find_affine(graph, node, name)
     if affine is None:
         return None
-    return _scaled(graph, before, node, *affine)
+    return _scale_weights(graph, before, node, *affine)
 
 
-def activation_of(graph: Graph, node: Node) -> str | None:
+def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
     """The activation of TFLite's that the node is, if it is one."""
     if node.op == "Relu":
         return "RELU"
     if node.op == "Clip":
-        low, high = clip_bounds(graph, node)
+        low, high = get_clip_bounds(graph, node)
         if low == 0 and high == 6:
             return "RELU6"
         if low == 0 and high is None:
@@ -73,30 +75,30 @@ def activation_of(graph: Graph, node: Node) -> str | None:
     return None
 
 
-def clip_bounds(graph: Graph, node: Node) -> tuple[float | None, float | None]:
+def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | None, float | None]:
     """Clip's min and max where they are given; constants."""
     bounds: list[float | None] = []
     for index, key in ((1, "min"), (2, "max")):
-        if node.has(index) and node.inputs[index] not in graph.constants:
-            raise refusal(node, f"its {key} is computed", "TFLite-micro wants a constant; use target sockets")
-        given = graph.constants.get(node.inputs[index]) if node.has(index) else node.attribute(key)
+        if node.has_input(index) and node.inputs[index] not in graph.constants:
+            raise make_refusal(node, f"its {key} is computed", "TFLite-micro wants a constant; use target sockets")
+        given = graph.constants.get(node.inputs[index]) if node.has_input(index) else node.get_attribute(key)
         value = None if given is None else float(np.asarray(given).reshape(()))
         bounds.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)
     return bounds[0], bounds[1]
 
 
-def batch_norm(graph: Graph, node: Node) -> tuple[NDArray[Any], NDArray[Any]]:
+def get_batch_norm_affine(graph: SegmentGraph, node: SegmentNode) -> tuple[NDArray[Any], NDArray[Any]]:
     """BatchNormalization as y = factor * x + shift, one of each for a channel, in float64."""
     scale, bias, mean, variance = (graph.constants[name].astype(np.float64) for name in node.inputs[1:5])
-    factor = scale / np.sqrt(variance + node.attribute("epsilon", 1e-5))
+    factor = scale / np.sqrt(variance + node.get_attribute("epsilon", 1e-5))
     return factor, bias - mean * factor
 
 
-def _affine(graph: Graph, node: Node, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
+def _find_affine(graph: SegmentGraph, node: SegmentNode, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """(factor, shift) for each channel, axis 1 (of matrices the last one), if the node is y = factor * x + shift."""
     shape = graph.shapes[node.output]
     if node.op == "BatchNormalization" and node.inputs[0] == name:
-        return batch_norm(graph, node) if all(n in graph.constants for n in node.inputs[1:5]) else None
+        return get_batch_norm_affine(graph, node) if all(n in graph.constants for n in node.inputs[1:5]) else None
     if node.op not in ("Add", "Sub", "Mul", "Sum") or len(node.inputs) != 2 or graph.shapes[name] != shape:
         return None
     other = node.inputs[1 - node.inputs.index(name)]
@@ -112,19 +114,19 @@ def _affine(graph: Graph, node: Node, name: str) -> tuple[NDArray[Any], NDArray[
     return (each, zero) if node.op == "Mul" else (zero + 1, -each if node.op == "Sub" else each)
 
 
-def _scaled(
-    graph: Graph, before: Node, node: Node, factor: NDArray[Any], shift: NDArray[Any]
-) -> tuple[Node, dict[str, NDArray[Any]]] | None:
+def _scale_weights(
+    graph: SegmentGraph, before: SegmentNode, node: SegmentNode, factor: NDArray[Any], shift: NDArray[Any]
+) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
     """The convolution or matrix product with its weights times factor, and its bias times factor plus shift."""
     weight = graph.constants[before.inputs[1]].astype(np.float64)
-    bias = graph.constants[before.inputs[2]].astype(np.float64) if before.has(2) else np.zeros(1)
+    bias = graph.constants[before.inputs[2]].astype(np.float64) if before.has_input(2) else np.zeros(1)
     if before.op == "Gemm":
-        bias = bias * before.attribute("beta", 1.0)
-        weight = weight * before.attribute("alpha", 1.0)
+        bias = bias * before.get_attribute("beta", 1.0)
+        weight = weight * before.get_attribute("alpha", 1.0)
     bias = bias.reshape(-1) if bias.size in (1, len(factor)) else bias
     if bias.ndim != 1 or (before.op == "MatMul" and weight.ndim != 2):
         return None
-    rows = before.op == "Conv" or bool(before.attribute("transB", 0))
+    rows = before.op == "Conv" or bool(before.get_attribute("transB", 0))
     weight = weight * (factor.reshape(-1, *(1,) * (weight.ndim - 1)) if rows else factor)
     names = (f"{node.output}/weight", f"{node.output}/bias")
     given = (weight, np.broadcast_to(bias, factor.shape) * factor + shift)

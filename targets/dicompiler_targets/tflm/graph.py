@@ -13,16 +13,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, Segment, Shape, Weight, dtype_name, is_hollow
-from dicompiler_targets.tflm.flatbuffer import TYPES, Quantisation
-from dicompiler_targets.tflm.qlinear import expanded
+from dicompiler.plugin_api import DicompilerError, Segment, Shape, Weight, dtype_name, is_placeholder
+from dicompiler_targets.tflm.flatbuffer import TFLITE_TYPES, QuantizationParams
+from dicompiler_targets.tflm.qlinear import expand_qlinear
 
-_PASSING = ("Reshape", "Transpose")
+_HIGH_RANK_OPERATORS = ("Reshape", "Transpose")
 """What may make and read tensors of a rank over 4, as a channel shuffle does: only memory is moved."""
 
 
 @dataclass(frozen=True)
-class Node:
+class SegmentNode:
     """An ONNX node. activation: of TFLite's, applied to its output; opset: of its operator set."""
 
     op: str
@@ -37,77 +37,77 @@ class Node:
     def output(self) -> str:
         return self.outputs[0]
 
-    def has(self, index: int) -> bool:
+    def has_input(self, index: int) -> bool:
         """Whether the input is given."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
-    def attribute(self, name: str, default: Any = None) -> Any:
+    def get_attribute(self, name: str, default: Any = None) -> Any:
         """An attribute's value: int, float, str or list."""
         return self.attributes.get(name, default)
 
 
 @dataclass(frozen=True)
-class Graph:
+class SegmentGraph:
     """shapes, dtypes: of every tensor that is no constant, in ONNX's order of axes; dtype is numpy's name.
 
     quantisations: of the tensors that hold numbers of a quantised network.
     """
 
     name: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[SegmentNode, ...]
     constants: Mapping[str, NDArray[Any]]
     shapes: Mapping[str, Shape]
     dtypes: Mapping[str, str]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    quantisations: Mapping[str, Quantisation] = field(default_factory=dict)
+    quantizations: Mapping[str, QuantizationParams] = field(default_factory=dict)
 
-    def readers(self) -> dict[str, list[Node]]:
+    def map_readers(self) -> dict[str, list[SegmentNode]]:
         """Tensor → the nodes that read it."""
-        readers: dict[str, list[Node]] = {}
+        readers: dict[str, list[SegmentNode]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
                 readers.setdefault(name, []).append(node)
         return readers
 
-    def shape(self, name: str) -> Shape:
+    def get_shape(self, name: str) -> Shape:
         """The shape of a tensor or constant."""
         return self.constants[name].shape if name in self.constants else self.shapes[name]
 
 
-def refusal(node: Node, cause: str, remedy: str) -> DicompilerError:
+def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
     """The error for a node that cannot be expressed."""
     return DicompilerError(f"target tflm: node {node.name!r} ({node.op}): {cause}: {remedy}")
 
 
-def read(segment: Segment, weights: Mapping[str, Weight]) -> Graph:
+def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
     """The graph of a segment. DicompilerError naming the node where a tensor's shape is not static, or its type is none
     of TFLite-micro's."""
-    model = expanded(segment.model, weights)
+    model = expand_qlinear(segment.model, weights)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     constants = {
-        t.name: weights[t.name].array() if is_hollow(t) else onnx.numpy_helper.to_array(t)
+        t.name: weights[t.name].array() if is_placeholder(t) else onnx.numpy_helper.to_array(t)
         for t in model.graph.initializer
     }
-    nodes: list[Node] = []
+    nodes: list[SegmentNode] = []
     for proto in model.graph.node:
         if proto.op_type == "Constant" and proto.attribute[0].name == "value":
             constants[proto.output[0]] = onnx.numpy_helper.to_array(proto.attribute[0].t)
         else:
-            nodes.append(_node(proto, opset))
+            nodes.append(_make_node(proto, opset))
     inferred = onnx.shape_inference.infer_shapes(model).graph
     known = {v.name: v.type.tensor_type for v in (*inferred.value_info, *inferred.input, *inferred.output)}
     for node in nodes:
         for name in (*node.inputs, *node.outputs):
             if name and name not in constants:
-                _check(node, name, known.get(name))
+                _check_tensor(node, name, known.get(name))
     names = [*segment.inputs, *(name for node in nodes for name in node.outputs if name)]
     shapes = {name: tuple(d.dim_value for d in known[name].shape.dim) for name in names}
-    dtypes = {name: type_name(known[name].elem_type) for name in names}
-    return Graph(segment.name, tuple(nodes), constants, shapes, dtypes, segment.inputs, segment.outputs)
+    dtypes = {name: get_type_name(known[name].elem_type) for name in names}
+    return SegmentGraph(segment.name, tuple(nodes), constants, shapes, dtypes, segment.inputs, segment.outputs)
 
 
-def needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
+def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
     """The nodes or operations that the outputs depend on, in their order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
@@ -117,14 +117,14 @@ def needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
     return chosen[::-1]
 
 
-def _node(proto: onnx.NodeProto, opset: int) -> Node:
+def _make_node(proto: onnx.NodeProto, opset: int) -> SegmentNode:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute}
     plain = {key: value.decode() if isinstance(value, bytes) else value for key, value in attributes.items()}
     op = proto.op_type if proto.domain in ("", "ai.onnx") else f"{proto.domain}::{proto.op_type}"
-    return Node(op, proto.name, tuple(proto.input), tuple(proto.output), plain, opset)
+    return SegmentNode(op, proto.name, tuple(proto.input), tuple(proto.output), plain, opset)
 
 
-def type_name(element: int) -> str:
+def get_type_name(element: int) -> str:
     """numpy's name of an onnx.TensorProto.DataType, ONNX's where numpy has none."""
     try:
         return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)))
@@ -132,29 +132,29 @@ def type_name(element: int) -> str:
         return dtype_name(element)
 
 
-_NARROWED = "let it travel as it is, or as int8 (--wire)"
-_REMEDIES = {("Cast", "float16"): _NARROWED, ("Cast", "bfloat16"): _NARROWED}
+_WIRE_DTYPE_REMEDY = "let it travel as it is, or as int8 (--wire)"
+_CAST_REMEDIES = {("Cast", "float16"): _WIRE_DTYPE_REMEDY, ("Cast", "bfloat16"): _WIRE_DTYPE_REMEDY}
 
 
-def _check(node: Node, name: str, kind: Any) -> None:
+def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
     if kind is None or not kind.HasField("shape") or not all(d.HasField("dim_value") for d in kind.shape.dim):
-        raise refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
+        raise make_refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
     shape = tuple(d.dim_value for d in kind.shape.dim)
     if 0 in shape:
-        raise refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
-    dtype = type_name(kind.elem_type)
-    if dtype not in TYPES:
-        usual = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TYPES)}"
-        remedy = _REMEDIES.get((node.op, dtype), usual)
-        raise refusal(node, f"tensor {name!r} is of type {dtype}", remedy)
+        raise make_refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
+    dtype = get_type_name(kind.elem_type)
+    if dtype not in TFLITE_TYPES:
+        usual = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TFLITE_TYPES)}"
+        remedy = _CAST_REMEDIES.get((node.op, dtype), usual)
+        raise make_refusal(node, f"tensor {name!r} is of type {dtype}", remedy)
 
 
-def check_ranks(graph: Graph) -> None:
+def check_ranks(graph: SegmentGraph) -> None:
     """DicompilerError naming the node where a tensor's rank is over 4."""
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):
-            rank = len(graph.shape(name)) if name else 0
-            if rank > 4 and node.op not in _PASSING:
-                raise refusal(
+            rank = len(graph.get_shape(name)) if name else 0
+            if rank > 4 and node.op not in _HIGH_RANK_OPERATORS:
+                raise make_refusal(
                     node, f"tensor {name!r} has rank {rank}", "TFLite-micro takes up to 4; use target sockets"
                 )

@@ -15,33 +15,33 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dicompiler.plugin_api import DicompilerError
-from dicompiler_targets.tflm.packages import load
+from dicompiler_targets.tflm.packages import import_optional
 
-RUNTIME = "tflite_micro.python.tflite_micro.runtime"
-STEP = 16
+RUNTIME_MODULE = "tflite_micro.python.tflite_micro.runtime"
+ARENA_ALIGNMENT_BYTES = 16
 """Bytes: TFLite-micro aligns the arena and what is in it to these."""
-FIRST, LARGEST = 1 << 12, 1 << 30
+FIRST_ARENA_BYTES, MAX_ARENA_BYTES = 1 << 12, 1 << 30
 TIMEOUT_S = 600.0
 
-_known: dict[bytes, int] = {}
+_arena_cache: dict[bytes, int] = {}
 """What was measured in this process, by the model's digest."""
 
 
-def arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
+def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
     """The least bytes of an arena, a multiple of 16, with which each model can be run; 64 bytes less are too few.
 
     names: of the models, for errors. DicompilerError where TFLite-micro refuses one.
     """
-    load(RUNTIME)
+    import_optional(RUNTIME_MODULE)
     digests = [hashlib.sha256(model).digest() for model in models]
-    new = {d: (model, name) for d, model, name in zip(digests, models, names, strict=True) if d not in _known}
+    new = {d: (model, name) for d, model, name in zip(digests, models, names, strict=True) if d not in _arena_cache}
     if new:
-        sizes = _measured([model for model, _ in new.values()], [name for _, name in new.values()])
-        _known.update(zip(new, sizes, strict=True))
-    return [_known[digest] for digest in digests]
+        sizes = _run_trials([model for model, _ in new.values()], [name for _, name in new.values()])
+        _arena_cache.update(zip(new, sizes, strict=True))
+    return [_arena_cache[digest] for digest in digests]
 
 
-def _measured(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
+def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
     """The trials, in a process of their own."""
     given = b"".join(struct.pack("<Q", len(model)) + model for model in models)
     code = f"from {__name__} import main; main()"
@@ -62,46 +62,46 @@ def _measured(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 def main() -> None:
     """The process: models from stdin, each after its length; a line with the bytes for each to stdout."""
-    load(RUNTIME)  # once, not in the process of each trial
+    import_optional(RUNTIME_MODULE)  # once, not in the process of each trial
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
         model = data[at + 8 : at + 8 + length]
         at += 8 + length
-        trials = Trials(model)
-        print(json.dumps(least_that_runs(trials)), flush=True)
+        trials = ArenaTrials(model)
+        print(json.dumps(find_least_arena(trials)), flush=True)
         trials.close()
 
 
-def least_that_runs(trials: Trials) -> int:
+def find_least_arena(trials: ArenaTrials) -> int:
     """The least arena in which the model runs. Running takes long: the least in which it can be made is found first,
     and is tried; should it not do, the search goes on from there."""
-    loadable = least(lambda size: trials.fits(size, False))
-    return loadable if trials.fits(loadable) else least(trials.fits, loadable)
+    loadable = search_least_size(lambda size: trials.fits_arena(size, False))
+    return loadable if trials.fits_arena(loadable) else search_least_size(trials.fits_arena, loadable)
 
 
-def least(fits: Callable[[int], bool], first: int = FIRST) -> int:
+def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTES) -> int:
     """The smallest multiple of STEP that fits, given that all larger ones do."""
     high = first
     while not fits(high):
         high *= 2
-        if high > LARGEST:
+        if high > MAX_ARENA_BYTES:
             raise SystemExit(1)
     low = 0 if high == first else high // 2
-    while high - low > STEP:
-        middle = (low + high) // 2 // STEP * STEP
+    while high - low > ARENA_ALIGNMENT_BYTES:
+        middle = (low + high) // 2 // ARENA_ALIGNMENT_BYTES * ARENA_ALIGNMENT_BYTES
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
 
-class Trials:
+class ArenaTrials:
     """Tries a model in a process of its own, which TFLite-micro may end: then the next trial gets another one."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         self._child, self._to, self._from = 0, -1, -1
 
-    def fits(self, size: int, runs: bool = True) -> bool:
+    def fits_arena(self, size: int, runs: bool = True) -> bool:
         """Whether the model can be made in an arena of `size` bytes and, if asked for, runs there."""
         if not self._child:
             self._fork()
@@ -127,16 +127,16 @@ class Trials:
             os.close(self._to)
             os.close(self._from)
             while request := os.read(theirs_in, 9):
-                os.write(theirs_out, b"y" if _fits(self.model, *struct.unpack("<Q?", request)) else b"n")
+                os.write(theirs_out, b"y" if _fits_arena(self.model, *struct.unpack("<Q?", request)) else b"n")
             os._exit(0)
         os.close(theirs_in)
         os.close(theirs_out)
 
 
-def _fits(model: bytes, size: int, runs: bool) -> bool:
+def _fits_arena(model: bytes, size: int, runs: bool) -> bool:
     """Whether the model can be made, and run once, in an arena of `size` bytes."""
     try:
-        interpreter = load(RUNTIME).Interpreter.from_bytes(model, arena_size=size)
+        interpreter = import_optional(RUNTIME_MODULE).Interpreter.from_bytes(model, arena_size=size)
         if runs:
             interpreter.invoke()
     except RuntimeError:

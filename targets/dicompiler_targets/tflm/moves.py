@@ -9,23 +9,25 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
-from dicompiler.plugin_api import Segment, Value
+from dicompiler.plugin_api import Segment, TensorSpec
 from dicompiler_targets import moves
-from dicompiler_targets.boxes import Copy
-from dicompiler_targets.moves import Assembly, Peeled
-from dicompiler_targets.tflm.writer import IMAGE
+from dicompiler_targets.boxes import StridedCopy
+from dicompiler_targets.moves import Assembly, HoistedSegment
+from dicompiler_targets.tflm.writer import NCHW_TO_NHWC
 
-LOOPS = 3
+MAX_COPY_LOOPS = 3
 """Loops of a copy at most: those of four axes, of which one is in one piece."""
-DTYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
+HOISTABLE_TYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
 """TFLite-micro's."""
 
 
-def peel(segment: Segment) -> Peeled:
+def hoist_segment_copies(segment: Segment) -> HoistedSegment:
     """The segment without the nodes that the loop does."""
-    return moves.peel(segment, DTYPES, LOOPS + 1)
+    return moves.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
 
 
-def copies(target: str | int, assembly: Assembly, values: Mapping[str, Value]) -> tuple[Copy, ...]:
+def make_wire_copies(
+    target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec]
+) -> tuple[StridedCopy, ...]:
     """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
-    return moves.copies(target, assembly, values, IMAGE if len(assembly.shape) == 4 else None)
+    return moves.make_copies(target, assembly, values, NCHW_TO_NHWC if len(assembly.shape) == 4 else None)

@@ -11,7 +11,7 @@ from typing import Any
 from dicompiler.plugin_api import DicompilerError
 
 
-def load(module: str) -> Any:
+def import_optional(module: str) -> Any:
     """The module; DicompilerError where it is not installed."""
     try:
         return importlib.import_module(module)

@@ -17,74 +17,94 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Check, Executor, Model, Program, RunError, RunResult, Tolerance, compare, in_steps
-from dicompiler_targets.tflm.lowering import Lowered, lower
-from dicompiler_targets.tflm.measure import RUNTIME
-from dicompiler_targets.tflm.packages import load
-from dicompiler_targets.tflm.quantised import QUANTISING
-from dicompiler_targets.tflm.writer import IMAGE, PLAIN
+from dicompiler.plugin_api import (
+    Check,
+    Model,
+    Program,
+    ProgramExecutor,
+    RunError,
+    RunResult,
+    Tolerance,
+    compare_value,
+    quantized_tolerances,
+)
+from dicompiler_targets.tflm.lowering import LoweredModel, lower_segment
+from dicompiler_targets.tflm.measure import RUNTIME_MODULE
+from dicompiler_targets.tflm.packages import import_optional
+from dicompiler_targets.tflm.quantised import QUANTIZATION_OPERATORS
+from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 
-FLOAT = 1e-4
+FLOAT_TOLERANCE = 1e-4
 """Of max|reference|, in float32."""
-SPARE = 1 << 20
+SPARE_ARENA_BYTES = 1 << 20
 """Bytes for TFLite-micro's records of tensors and operators."""
-LITERT = "ai_edge_litert.interpreter"
+LITERT_MODULE = "ai_edge_litert.interpreter"
 
 
-def tolerances(model: Model) -> dict[str, Tolerance]:
+def make_tolerances(model: Model) -> dict[str, Tolerance]:
     """What each output may differ by from onnxruntime's; see Target.tolerances."""
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
-    return in_steps(model) or {name: Tolerance(FLOAT) for name in floats}
+    return quantized_tolerances(model) or {name: Tolerance(FLOAT_TOLERANCE) for name in floats}
 
 
-def proofs(
+def check_quantized(
     model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
 ) -> tuple[Check, ...]:
     """The checks of a quantised network; see Target.proofs."""
-    if not any(node.op_type in QUANTISING for node in model.proto.graph.node):
+    if not any(node.op_type in QUANTIZATION_OPERATORS for node in model.proto.graph.node):
         return ()
     program = whole()
-    uncut = Executor(program, make=lambda segment: Micro(lower(segment, program.weights))).run(inputs).outputs
-    checks = _against("uncut", uncut, result, None)
+    uncut = (
+        ProgramExecutor(program, make_runner=lambda segment: MicroRuntime(lower_segment(segment, program.weights)))
+        .run(inputs)
+        .outputs
+    )
+    checks = _compare_outputs("uncut", uncut, result, None)
     try:
-        importlib.import_module(LITERT)
+        importlib.import_module(LITERT_MODULE)
     except ImportError:
         return (*checks, Check("LiteRT", True, "not installed: pip install ai-edge-litert", applies=False))
-    litert = Executor(program, make=lambda segment: LiteRt(lower(segment, program.weights))).run(inputs).outputs
-    one_step = {name: replace(about, times=1.0) for name, about in tolerances(model).items() if about.step is not None}
-    return (*checks, *_against("LiteRT", litert, result, one_step))
+    litert = (
+        ProgramExecutor(program, make_runner=lambda segment: LiteRtRuntime(lower_segment(segment, program.weights)))
+        .run(inputs)
+        .outputs
+    )
+    one_step = {
+        name: replace(about, limit=1.0) for name, about in make_tolerances(model).items() if about.step is not None
+    }
+    return (*checks, *_compare_outputs("LiteRT", litert, result, one_step))
 
 
-def _against(
+def _compare_outputs(
     name: str, reference: Mapping[str, Any], result: RunResult, allowed: Mapping[str, Tolerance] | None
 ) -> list[Check]:
     """A check for each output of each device; bit-equal where nothing is allowed."""
-    frames = result.delivered[:1] or ({"": result.outputs[0]},)
+    frames = result.outputs_by_device[:1] or ({"": result.outputs[0]},)
     return [
-        compare(
+        compare_value(
             f"{output} on {device}, {name}",
             reference[output],
             value,
             exact=allowed is None,
-            allowed=(allowed or {}).get(output),
+            tolerance=(allowed or {}).get(output),
         )
         for device, outputs in frames[0].items()
         for output, value in outputs.items()
     ]
 
 
-class Runtime(ABC):
+class ModelRuntime(ABC):
     """A segment's model in a runtime, with its inputs and outputs as ONNX has them."""
 
-    def __init__(self, model: Lowered) -> None:
+    def __init__(self, model: LoweredModel) -> None:
         self.model = model
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Its outputs by name."""
         given = [inputs[border.name] for border in self.model.inputs]
-        outputs = self._run([value.transpose(IMAGE) if value.ndim == 4 else value for value in given])
-        plain = [value.transpose(PLAIN) if value.ndim == 4 else value for value in outputs]
+        outputs = self._run([value.transpose(NCHW_TO_NHWC) if value.ndim == 4 else value for value in given])
+        plain = [value.transpose(NHWC_TO_NCHW) if value.ndim == 4 else value for value in outputs]
         return dict(zip((border.name for border in self.model.outputs), plain, strict=True))
 
     @abstractmethod
@@ -92,14 +112,14 @@ class Runtime(ABC):
         """Its outputs in order, channels last as the inputs."""
 
 
-class Micro(Runtime):
+class MicroRuntime(ModelRuntime):
     """In TFLite-micro, with more than enough memory. RunError where that refuses it."""
 
-    def __init__(self, model: Lowered) -> None:
+    def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)
-        size = 2 * model.activations + len(model.data) + SPARE
+        size = 2 * model.activation_bytes + len(model.data) + SPARE_ARENA_BYTES
         try:
-            self.interpreter = load(RUNTIME).Interpreter.from_bytes(model.data, arena_size=size)
+            self.interpreter = import_optional(RUNTIME_MODULE).Interpreter.from_bytes(model.data, arena_size=size)
         except (RuntimeError, ValueError) as error:
             raise RunError(f"TFLite-micro cannot run the network uncut: {error}") from None
 
@@ -110,12 +130,12 @@ class Micro(Runtime):
         return [self.interpreter.get_output(index) for index in range(len(self.model.outputs))]
 
 
-class LiteRt(Runtime):
+class LiteRtRuntime(ModelRuntime):
     """In LiteRT's reference kernels. ImportError where that is not installed."""
 
-    def __init__(self, model: Lowered) -> None:
+    def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)
-        runtime = importlib.import_module(LITERT)
+        runtime = importlib.import_module(LITERT_MODULE)
         kernels = runtime.OpResolverType.BUILTIN_REF
         self.interpreter = runtime.Interpreter(model_content=model.data, experimental_op_resolver_type=kernels)
         self.interpreter.allocate_tensors()

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_targets.tflm.graph import Graph, Node, refusal
-from dicompiler_targets.tflm.writer import IMAGE, Writer, permuted
+from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusal
+from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
 
-_MODES = ((False, False), (False, True), (True, False))
+_COORDINATE_MODES = ((False, False), (False, True), (True, False))
 """(align_corners, half_pixel_centers) as TFLite knows them."""
 
 
-def _positions(node: Node, extent: int, out: int, scale: float) -> NDArray[Any]:
+def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) -> NDArray[Any]:
     """ONNX: of each output pixel its place in the input."""
     x = np.arange(out, dtype=np.float64)
-    mode = node.attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
+    mode = node.get_attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
     if mode == "asymmetric":
         return x / scale
     if mode == "align_corners":
@@ -30,11 +30,11 @@ def _positions(node: Node, extent: int, out: int, scale: float) -> NDArray[Any]:
         return (x + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
         return 0 * x
-    raise refusal(node, f"coordinates by {mode!r}", "take half_pixel, asymmetric or align_corners")
+    raise make_refusal(node, f"coordinates by {mode!r}", "take half_pixel, asymmetric or align_corners")
 
 
-def _nearest(node: Node, x: NDArray[Any], extent: int) -> NDArray[Any]:
-    mode = node.attribute("nearest_mode", "round_prefer_floor" if node.op == "Resize" else "floor")
+def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[Any]:
+    mode = node.get_attribute("nearest_mode", "round_prefer_floor" if node.op == "Resize" else "floor")
     rounding: dict[str, Callable[[NDArray[Any]], Any]] = {
         "floor": np.floor,
         "ceil": np.ceil,
@@ -44,7 +44,7 @@ def _nearest(node: Node, x: NDArray[Any], extent: int) -> NDArray[Any]:
     return np.asarray(np.clip(rounding[mode](x), 0, extent - 1), np.int32)
 
 
-def _tflite(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
+def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
     """TFLite: the place in the input of each output pixel, in single precision as its kernels have it; for nearest
     half a pixel is not taken off again."""
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
@@ -52,7 +52,7 @@ def _tflite(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
     return np.asarray(x * np.float32(factor))
 
 
-def _weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any]]:
+def _interpolation_weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any]]:
     """Of linear interpolation: lower and upper pixel's weights as a row over all pixels."""
     low = np.floor(x)
     for value, base in zip(x, low, strict=True):
@@ -62,71 +62,76 @@ def _weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any]]:
         yield row
 
 
-def resize(writer: Writer, node: Node) -> None:
+def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
     """Resize, Upsample along H and W."""
-    shape, out = writer.graph.shape(node.inputs[0]), writer.graph.shapes[node.output]
+    shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
     if len(shape) != 4 or shape[:2] != out[:2]:
-        raise refusal(node, "it resizes other axes than those of an image's height and width", "use target sockets")
-    mode = node.attribute("mode", "nearest")
-    if mode not in ("nearest", "linear", "bilinear") or node.attribute("antialias", 0):
-        raise refusal(node, f"mode {mode!r}", "TFLite-micro has nearest and linear without antialias")
-    scales = _scales(writer, node)
-    places = [_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
-    x = writer.read(node.inputs[0], "image")
-    size = writer.constant(np.asarray(out[2:], np.int32), "size")
+        raise make_refusal(
+            node, "it resizes other axes than those of an image's height and width", "use target sockets"
+        )
+    mode = node.get_attribute("mode", "nearest")
+    if mode not in ("nearest", "linear", "bilinear") or node.get_attribute("antialias", 0):
+        raise make_refusal(node, f"mode {mode!r}", "TFLite-micro has nearest and linear without antialias")
+    scales = _read_scales(writer, node)
+    places = [_source_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
+    x = writer.read_tensor(node.inputs[0], "image")
+    size = writer.add_constant(np.asarray(out[2:], np.int32), "size")
     if mode == "nearest":
         _lower_nearest(
-            writer, node, x, size, [_nearest(node, p, shape[i]) for p, i in zip(places, (2, 3), strict=True)]
+            writer, node, x, size, [_nearest_pixels(node, p, shape[i]) for p, i in zip(places, (2, 3), strict=True)]
         )
         return
     wanted = [
-        np.stack(list(_weights(np.clip(p, 0, shape[i] - 1), shape[i]))) for p, i in zip(places, (2, 3), strict=True)
+        np.stack(list(_interpolation_weights(np.clip(p, 0, shape[i] - 1), shape[i])))
+        for p, i in zip(places, (2, 3), strict=True)
     ]
-    for corners, half in _MODES:
+    for corners, half in _COORDINATE_MODES:
         shift = 0.5 if half else 0.0
-        sampled = [np.clip(_tflite(shape[i], out[i], corners, half) - shift, 0, shape[i] - 1) for i in (2, 3)]
-        rows = [np.stack(list(_weights(f, shape[i]))) for f, i in zip(sampled, (2, 3), strict=True)]
+        sampled = [np.clip(_tflite_positions(shape[i], out[i], corners, half) - shift, 0, shape[i] - 1) for i in (2, 3)]
+        rows = [np.stack(list(_interpolation_weights(f, shape[i]))) for f, i in zip(sampled, (2, 3), strict=True)]
         if all(np.allclose(a, b, atol=1e-6) for a, b in zip(wanted, rows, strict=True)):
             flags = {"AlignCorners": corners, "HalfPixelCenters": half}
-            writer.add("RESIZE_BILINEAR", [x, size], [writer.make(node.output, "image")], "ResizeBilinear", **flags)
+            writer.add_operation(
+                "RESIZE_BILINEAR", [x, size], [writer.add_output(node.output, "image")], "ResizeBilinear", **flags
+            )
             return
-    raise refusal(node, "TFLite-micro has no interpolation with these places", "take scales that divide evenly")
+    raise make_refusal(node, "TFLite-micro has no interpolation with these places", "take scales that divide evenly")
 
 
-def on_numbers(graph: Graph, node: Node) -> bool:
+def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
     """Whether TFLite-micro resizes 8-bit numbers as it does floats: it knows steps of 1/1024 of a pixel."""
-    extents, outs = graph.shape(node.inputs[0]), graph.shapes[node.output]
-    corners = node.attribute("coordinate_transformation_mode") == "align_corners"
+    extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
+    corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"
     exact = not corners and all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
-    return node.attribute("mode", "nearest") == "nearest" or exact
+    return node.get_attribute("mode", "nearest") == "nearest" or exact
 
 
-def _scales(writer: Writer, node: Node) -> list[float] | None:
+def _read_scales(writer: TfliteWriter, node: SegmentNode) -> list[float] | None:
     index = 1 if node.op == "Upsample" or node.opset < 11 else 2
-    value = writer.graph.constants.get(node.inputs[index]) if node.has(index) else None
-    if value is None and node.has(index):
-        raise refusal(node, "its scales are computed", "TFLite-micro wants constants; use target sockets")
+    value = writer.graph.constants.get(node.inputs[index]) if node.has_input(index) else None
+    if value is None and node.has_input(index):
+        raise make_refusal(node, "its scales are computed", "TFLite-micro wants constants; use target sockets")
     if value is None or value.size == 0:
         return None
-    along = node.attribute("axes", range(4))
+    along = node.get_attribute("axes", range(4))
     scales = {axis % 4: float(v) for axis, v in zip(along, value, strict=True)}
     return [scales.get(axis, 1.0) for axis in range(4)]
 
 
-def _lower_nearest(writer: Writer, node: Node, x: int, size: int, wanted: list[NDArray[Any]]) -> None:
-    shape, out = writer.graph.shape(node.inputs[0]), writer.graph.shapes[node.output]
-    for corners, half in _MODES:
+def _lower_nearest(writer: TfliteWriter, node: SegmentNode, x: int, size: int, wanted: list[NDArray[Any]]) -> None:
+    shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
+    for corners, half in _COORDINATE_MODES:
         sampled = []
         for i in (2, 3):
-            place = _tflite(shape[i], out[i], corners, half)
+            place = _tflite_positions(shape[i], out[i], corners, half)
             sampled.append(np.minimum(np.floor(place + 0.5) if corners else np.floor(place), shape[i] - 1))
         if all(np.array_equal(a, b) for a, b in zip(wanted, sampled, strict=True)):
             flags = {"AlignCorners": corners, "HalfPixelCenters": half}
-            output = writer.make(node.output, "image")
-            writer.add("RESIZE_NEAREST_NEIGHBOR", [x, size], [output], "ResizeNearestNeighbor", **flags)
+            output = writer.add_output(node.output, "image")
+            writer.add_operation("RESIZE_NEAREST_NEIGHBOR", [x, size], [output], "ResizeNearestNeighbor", **flags)
             return
-    held = permuted(shape, IMAGE)
-    rows = writer.like(x, (held[0], out[2], *held[2:]))
-    writer.add("GATHER", [x, writer.constant(wanted[0], "rows")], [rows], "Gather", Axis=1)
-    output = writer.make(node.output, "image")
-    writer.add("GATHER", [rows, writer.constant(wanted[1], "columns")], [output], "Gather", Axis=2)
+    held = permute(shape, NCHW_TO_NHWC)
+    rows = writer.add_like(x, (held[0], out[2], *held[2:]))
+    writer.add_operation("GATHER", [x, writer.add_constant(wanted[0], "rows")], [rows], "Gather", Axis=1)
+    output = writer.add_output(node.output, "image")
+    writer.add_operation("GATHER", [rows, writer.add_constant(wanted[1], "columns")], [output], "Gather", Axis=2)

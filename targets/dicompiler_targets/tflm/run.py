@@ -23,49 +23,49 @@ from dicompiler.plugin_api import (
     RunResult,
     UsageError,
     check_files,
+    load_artifact,
     load_json,
-    open_artifact,
 )
-from dicompiler_targets.tflm.emit import FORMAT, MANIFEST
-from dicompiler_targets.tflm.measure import RUNTIME
-from dicompiler_targets.tflm.packages import load
-from dicompiler_targets.tflm.writer import IMAGE, PLAIN
+from dicompiler_targets.tflm.emit import MANIFEST_FILE, MANIFEST_FORMAT
+from dicompiler_targets.tflm.measure import RUNTIME_MODULE
+from dicompiler_targets.tflm.packages import import_optional
+from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 
 @dataclass
-class Player:
+class TflmDevice:
     """A device while it runs: `at` is the next of its steps, `held` the raw bytes of the tensors that it has."""
 
     manifest: Mapping[str, Any]
     models: Mapping[str, Any]
     steps: Sequence[Sequence[Any]]
-    at: int = 0
-    held: dict[str, bytes] = field(default_factory=dict)
-    sent: dict[int, int] = field(default_factory=dict)
-    seconds: list[float] = field(default_factory=list)
+    next_step: int = 0
+    tensors: dict[str, bytes] = field(default_factory=dict)
+    sent_bytes: dict[int, int] = field(default_factory=dict)
+    segments_s: list[float] = field(default_factory=list)
 
     @property
     def name(self) -> str:
         return str(self.manifest["device"])
 
 
-def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
+def run_artifact(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
     """Runs the artifact for `frames`: see Target.run. The devices take turns; a frame ends before the next begins."""
-    if options.keys is not None or options.elsewhere or options.hosts is not None:
+    if options.keys is not None or options.start_manually or options.hosts is not None:
         raise UsageError("run: target 'tflm' runs all devices in this process: leave out --keys, --elsewhere and hosts")
-    document = open_artifact(directory)
+    document = load_artifact(directory)
     try:
-        players = [_player(directory, document, name) for name in document["devices"]]
+        players = [_load_device(directory, document, name) for name in document["devices"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
     deadline, begin = time.monotonic() + options.timeout_s, time.perf_counter()
     delivered, times = [], []
-    keep = len(frames) if options.keep is None else options.keep
+    keep = len(frames) if options.kept_frames is None else options.kept_frames
     for number, frame in enumerate(frames):
         start = time.perf_counter()
-        outputs = _frame(document, players, frame, deadline, options.timeout_s)
+        outputs = _run_frame(document, players, frame, deadline, options.timeout_s)
         times.append(time.perf_counter() - start)
         if number < keep:
             delivered.append(outputs)
@@ -73,42 +73,45 @@ def run(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: 
     first = tuple({n: next(o[n] for o in each.values() if n in o) for n in names} for each in delivered)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     reports = tuple(
-        DeviceReport(p.name, sum(p.seconds), 0.0, 0.0, dict(p.sent), tuple(p.seconds), peak) for p in players
+        DeviceReport(p.name, sum(p.segments_s), 0.0, 0.0, dict(p.sent_bytes), tuple(p.segments_s), peak)
+        for p in players
     )
     return RunResult(first, reports, tuple(delivered), tuple(times), time.perf_counter() - begin)
 
 
-def _player(directory: Path, document: Mapping[str, Any], device: str) -> Player:
-    path = directory / device / MANIFEST
-    check_files(directory, document["files"], [f"{device}/{MANIFEST}"])
+def _load_device(directory: Path, document: Mapping[str, Any], device: str) -> TflmDevice:
+    path = directory / device / MANIFEST_FILE
+    check_files(directory, document["files"], [f"{device}/{MANIFEST_FILE}"])
     manifest = load_json(path)
-    if manifest.get("format") != FORMAT:
-        raise DicompilerError(f"{path}: format: expected {FORMAT!r}: compile it again")
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise DicompilerError(f"{path}: format: expected {MANIFEST_FORMAT!r}: compile it again")
     models: dict[str, Any] = {}
     for segment in manifest["segments"]:
         if segment["model"] is not None and segment["model"] not in models:
             check_files(directory, document["files"], [f"{device}/{segment['model']}"])
-            models[segment["model"]] = _interpreter(directory / device / segment["model"], segment["arena"], device)
+            models[segment["model"]] = _make_interpreter(
+                directory / device / segment["model"], segment["arena"], device
+            )
     steps = [step for step in manifest["steps"] if step[0] != "receive"]
-    return Player(manifest, models, steps, seconds=[0.0] * len(manifest["segments"]))
+    return TflmDevice(manifest, models, steps, segments_s=[0.0] * len(manifest["segments"]))
 
 
-def _interpreter(path: Path, arena: int, device: str) -> Any:
+def _make_interpreter(path: Path, arena: int, device: str) -> Any:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return load(RUNTIME).Interpreter.from_bytes(data, arena_size=arena)
+        return import_optional(RUNTIME_MODULE).Interpreter.from_bytes(data, arena_size=arena)
     except DicompilerError:
         raise
     except Exception as error:  # its reading of a damaged file breaks in any way
         raise RunError(f"device {device!r}: {path.name}: TFLite-micro cannot run it: {error}") from None
 
 
-def _frame(
+def _run_frame(
     document: Mapping[str, Any],
-    players: Sequence[Player],
+    players: Sequence[TflmDevice],
     frame: Mapping[str, NDArray[Any]],
     deadline: float,
     timeout: float,
@@ -116,66 +119,66 @@ def _frame(
     """One frame; every device goes on as far as it can, until all are done."""
     by_name = {player.name: player for player in players}
     for player in players:
-        player.at = 0
-        player.held = {v["name"]: _to_wire(frame[v["name"]]) for v in player.manifest["inputs"]}
-    while any(player.at < len(player.steps) for player in players):
+        player.next_step = 0
+        player.tensors = {v["name"]: _to_wire(frame[v["name"]]) for v in player.manifest["inputs"]}
+    while any(player.next_step < len(player.steps) for player in players):
         moved = False
         for player in players:
-            while player.at < len(player.steps) and _step(player, document["transfers"], by_name):
+            while player.next_step < len(player.steps) and _run_step(player, document["transfers"], by_name):
                 moved = True
                 if time.monotonic() > deadline:
                     raise RunError(
                         f"device {player.name!r} did not finish within {timeout:g} s: allow more (--timeout)"
                     )
         if not moved:
-            waiting = next(player for player in players if player.at < len(player.steps))
+            waiting = next(player for player in players if player.next_step < len(player.steps))
             raise RunError(f"device {waiting.name!r}: it waits for a tensor that nobody sends: compile it again")
     values = {value["name"]: value for value in document["outputs"]}
     return {
-        player.name: {v["name"]: _from_wire(player.held[v["tensor"]], v, values[v["name"]]) for v in outputs}
+        player.name: {v["name"]: _from_wire(player.tensors[v["tensor"]], v, values[v["name"]]) for v in outputs}
         for player in players
         if (outputs := player.manifest["outputs"])
     }
 
 
-def _step(player: Player, transfers: Sequence[Mapping[str, Any]], players: Mapping[str, Player]) -> bool:
+def _run_step(player: TflmDevice, transfers: Sequence[Mapping[str, Any]], players: Mapping[str, TflmDevice]) -> bool:
     """Does the next step; False where its inputs are not there yet."""
-    kind, index = player.steps[player.at]
+    kind, index = player.steps[player.next_step]
     if kind == "run":
-        if any(name not in player.held for name in player.manifest["segments"][index]["inputs"]):
+        if any(name not in player.tensors for name in player.manifest["segments"][index]["inputs"]):
             return False
-        _segment(player, index)
+        _run_segment(player, index)
     else:
         transfer = transfers[index]
-        payload = player.held[transfer["name"]]
+        payload = player.tensors[transfer["name"]]
         if len(payload) != transfer["bytes"]:
             raise RunError(
                 f"device {player.name!r}: {transfer['name']!r}: {len(payload)} bytes, not {transfer['bytes']}"
             )
-        players[transfer["receiver"]].held[transfer["name"]] = payload
-        player.sent[index] = player.sent.get(index, 0) + len(payload)
-    player.at += 1
+        players[transfer["receiver"]].tensors[transfer["name"]] = payload
+        player.sent_bytes[index] = player.sent_bytes.get(index, 0) + len(payload)
+    player.next_step += 1
     return True
 
 
-def _segment(player: Player, index: int) -> None:
+def _run_segment(player: TflmDevice, index: int) -> None:
     """Copies its inputs together, runs its model, and copies what that made to where it belongs."""
     segment = player.manifest["segments"][index]
     start = time.perf_counter()
     sizes = {tensor["name"]: tensor["bytes"] for tensor in player.manifest["tensors"]}
     results = {name: np.zeros(sizes[name], np.uint8) for name in segment["outputs"]}
-    held = {name: np.frombuffer(player.held[name], np.uint8) for name in segment["inputs"]}
+    held = {name: np.frombuffer(player.tensors[name], np.uint8) for name in segment["inputs"]}
     if segment["model"] is not None:
-        outputs = _model(player, segment, held)
+        outputs = _run_model(player, segment, held)
         for one in segment["places"]:
-            copy(one, outputs[one["source"]], results[one["target"]])
+            copy_strided(one, outputs[one["source"]], results[one["target"]])
     for one in segment["copies"]:
-        copy(one, held[one["source"]], results[one["target"]])
-    player.held |= {name: array.tobytes() for name, array in results.items()}
-    player.seconds[index] += time.perf_counter() - start
+        copy_strided(one, held[one["source"]], results[one["target"]])
+    player.tensors |= {name: array.tobytes() for name, array in results.items()}
+    player.segments_s[index] += time.perf_counter() - start
 
 
-def _model(player: Player, segment: Mapping[str, Any], held: Mapping[str, Bytes]) -> dict[int, Bytes]:
+def _run_model(player: TflmDevice, segment: Mapping[str, Any], held: Mapping[str, ByteArray]) -> dict[int, ByteArray]:
     """Runs the segment's model on parts of what is held; the outputs that are read, by number."""
     interpreter = player.models[segment["model"]]
     for port in sorted({one["target"] for one in segment["gathers"]}):
@@ -183,7 +186,7 @@ def _model(player: Player, segment: Mapping[str, Any], held: Mapping[str, Bytes]
         given = np.zeros(about["shape"], about["dtype"])
         for one in segment["gathers"]:
             if one["target"] == port:
-                copy(one, held[one["source"]], given.reshape(-1).view(np.uint8))
+                copy_strided(one, held[one["source"]], given.reshape(-1).view(np.uint8))
         interpreter.set_input(given, port)
     try:
         interpreter.invoke()
@@ -193,7 +196,7 @@ def _model(player: Player, segment: Mapping[str, Any], held: Mapping[str, Bytes]
     return {port: np.frombuffer(interpreter.get_output(port).tobytes(), np.uint8) for port in ports}
 
 
-def copy(one: Mapping[str, Any], source: Bytes, target: Bytes) -> None:
+def copy_strided(one: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
     """Does a copy of a manifest, as Move of main.cc does."""
     times, steps, further = zip(*one["loops"], strict=True) if one["loops"] else ((), (), ())
     shape = (*times, one["run"])
@@ -202,11 +205,11 @@ def copy(one: Mapping[str, Any], source: Bytes, target: Bytes) -> None:
 
 
 def _to_wire(array: NDArray[Any]) -> bytes:
-    return (array.transpose(IMAGE) if array.ndim == 4 else array).tobytes()
+    return (array.transpose(NCHW_TO_NHWC) if array.ndim == 4 else array).tobytes()
 
 
 def _from_wire(data: bytes, held: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
     """The array in ONNX's order of axes."""
     array: NDArray[Any] = np.frombuffer(data, held["dtype"]).reshape(held["shape"])
-    plain = array.transpose(PLAIN) if array.ndim == 4 else array
+    plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array
     return np.ascontiguousarray(plain).reshape(value["shape"])

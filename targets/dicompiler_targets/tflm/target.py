@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import Occupied, RunOptions, RunResult, Target
+from dicompiler.plugin_api import DeviceFootprint, RunOptions, RunResult, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import Check, Compilation, Model, Program, Tolerance
+    from dicompiler.plugin_api import Check, Model, PipelineState, Program, Tolerance
 
 
 @dataclass(frozen=True)
@@ -32,38 +32,45 @@ class TflmTarget(Target):
         if not 0 <= self.margin <= 10:
             raise ValueError(f"margin must be between 0 and 10, not {self.margin:g}")
 
-    def emit(self, compilation: Compilation, directory: Path) -> None:
+    def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Writes artifact.json, memory.json and a directory per device."""
-        from dicompiler_targets.tflm.emit import write
+        from dicompiler_targets.tflm.emit import write_artifact
 
         program, platform = compilation.program, compilation.platform
         assert program is not None
         boards = {} if platform is None else {name: platform.host(host) for name, host in platform.host_of.items()}
-        write(program, self.margin, boards, directory)
+        write_artifact(program, self.margin, boards, directory)
 
-    def occupied(self, program: Program) -> tuple[Occupied, ...]:
+    def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
         """Arenas as tried in TFLite-micro on this host, buffers, and models."""
-        from dicompiler_targets.tflm.emit import devices
-        from dicompiler_targets.tflm.sizes import occupied
+        from dicompiler_targets.tflm.emit import compile_devices
+        from dicompiler_targets.tflm.sizes import make_footprint
 
-        return tuple(occupied(one.program, one.sizes, one.models, one.data) for one in devices(program, self.margin))
+        return tuple(
+            make_footprint(one.program, one.sizes, one.models, one.model_files)
+            for one in compile_devices(program, self.margin)
+        )
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
         """1e-4 of the range in float32; of a quantised network so many steps of the output's scale."""
-        from dicompiler_targets.tflm.proof import tolerances
+        from dicompiler_targets.tflm.proof import make_tolerances
 
-        return tolerances(model)
+        return make_tolerances(model)
 
-    def proofs(
-        self, model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
+    def extra_checks(
+        self,
+        model: Model,
+        make_uncut_program: Callable[[], Program],
+        inputs: Mapping[str, NDArray[Any]],
+        result: RunResult,
     ) -> tuple[Check, ...]:
         """Of a quantised network: its parts give what it gives uncut, and that is what LiteRT gives."""
-        from dicompiler_targets.tflm.proof import proofs
+        from dicompiler_targets.tflm.proof import check_quantized
 
-        return proofs(model, whole, inputs, result)
+        return check_quantized(model, make_uncut_program, inputs, result)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         """All devices in this process, each model in TFLite-micro, with tensors passed on as on a wire."""
-        from dicompiler_targets.tflm.run import run
+        from dicompiler_targets.tflm.run import run_artifact
 
-        return run(directory, frames, options)
+        return run_artifact(directory, frames, options)

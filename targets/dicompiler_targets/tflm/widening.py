@@ -7,26 +7,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dicompiler_targets.tflm.graph import Graph, Node
+from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode
 
-_WINDOWS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
-_LENGTHS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
+_WINDOW_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
+_AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
 """Attributes with an entry for each axis, and what stands there for an axis of extent 1."""
 
 
-def widened(graph: Graph) -> Graph:
+def widen_windows(graph: SegmentGraph) -> SegmentGraph:
     """The graph with every window of rank 3 in rank 4."""
     for node in graph.nodes:
-        if node.op in _WINDOWS and len(graph.shape(node.inputs[0])) == 3:
-            graph = _wide(graph, node)
+        if node.op in _WINDOW_OPERATORS and len(graph.get_shape(node.inputs[0])) == 3:
+            graph = _widen_node(graph, node)
     return graph
 
 
-def _wide(graph: Graph, node: Node) -> Graph:
+def _widen_node(graph: SegmentGraph, node: SegmentNode) -> SegmentGraph:
     x, y = node.inputs[0], node.output
     names = {x: f"{y}/wide input", y: f"{y}/wide"}
     shapes, dtypes = dict(graph.shapes), dict(graph.dtypes)
-    about, constants = dict(graph.quantisations), dict(graph.constants)
+    about, constants = dict(graph.quantizations), dict(graph.constants)
     for name, wide in names.items():
         batch, channels, length = graph.shapes[name]
         shapes[wide], dtypes[wide] = (batch, channels, 1, length), graph.dtypes[name]
@@ -38,14 +38,16 @@ def _wide(graph: Graph, node: Node) -> Graph:
         constants[inputs[1]] = constants[node.inputs[1]][:, :, None]
         if node.inputs[1] in about:
             about[inputs[1]] = about[node.inputs[1]]
-    attributes = {k: [_LENGTHS[k], *v] if k in _LENGTHS else v for k, v in node.attributes.items()}
+    attributes = {
+        k: [_AXIS_ATTRIBUTE_DEFAULTS[k], *v] if k in _AXIS_ATTRIBUTE_DEFAULTS else v for k, v in node.attributes.items()
+    }
     if "pads" in attributes:
         begin, end = attributes["pads"]
         attributes["pads"] = [0, begin, 0, end]
     replacement = (
-        Node("Reshape", f"{node.name}/widen", (x,), (names[x],)),
+        SegmentNode("Reshape", f"{node.name}/widen", (x,), (names[x],)),
         replace(node, inputs=tuple(inputs), outputs=(names[y], *node.outputs[1:]), attributes=attributes),
-        Node("Reshape", f"{node.name}/narrow", (names[y],), (y,)),
+        SegmentNode("Reshape", f"{node.name}/narrow", (names[y],), (y,)),
     )
     nodes = tuple(new for old in graph.nodes for new in (replacement if old is node else (old,)))
-    return replace(graph, nodes=nodes, shapes=shapes, dtypes=dtypes, quantisations=about, constants=constants)
+    return replace(graph, nodes=nodes, shapes=shapes, dtypes=dtypes, quantizations=about, constants=constants)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import Analytic, CostModel, Device, Layer, LayerGraph, Share
+from dicompiler.plugin_api import AnalyticModel, CostModel, Device, Layer, LayerGraph, LayerShare
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,6 @@ class PerCall(CostModel):
         if not self.microseconds >= 0:
             raise ValueError(f"microseconds must be 0 or more, not {self.microseconds:g}")
 
-    def seconds(self, layers: LayerGraph, layer: Layer, share: Share, device: Device) -> float:
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Seconds of the part on the device."""
-        return Analytic().seconds(layers, layer, share, device) + 1e-6 * self.microseconds
+        return AnalyticModel().seconds(layers, layer, share, device) + 1e-6 * self.microseconds

@@ -10,4 +10,4 @@ def quick_gelu(operation: Operation, region: Region, reduce: Interval | None) ->
     return Piece(region, (region,))
 
 
-RULES = (OperatorRule("QuickGelu", quick_gelu, domain="com.microsoft", elementwise=True),)
+RULES = (OperatorRule("QuickGelu", quick_gelu, domain="com.microsoft", is_elementwise=True),)

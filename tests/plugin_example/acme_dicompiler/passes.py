@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import Compilation, Pass
+from dicompiler.plugin_api import Pass, PipelineState
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,13 @@ class DropDropout(Pass):
 
     name: ClassVar[str] = "acme-drop-dropout"
 
-    def run(self, compilation: Compilation) -> Compilation:
+    def run(self, compilation: PipelineState) -> PipelineState:
         """Keeps a Dropout that makes a graph output or whose mask is read."""
         graph = compilation.model.graph()
         kept = {tensor.name for tensor in graph.outputs}
         for node in [node for node in graph.nodes if node.op == "Dropout"]:
             mask_read = any(tensor.outputs for tensor in node.outputs[1:])
             if node.outputs[0].name not in kept and not mask_read:
-                graph.substitute(node.outputs[0], node.inputs[0])
-                graph.remove([node])
+                graph.replace_uses(node.outputs[0], node.inputs[0])
+                graph.remove_nodes([node])
         return replace(compilation, model=compilation.model.with_graph(graph))

@@ -18,6 +18,8 @@ class RoundRobin(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Layer i goes to device i mod n."""
-        devices = problem.platform.computing if self.order == "forward" else problem.platform.computing[::-1]
+        devices = (
+            problem.platform.computing_devices if self.order == "forward" else problem.platform.computing_devices[::-1]
+        )
         turns = cycle(devices)
-        return problem.plan({layer.name: (Part(next(turns).name),) for layer in problem.layers.layers})
+        return problem.build_plan({layer.name: (Part(next(turns).name),) for layer in problem.layers.layers})

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from dicompiler.plugin_api import (
-    Compilation,
     DeviceReport,
     Model,
+    PipelineState,
     Program,
     RunOptions,
     RunResult,
     Target,
-    artifact_document,
-    json_text,
+    describe_artifact,
+    format_json,
 )
 
 Arrays = Mapping[str, Any]
@@ -32,7 +32,7 @@ class Inline(Target):
 
     name: ClassVar[str] = "acme-inline"
 
-    def emit(self, compilation: Compilation, directory: Path) -> None:
+    def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Writes program.json, a directory of segments for each device, and artifact.json."""
         program = compilation.program
         assert program is not None
@@ -43,10 +43,10 @@ class Inline(Target):
                 names = {tensor.name for tensor in segment.model.graph.initializer}
                 weights = {name: weight for name, weight in program.weights.items() if name in names}
                 Model(segment.model, weights).save(directory / device.device / f"{i}.onnx")
-        (directory / "program.json").write_text(json_text(document(program)))
+        (directory / "program.json").write_text(format_json(document(program)))
         files = sorted(path for path in directory.rglob("*") if path.is_file())
         digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-        (directory / "artifact.json").write_text(json_text(artifact_document(program, self.name, digest)))
+        (directory / "artifact.json").write_text(format_json(describe_artifact(program, self.name, digest)))
 
     def run(self, directory: Path, frames: Sequence[Arrays], options: RunOptions) -> RunResult:
         """Plays one frame after another; nothing can be lost on the way, so `options.timeout_s` is not needed."""
@@ -64,7 +64,7 @@ def document(program: Program) -> dict[str, Any]:
             elif step.kind == "send":
                 after.setdefault((device.device, latest), []).append(step.index)
     steps: list[list[Any]] = [["send", i] for d in program.devices for i in after.get((d.device, -1), [])]
-    for at, index in program.order:
+    for at, index in program.segment_order:
         device = program.devices[at]
         segment = device.segments[index]
         steps.append(
@@ -120,7 +120,7 @@ class Player:
             before = time.perf_counter()
             delivered.append(self.frame(inputs))
             times.append(time.perf_counter() - before)
-        kept = delivered if options.keep is None else delivered[: options.keep]
+        kept = delivered if options.kept_frames is None else delivered[: options.kept_frames]
         outputs = tuple(next(iter(own.values())) for own in kept)
         return RunResult(outputs, self.reports(), tuple(kept), tuple(times), time.perf_counter() - start)
 

@@ -16,10 +16,10 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import full
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import Check, exact
-from dicompiler_passes.partition import Partition
+from dicompiler.ir.regions import full_region
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import Check, check_exact
+from dicompiler_passes.partition import PartitionPass
 
 BATCH, HEADS, ROWS, KEYS, SIZE = 2, 4, 6, 6, 8
 MS = "com.microsoft"
@@ -62,7 +62,7 @@ def network(name: str) -> onnx.ModelProto:
 
 def plan(layer: str, shape: tuple[int, ...], axis: int) -> Plan:
     """Two devices, each half of an axis of what the attention gives."""
-    whole, half = full(shape), shape[axis] // 2
+    whole, half = full_region(shape), shape[axis] // 2
     cuts = [(0, half), (half, shape[axis])]
     parts = tuple(
         Part(device, tuple(cut if i == axis else extent for i, extent in enumerate(whole)))
@@ -83,13 +83,13 @@ def check(name: str, axis: int, change: Callable[[onnx.ModelProto], None] = lamb
 
     def program(variant: Model) -> Program:
         made = replace(prepare(variant), plan=how, platform=Platform.load("rpi4x2"))
-        placed = Partition().run(made).model
+        placed = PartitionPass().run(made).model
         proto = onnx.ModelProto()
         proto.CopyFrom(placed.proto)
         change(proto)
-        return cut(Model(proto, placed.weights), how.devices)
+        return build_program(Model(proto, placed.weights), how.devices)
 
-    return exact(compilation.model, program, rules=rules(), layers=compilation.layers)
+    return check_exact(compilation.model, program, rules=rules(), layers=compilation.layers)
 
 
 def axes(name: str) -> tuple[int, ...]:

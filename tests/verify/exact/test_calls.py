@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.exact.calls import MODULUS, Call, bounded, total
+from dicompiler.verify.exact.calls import MODULUS, StandInCall, nonnegative_mod, reduce_sum
 from dicompiler.verify.executor import run_model
 
 X = np.array([[-40, -16, -1, 0], [1, 15, 16, 100]], np.float32)
@@ -27,29 +27,29 @@ def ran(nodes: Sequence[onnx.NodeProto], opset: int, output: str, shape: Sequenc
 
 @pytest.mark.parametrize("opset", [9, 13, 17])
 def test_bounded_numbers_are_the_remainders_of_any_whole_numbers(opset: int) -> None:
-    call = Call("Softmax", opset, 1, TensorProto.FLOAT, frozenset())
-    assert np.array_equal(ran(bounded(call), opset, "bounded", X.shape), np.mod(X, MODULUS))
+    call = StandInCall("Softmax", opset, 1, TensorProto.FLOAT, frozenset())
+    assert np.array_equal(ran(nonnegative_mod(call), opset, "bounded", X.shape), np.mod(X, MODULUS))
 
 
 @pytest.mark.parametrize("opset", [9, 11, 13, 17])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_total_keeps_the_axis_with_extent_one(opset: int, axis: int) -> None:
-    call = Call("Softmax", opset, 1, TensorProto.FLOAT, frozenset())
+    call = StandInCall("Softmax", opset, 1, TensorProto.FLOAT, frozenset())
     expected = X.sum(axis, keepdims=True)
-    assert np.array_equal(ran(total(call, "X0", axis, "sum"), opset, "sum", expected.shape), expected)
+    assert np.array_equal(ran(reduce_sum(call, "X0", axis, "sum"), opset, "sum", expected.shape), expected)
 
 
 def test_a_node_takes_the_attributes_that_it_shares_with_the_call_unless_they_are_its_own() -> None:
-    call = Call("AveragePool", 17, 1, TensorProto.FLOAT, frozenset())
+    call = StandInCall("AveragePool", 17, 1, TensorProto.FLOAT, frozenset())
     node = call.node("MaxPool", ["X0"], ["Y"], strides=[1, 1])
     referred = {entry.name for entry in node.attribute if entry.ref_attr_name}
     assert {"kernel_shape", "pads", "auto_pad", "ceil_mode"} <= referred
     assert "strides" not in referred
     assert "dilations" not in referred  # AveragePool has none before opset 19
-    assert call.inputs == ["X0"]
+    assert call.input_names == ["X0"]
 
 
 def test_a_number_has_the_type_of_the_first_input() -> None:
-    made = Call("Softmax", 17, 1, TensorProto.FLOAT16, frozenset()).number("two", 2)
+    made = StandInCall("Softmax", 17, 1, TensorProto.FLOAT16, frozenset()).typed_constant("two", 2)
     array = onnx.numpy_helper.to_array(made.attribute[0].t)
     assert (array.dtype, float(array)) == (np.float16, 2.0)

@@ -13,9 +13,9 @@ from support.modern_net import MS, Net
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight
-from dicompiler.verify.exact import check_model, coverage, seeds_needed
+from dicompiler.verify.exact import check_model, measure_coverage, seeds_needed
 from dicompiler.verify.exact.covering import Coverage
-from dicompiler.verify.exact.patterns import WEIGHTED, Extent, sparse, unified
+from dicompiler.verify.exact.patterns import WEIGHTED_OPS, FilterExtent, sparse_filters, unified_view
 from dicompiler.verify.executor import run_model
 
 
@@ -24,15 +24,17 @@ def test_the_seeds_that_are_needed_read_everything(name: str, first: int) -> Non
     model = network(name)
     needed = seeds_needed(model)
     assert 1 <= needed <= 4
-    read = coverage(check_model(model, seed)[0] for seed in range(first, first + needed))
+    read = measure_coverage(check_model(model, seed)[0] for seed in range(first, first + needed))
     assert str(read) == f"{read.taps} of {read.taps} taps and {read.channels} of {read.channels} input channels read"
 
 
 def test_a_seed_too_few_is_seen_in_the_coverage() -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], "wide")
-    size = Extent(1, 16, 832, 1)
-    assert (size.covering(), size.seeds) == (13, 4)
-    weights = [sparse(node, 1, (16, 832, 1, 1), np.dtype(np.float32), seed, 1, np.ones(16)) for seed in range(4)]
+    size = FilterExtent(1, 16, 832, 1)
+    assert (size.min_elements(), size.seeds_needed) == (13, 4)
+    weights = [
+        sparse_filters(node, 1, (16, 832, 1, 1), np.dtype(np.float32), seed, 1, np.ones(16)) for seed in range(4)
+    ]
     read = [(np.stack(weights[:count]) != 0).any((0, 1)).mean() for count in (3, 4)]
     assert read[0] < 1
     assert read[1] == 1
@@ -56,7 +58,7 @@ def test_of_weights_of_few_bits_it_counts_what_the_engine_multiplies_with(bits: 
     model = Model.load(net.model(types=[helper.make_tensor_value_info(y, 1, (78, 2))], ir=10))
     read = run_model(model, {"x": np.eye(78, dtype=np.float32)})[y].any(1)
     assert 0 < read.sum() < 78
-    assert coverage([model]) == Coverage(1, 1, int(read.sum()), 78)
+    assert measure_coverage([model]) == Coverage(1, 1, int(read.sum()), 78)
 
 
 @pytest.mark.parametrize("name", ["tiny", "quirks"])
@@ -64,8 +66,8 @@ def test_a_tap_or_an_input_channel_that_is_left_out_shows_in_the_output(name: st
     model = network(name)
     runs = [check_model(model, seed) for seed in range(seeds_needed(model))]
     for node in model.proto.graph.node:
-        if node.op_type in WEIGHTED:
-            size = Extent(*unified(node, 1, model.array(node.input[1])).shape)
+        if node.op_type in WEIGHTED_OPS:
+            size = FilterExtent(*unified_view(node, 1, model.array(node.input[1])).shape)
             for place in [(slice(None), slice(None), slice(None), tap) for tap in range(size.taps)]:
                 assert any(_without(*run, node, place) for run in runs)
             for group, channel in np.ndindex(size.groups, size.channels):
@@ -75,12 +77,12 @@ def test_a_tap_or_an_input_channel_that_is_left_out_shows_in_the_output(name: st
 def _without(checked: Model, inputs: dict[str, Any], node: onnx.NodeProto, place: tuple[Any, ...]) -> bool:
     """Whether the output changes when that place of the node's weight is made zero."""
     name, array = node.input[1], checked.array(node.input[1]).copy()
-    unified(node, 1, array)[place] = 0
+    unified_view(node, 1, array)[place] = 0
     proto = onnx.ModelProto()
     proto.CopyFrom(checked.proto)
     weights = dict(checked.weights)
     if name in weights:
-        weights[name] = Weight.of(array)
+        weights[name] = Weight.from_array(array)
     for tensor in proto.graph.initializer:
         if tensor.name == name and name not in weights:
             tensor.CopyFrom(numpy_helper.from_array(array, name))

@@ -18,8 +18,8 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.verify.exact import DOMAIN, NotExact, check_model, made
-from dicompiler.verify.exact.magnitudes import every_tensor
+from dicompiler.verify.exact import DOMAIN, NotExactError, build_check_model, check_model
+from dicompiler.verify.exact.magnitudes import compute_all_tensors
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 
@@ -86,9 +86,9 @@ def text(body: str, shape: str = "float[1, 3, 5, 5]") -> Model:
     ],
 )
 def test_what_rounds_or_grows_is_bounded_and_nothing_is_left_out(body: str) -> None:
-    found = made(text(body), 0)
+    found = build_check_model(text(body), 0)
     output = run_model(found.model, found.inputs)["y"]
-    assert not found.left
+    assert not found.excluded
     assert np.array_equal(output, np.rint(output)) and np.unique(output).size > 2 and np.abs(output).max() < 2**24
 
 
@@ -105,15 +105,15 @@ def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() ->
     model = Model.load(onnx.shape_inference.infer_shapes(model.proto))
     known = {**rules(), ("", "Softmax"): OperatorRule("Softmax", images)}
     layers = form_layers(model, known)
-    found = made(model, 0, known)
-    assert list(found.left) == ["shares"]
-    assert "made by Softmax 'shares', is no whole number" in found.left["shares"]
-    values = every_tensor(found.model, found.inputs)
+    found = build_check_model(model, 0, known)
+    assert list(found.excluded) == ["shares"]
+    assert "made by Softmax 'shares', is no whole number" in found.excluded["shares"]
+    values = compute_all_tensors(found.model, found.inputs)
     assert np.array_equal(values["b"], np.rint(values["b"])) and np.abs(values["b"]).max() <= 4
     assert len(np.unique(values["b"].reshape(4, -1), axis=0)) == 4, "images differ"
     assert np.array_equal(values["y"], values["b"] + values["c"])
     again = form_layers(found.model, known)
-    assert [layer.nodes for layer in again.layers] != [] and again.by_name.keys() == layers.by_name.keys()
+    assert [layer.nodes for layer in again.layers] != [] and again.layer_by_name.keys() == layers.layer_by_name.keys()
 
 
 def test_every_tap_behind_a_layer_that_is_left_out_is_checked() -> None:
@@ -126,8 +126,8 @@ def test_every_tap_behind_a_layer_that_is_left_out_is_checked() -> None:
     for name, shape in {"v": (3, 3, 3, 3), "w": (4, 3, 3, 3)}.items():
         array = random.standard_normal(shape).astype(np.float32)
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    found = made(Model.load(proto), 0, {**rules(), ("", "Softmax"): OperatorRule("Softmax", images)})
-    assert list(found.left) == ["shares"]
+    found = build_check_model(Model.load(proto), 0, {**rules(), ("", "Softmax"): OperatorRule("Softmax", images)})
+    assert list(found.excluded) == ["shares"]
     right = run_model(found.model, found.inputs)["y"]
     for name in ("v", "w"):
         entry = next(entry for entry in found.model.proto.graph.initializer if entry.name == name)
@@ -143,7 +143,7 @@ def test_every_tap_behind_a_layer_that_is_left_out_is_checked() -> None:
 def test_a_check_model_that_onnxruntime_refuses_is_an_error_of_one_line_that_names_the_operator() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 6] x, int64[2] s) => (float[a, b] y) { two = Add (s, s)  ["shaped"] y = Reshape (x, two) }""")
-    with pytest.raises(NotExact, match=r"^exact check: .*Name:'shaped'") as caught:
+    with pytest.raises(NotExactError, match=r"^exact check: .*Name:'shaped'") as caught:
         check_model(model, 0)
     assert "\n" not in str(caught.value)
 

@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper
 from support.exact_models import from_text
 
-from dicompiler.verify.exact.facts import attribute, gather, of_model, set_attribute
+from dicompiler.verify.exact.facts import facts_for_model, gather_facts, get_attribute, set_attribute
 
 BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
 g (bool c, float[2] x, int64[2] n) => (float[2] y)
@@ -19,7 +19,7 @@ g (bool c, float[2] x, int64[2] n) => (float[2] y)
 
 
 def test_each_place_where_a_tensor_is_read_is_known() -> None:
-    known = gather(from_text(BRANCHES))
+    known = gather_facts(from_text(BRANCHES))
     assert known.uses["x"] == ((0, 0),)
     assert known.uses["a"] == ((1, 0), (1, 1))
     assert known.opset == 17
@@ -27,7 +27,7 @@ def test_each_place_where_a_tensor_is_read_is_known() -> None:
 
 
 def test_what_bodies_or_the_graph_s_outputs_read_has_readers_that_are_not_known() -> None:
-    known = gather(from_text(BRANCHES))
+    known = gather_facts(from_text(BRANCHES))
     assert {"a", "b"} <= known.captured
     assert [known.readers(name) for name in ("a", "b", "y")] == [None, None, None]
     assert known.readers("k") == ((0, 1),)
@@ -35,19 +35,19 @@ def test_what_bodies_or_the_graph_s_outputs_read_has_readers_that_are_not_known(
 
 
 def test_constant_operands_are_those_of_floating_point_types() -> None:
-    known = gather(from_text(BRANCHES))
+    known = gather_facts(from_text(BRANCHES))
     added, squared, integers, _ = known.nodes
-    assert [known.constant(added, index) for index in range(3)] == [False, True, False]
-    assert [known.constant(integers, index) for index in range(2)] == [False, False]
-    assert [known.dynamic(node) for node in (added, squared, integers)] == [1, 2, 1]
+    assert [known.has_float_constant(added, index) for index in range(3)] == [False, True, False]
+    assert [known.has_float_constant(integers, index) for index in range(2)] == [False, False]
+    assert [known.computed_input_count(node) for node in (added, squared, integers)] == [1, 2, 1]
     assert (known.is_float("x"), known.is_float("n"), known.is_float("unknown")) == (True, False, True)
     assert known.constants["m"] == (TensorProto.INT64, (2,))
 
 
 def test_facts_of_another_model_of_the_same_graph_have_its_constants() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Add (x, k) }'
-    known = gather(from_text(text, {"k": np.float32([1, 2])}))
-    other = of_model(known, from_text(text, {"k": np.float16([1, 2])}))
+    known = gather_facts(from_text(text, {"k": np.float32([1, 2])}))
+    other = facts_for_model(known, from_text(text, {"k": np.float16([1, 2])}))
     assert (known.constants["k"][0], other.constants["k"][0]) == (TensorProto.FLOAT, TensorProto.FLOAT16)
     assert other.uses == known.uses
 
@@ -58,4 +58,9 @@ def test_an_attribute_is_replaced_in_its_place_or_added_at_the_end() -> None:
     set_attribute(node, "group", 3)
     set_attribute(node, "strides", [2, 2])
     assert [entry.name for entry in node.attribute] == [*before, "strides"]
-    assert [attribute(node, name, None) for name in ("group", "pads", "strides", "none")] == [3, [1, 1], [2, 2], None]
+    assert [get_attribute(node, name, None) for name in ("group", "pads", "strides", "none")] == [
+        3,
+        [1, 1],
+        [2, 2],
+        None,
+    ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.exact.calls import Call, centred, odd
+from dicompiler.verify.exact.calls import StandInCall, centred_mod, modulus_for
 from dicompiler.verify.exact.general import BODIES
 from dicompiler.verify.executor import run_model
 
@@ -31,18 +31,18 @@ def ran(nodes: Sequence[onnx.NodeProto], opset: int, *arrays: Array) -> Array:
     return np.asarray(run_model(Model.load(model), feed, optimization="none")["Y"])
 
 
-def call(op: str, opset: int, *arrays: Array, shape: tuple[int, ...] = (3, 5)) -> Call:
+def call(op: str, opset: int, *arrays: Array, shape: tuple[int, ...] = (3, 5)) -> StandInCall:
     kinds = tuple(helper.np_dtype_to_tensor_dtype(array.dtype) for array in arrays)
     node = helper.make_node(op, [f"X{i}" for i in range(len(arrays))], ["Y"])
-    return Call(op, opset, len(arrays), kinds[0], frozenset(), "", node, ((FLOAT, shape),), kinds)
+    return StandInCall(op, opset, len(arrays), kinds[0], frozenset(), "", node, ((FLOAT, shape),), kinds)
 
 
 @pytest.mark.parametrize("opset", [9, 11, 17])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_centred_numbers_are_remainders_about_zero(opset: int, dtype: Any) -> None:
     x = np.array([*range(-100, 101), 500, -500, np.inf, -np.inf], dtype)
-    modulus = odd(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
-    got = ran(centred(call("Identity", opset, x), "X0", "Y"), opset, x)
+    modulus = modulus_for(helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    got = ran(centred_mod(call("Identity", opset, x), "X0", "Y"), opset, x)
     assert np.array_equal(got, np.rint(got)) and np.abs(got).max() <= modulus // 2
     assert np.array_equal((got[:203] - x[:203]) % modulus, np.zeros(203)) and got[100] == 0
 

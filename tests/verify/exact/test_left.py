@@ -9,20 +9,20 @@ import onnx
 import pytest
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import Check, exact
-from dicompiler.verify.exact import made
-from dicompiler.verify.exact.left import MADE
-from dicompiler.verify.exact.magnitudes import every_tensor
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import Check, check_exact
+from dicompiler.verify.exact import build_check_model
+from dicompiler.verify.exact.left import ZEROS_SUFFIX
+from dicompiler.verify.exact.magnitudes import compute_all_tensors
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 DEVICES = ("pi01", "pi02")
 SHARES = """<ir_version: 8, opset_import: ["": 17]> g (float[4, 6, 5] x) => (float[4, 6, 5] y) {
@@ -40,7 +40,7 @@ def rows(_: Operation, region: Region, __: Interval | None) -> Piece:
 OWN = {
     **rules(),
     ("", "Softmax"): OperatorRule("Softmax", rows),
-    ("", "ReduceLogSum"): replace(rules()["", "ReduceLogSum"], stand_in="", reduction=lambda _: 5),
+    ("", "ReduceLogSum"): replace(rules()["", "ReduceLogSum"], stand_in="", reduction_length=lambda _: 5),
 }
 """The built-in rules, with two for which nothing exact is known."""
 Swap = Callable[[onnx.ModelProto], int]
@@ -80,15 +80,15 @@ def checked(network: str, how: Plan, change: Swap | None) -> Check:
     """The exact check of the network by the plan, with its placed models changed before they are cut."""
 
     def program(variant: Model) -> Program:
-        whole = Compilation(variant, form_layers(variant, OWN), Platform.load("rpi4x4"), how)
-        placed = Partition().run(whole).model
+        whole = PipelineState(variant, form_layers(variant, OWN), Platform.load("rpi4x4"), how)
+        placed = PartitionPass().run(whole).model
         proto = onnx.ModelProto()
         proto.CopyFrom(placed.proto)
         assert change is None or change(proto)
-        return cut(Model(proto, placed.weights), how.devices)
+        return build_program(Model(proto, placed.weights), how.devices)
 
     model = read(network)
-    return exact(model, program, rules=OWN, layers=form_layers(model, OWN))
+    return check_exact(model, program, rules=OWN, layers=form_layers(model, OWN))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -117,9 +117,9 @@ def test_layers_stay_the_same_where_something_is_left_out(body: str) -> None:
     model = read(f"""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 6, 5] x) => (float[4, 6, 5] y) <int64[1] k = {{5}}> {{ s = Mul (x, x) {body.split(" c =")[0]} }}""")
     own = {**OWN, ("", "TopK"): OperatorRule("TopK", rows)}
-    found = made(model, 0, own)
-    values = every_tensor(found.model, found.inputs)
+    found = build_check_model(model, 0, own)
+    values = compute_all_tensors(found.model, found.inputs)
     before, after = form_layers(model, own), form_layers(found.model, own)
-    assert before.by_name.keys() == after.by_name.keys()
+    assert before.layer_by_name.keys() == after.layer_by_name.keys()
     assert [layer.output for layer in before.layers] == [layer.output for layer in after.layers]
-    assert all(not value.any() for name, value in values.items() if name.endswith(MADE))
+    assert all(not value.any() for name, value in values.items() if name.endswith(ZEROS_SUFFIX))

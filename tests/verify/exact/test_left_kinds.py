@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import Compilation
+from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
@@ -21,13 +21,13 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import Check, exact
-from dicompiler.verify.exact import DOMAIN, Treatment, made
-from dicompiler.verify.exact.left import differing
-from dicompiler.verify.exact.magnitudes import every_tensor
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import Check, check_exact
+from dicompiler.verify.exact import DOMAIN, Relaxation, build_check_model
+from dicompiler.verify.exact.left import alternating_values
+from dicompiler.verify.exact.magnitudes import compute_all_tensors
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_passes.partition import Partition
+from dicompiler_passes.partition import PartitionPass
 
 DEVICES = ("pi01", "pi02")
 FULL = ((0, 4), (0, 6), (0, 5))
@@ -81,7 +81,7 @@ def plan(layers: LayerGraph) -> Plan:
     halves = [((0, 4), (0, 3), (0, 5)), ((0, 4), (3, 6), (0, 5))]
     parts = {
         layer.name: (Part("pi01"),)
-        if layer.reason or layers.tensors[layer.output].shape != (4, 6, 5)
+        if layer.whole_reason or layers.tensors[layer.output].shape != (4, 6, 5)
         else tuple(Part(name, half) for name, half in zip(DEVICES, halves, strict=True))
         for layer in layers.layers
     }
@@ -121,14 +121,16 @@ def checked(model: Model, change: Callable[[onnx.ModelProto], int] | None, how: 
 
     def program(variant: Model) -> Program:
         own = layers_of(variant)
-        assert [(one.name, one.reason) for one in own.layers] == [(one.name, one.reason) for one in layers.layers]
-        placed = Partition().run(Compilation(variant, own, Platform.load("rpi4x4"), parts)).model
+        assert [(one.name, one.whole_reason) for one in own.layers] == [
+            (one.name, one.whole_reason) for one in layers.layers
+        ]
+        placed = PartitionPass().run(PipelineState(variant, own, Platform.load("rpi4x4"), parts)).model
         proto = onnx.ModelProto()
         proto.CopyFrom(placed.proto)
         assert change is None or change(proto)
-        return cut(Model(proto, placed.weights), parts.devices)
+        return build_program(Model(proto, placed.weights), parts.devices)
 
-    return exact(model, program, rules=OWN, layers=layers)
+    return check_exact(model, program, rules=OWN, layers=layers)
 
 
 WHOLE = {
@@ -186,7 +188,7 @@ def test_what_picks_from_a_sequence_is_checked_where_it_has_a_static_shape() -> 
       ["behind"] y = Relu (a)"""
     model = read(text(body))
     model.proto.graph.value_info.append(helper.make_tensor_value_info("a", TensorProto.FLOAT, (4, 6, 5)))
-    found = made(model, 0, treatment=Treatment(replaced=frozenset({("", "SequenceAt")})))
+    found = build_check_model(model, 0, relaxation=Relaxation(generic_ops=frozenset({("", "SequenceAt")})))
     assert [node.domain for node in found.model.proto.graph.node if node.op_type == "SequenceAt"] == [DOMAIN]
 
 
@@ -201,9 +203,9 @@ def test_where_nothing_can_be_added_the_check_says_that_pieces_stay_unseen() -> 
 
 def test_shapes_that_are_inferred_serve_a_model_that_does_not_tell_them() -> None:
     bare = Model.load(onnx.parser.parse_model(text('["shares"] a = Softmax (x)  ["behind"] y = Relu (a)')))
-    found = made(bare, 0, OWN, layers=layers_of(bare))
-    assert list(found.left) == ["shares"]
-    values = every_tensor(found.model, found.inputs)["a"]
+    found = build_check_model(bare, 0, OWN, layers=layers_of(bare))
+    assert list(found.excluded) == ["shares"]
+    values = compute_all_tensors(found.model, found.inputs)["a"]
     assert (np.diff(values, axis=1) != 0).all() and (np.diff(values, axis=0) != 0).all()
     right = checked(bare, None)
     assert right.passed and "unseen" not in right.detail
@@ -217,7 +219,7 @@ def test_an_operator_that_has_a_stand_in_keeps_it_where_another_of_its_kind_has_
             ["one"] a = LayerNormalization (x, g)  ["two"] y, mean = LayerNormalization (a, g)  e = Exp (mean)"""
         ).replace("(float[4, 6, 5] y)", "(float[4, 6, 5] y, float[4, 6, 1] e)")
     )
-    assert not made(model, 0, layers=form_layers(model, rules())).left
+    assert not build_check_model(model, 0, layers=form_layers(model, rules())).excluded
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -230,11 +232,11 @@ def test_an_operator_that_has_a_stand_in_keeps_it_where_another_of_its_kind_has_
 def test_numbers_in_the_place_of_what_is_left_out_differ_from_their_neighbours(
     shape: list[int], dtype: int, size: int, seed: int
 ) -> None:
-    array = differing(dtype, tuple(shape), seed, "t", size)
+    array = alternating_values(dtype, tuple(shape), seed, "t", size)
     assert array.shape == tuple(shape) and helper.np_dtype_to_tensor_dtype(array.dtype) == dtype
     assert np.abs(array).max() <= size and np.array_equal(array, np.rint(array))
     assert all((np.diff(array, axis=axis) != 0).all() for axis in range(len(shape)))
-    assert np.array_equal(array, differing(dtype, tuple(shape), seed, "t", size))
+    assert np.array_equal(array, alternating_values(dtype, tuple(shape), seed, "t", size))
 
 
 KINDS = {
@@ -250,7 +252,7 @@ def test_wherever_the_reader_of_a_layer_is_cut_another_place_shows(kind: str, dt
     model = read(text(KINDS[kind], kind=dtype))
     layers = layers_of(model)
     halves = (Part("pi01", ((0, 4), (0, at), (0, 5))), Part("pi02", ((0, 4), (at, 6), (0, 5))))
-    parts = {name: (Part("pi01", FULL),) if name == "shares" else halves for name in layers.by_name}
+    parts = {name: (Part("pi01", FULL),) if name == "shares" else halves for name in layers.layer_by_name}
     how = Plan(parts, ("pi01",), ("pi01",))
     right = checked(model, None, how)
     assert right.passed and ("left out" in right.detail) == (kind == "left out"), right.detail

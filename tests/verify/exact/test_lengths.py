@@ -16,9 +16,9 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.partition.segmentation import cut
-from dicompiler.verify.comparison import Check, exact
-from dicompiler_passes.partition import Partition
+from dicompiler.partition.segmentation import build_program
+from dicompiler.verify.comparison import Check, check_exact
+from dicompiler_passes.partition import PartitionPass
 
 BATCH, HEADS, SHARED, ROWS, SIZE = 4, 4, 2, 3, 8
 
@@ -52,13 +52,13 @@ def check(axis: int, change: Callable[[onnx.ModelProto], None] = lambda _: None)
     plan = Plan({layer.name: parts}, ("pi01",), ("pi01",))
 
     def program(variant: Model) -> Program:
-        placed = Partition().run(replace(prepare(variant), plan=plan, platform=Platform.load("rpi4x2"))).model
+        placed = PartitionPass().run(replace(prepare(variant), plan=plan, platform=Platform.load("rpi4x2"))).model
         proto = onnx.ModelProto()
         proto.CopyFrom(placed.proto)
         change(proto)
-        return cut(Model(proto, placed.weights), plan.devices)
+        return build_program(Model(proto, placed.weights), plan.devices)
 
-    return exact(compilation.model, program, rules=rules(), layers=compilation.layers)
+    return check_exact(compilation.model, program, rules=rules(), layers=compilation.layers)
 
 
 @pytest.mark.parametrize("axis", [0, 2])

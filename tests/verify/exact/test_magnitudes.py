@@ -8,9 +8,9 @@ from onnx import TensorProto, numpy_helper
 from support.exact_models import SMALL, from_text, network
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.exact import check_model, measure
-from dicompiler.verify.exact.magnitudes import every_tensor
-from dicompiler.verify.exact.patterns import WEIGHTED
+from dicompiler.verify.exact import check_model, measure_peak
+from dicompiler.verify.exact.magnitudes import compute_all_tensors
+from dicompiler.verify.exact.patterns import WEIGHTED_OPS
 from dicompiler.verify.executor import run_model
 
 
@@ -28,11 +28,11 @@ def halved(model: Model) -> Model:
 @pytest.mark.parametrize("name", SMALL)
 def test_every_sum_is_exact_and_every_weight_a_small_whole_number(name: str) -> None:
     checked, inputs = check_model(network(name), 1)
-    assert measure(checked, inputs).share < 1
+    assert measure_peak(checked, inputs).share < 1
     for node in checked.proto.graph.node:
-        if node.op_type in WEIGHTED:
+        if node.op_type in WEIGHTED_OPS:
             assert {-1, 1} <= set(np.unique(checked.array(node.input[1]))) <= {-1, 0, 1}
-    for array in (*every_tensor(checked, inputs).values(), *inputs.values()):
+    for array in (*compute_all_tensors(checked, inputs).values(), *inputs.values()):
         scaled = array * 64
         assert np.array_equal(scaled, np.rint(scaled))
         assert np.abs(array).max() < 2**24
@@ -42,7 +42,7 @@ def test_every_sum_is_exact_and_every_weight_a_small_whole_number(name: str) -> 
 def test_float16_networks_stay_below_its_exact_range(name: str) -> None:
     checked, inputs = check_model(halved(network(name)), 0)
     assert all(array.dtype == np.float16 for array in inputs.values())
-    assert all(np.abs(array).max() < 2**11 for array in every_tensor(checked, inputs).values())
+    assert all(np.abs(array).max() < 2**11 for array in compute_all_tensors(checked, inputs).values())
     output = run_model(checked, inputs)["output"]
     assert output.dtype == np.float16
     assert np.unique(output).size > 3
@@ -53,7 +53,7 @@ def test_the_peak_is_the_sum_of_absolute_values_in_units_of_the_last_place(value
     model = from_text(
         '<ir_version: 8, opset_import: ["": 17]> g (float[1] a, float[1] b) => (float[1] y) { y = Add (a, b) }'
     )
-    found = measure(model, {name: np.float32([value]) for name, value in zip("ab", values, strict=True)})
+    found = measure_peak(model, {name: np.float32([value]) for name, value in zip("ab", values, strict=True)})
     assert found.share == share
     assert found.tensor == ("y" if share else "")
 
@@ -63,7 +63,7 @@ def test_the_tensor_that_comes_nearest_is_named_and_one_that_rounds_is_never_exa
         """<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] z)
         { a = Add (x, x)  b = Mul (a, a)  z = Neg (a) }"""
     )
-    found = measure(model, {"x": np.float32([3, 1000])})
+    found = measure_peak(model, {"x": np.float32([3, 1000])})
     assert (found.tensor, found.magnitude) == ("b", 4e6)
     rounds = from_text('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float[2] y) { y = Exp (x) }')
-    assert measure(rounds, {"x": np.float32([1, 2])}).magnitude == float("inf")
+    assert measure_peak(rounds, {"x": np.float32([1, 2])}).magnitude == float("inf")

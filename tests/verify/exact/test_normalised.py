@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support import splits
 from support.exact_models import from_text
 from support.layer_graphs import rules
-from support.operator_cases import Case, Draw, check_stand_in, integers, run_split
+from support.operator_cases import Draw, RuleCase, check_stand_in, integers, run_split
 
 from dicompiler.ir.plan import Part
-from dicompiler.ir.regions import Interval, Region, full
+from dicompiler.ir.regions import Interval, Region, full_region
 from dicompiler.ir.rule import Operation, Piece
 from dicompiler.operators import builtin_rules
 from dicompiler.verify.exact import DOMAIN, check_model
@@ -41,7 +41,7 @@ ALONE = ("RMSNormalization", "SimplifiedLayerNormalization")
 """Those with a scale and no shift."""
 
 
-def normalisation(draw: Draw, op: str) -> Case:
+def normalisation(draw: Draw, op: str) -> RuleCase:
     """A node of that operator, its scale and shift being constants."""
     opset = draw(st.sampled_from(NORM_OPSETS[op]))
     low, high = RANKS.get(op, (1, 4))
@@ -64,7 +64,7 @@ def normalisation(draw: Draw, op: str) -> Case:
         vectors = shape[attributes.get("axis", -1) % len(shape) :]
         count = 1 if op in ALONE or draw(st.booleans()) else 2
     values = [integers(draw, *shape, most=9), *(integers(draw, *(vectors or ())) for _ in range(count))]
-    return Case(op, tuple(values), attributes, opset, shape=tuple(shape))
+    return RuleCase(op, tuple(values), attributes, opset, shape=tuple(shape))
 
 
 def test_every_stand_in_that_normalises_is_among_these() -> None:
@@ -118,13 +118,15 @@ def test_a_wrong_slice_of_what_normalises_is_caught(
     """A piece of the input, of the scale or of the shift that lies by some elements too far up (or down at the end)."""
     count = 0 if vector is None else 1 if op == "RMSNormalization" else 2
     values = [NUMBERS.standard_normal(own).astype(np.float32) for own in (shape, *[vector or ()] * count)]
-    case = Case(op, tuple(values), attributes, 23 if op == "RMSNormalization" else 21, shape=shape)
-    regions = [(*full(shape)[:axis], cut, *full(shape)[axis + 1 :]) for cut in ((0, at), (at, shape[axis]))]
+    case = RuleCase(op, tuple(values), attributes, 23 if op == "RMSNormalization" else 21, shape=shape)
+    regions = [
+        (*full_region(shape)[:axis], cut, *full_region(shape)[axis + 1 :]) for cut in ((0, at), (at, shape[axis]))
+    ]
     parts = [Part(device, region) for device, region in zip("ab", regions, strict=True)]
     index, along, by = fault
 
     def wrong(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-        piece, extent = right.piece(operation, region, reduce), operation.shape(index)[along]
+        piece, extent = right.piece(operation, region, reduce), operation.input_shape(index)[along]
         need = piece.needs[index]
         assert need is not None
         start, stop = need[along]

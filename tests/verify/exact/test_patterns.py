@@ -10,7 +10,7 @@ from onnx import helper
 from support.exact_models import from_text
 
 from dicompiler.verify.exact import check_model
-from dicompiler.verify.exact.patterns import Extent, sparse, unified
+from dicompiler.verify.exact.patterns import FilterExtent, sparse_filters, unified_view
 from dicompiler.verify.executor import run_model
 
 
@@ -27,15 +27,15 @@ def test_consecutive_seeds_read_all_however_many_taps_each_takes(
 ) -> None:
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", group=groups)
     shape = (groups * filters, channels, *kernel)
-    size = Extent(groups, filters, channels, kernel[0] * kernel[1])
+    size = FilterExtent(groups, filters, channels, kernel[0] * kernel[1])
     arrays = [
-        sparse(node, 1, shape, np.dtype(np.float32), first + number, taps[number], np.ones(groups * filters))
-        for number in range(size.seeds)
+        sparse_filters(node, 1, shape, np.dtype(np.float32), first + number, taps[number], np.ones(groups * filters))
+        for number in range(size.seeds_needed)
     ]
-    read = np.any([unified(node, 1, array) != 0 for array in arrays], axis=0)
+    read = np.any([unified_view(node, 1, array) != 0 for array in arrays], axis=0)
     assert read.any((0, 1, 2)).all()
     assert read.any((1, 3)).all()
-    assert all((unified(node, 1, array) != 0).any((2, 3)).all() for array in arrays)
+    assert all((unified_view(node, 1, array) != 0).any((2, 3)).all() for array in arrays)
 
 
 GROUPED = """<ir_version: 8, opset_import: ["": 17]>
@@ -49,6 +49,8 @@ def test_a_grouped_layers_filter_makes_one_output_channel(op: str, shape: tuple[
     x = np.arange(1, 325, dtype=np.float32).reshape(1, 4, 9, 9)
     for filter_ in range(6):
         weight = np.zeros(shape, np.float32)
-        unified(node, 1, weight)[divmod(filter_, 3)] = unified(node, 1, checked.array("w"))[divmod(filter_, 3)]
+        unified_view(node, 1, weight)[divmod(filter_, 3)] = unified_view(node, 1, checked.array("w"))[
+            divmod(filter_, 3)
+        ]
         y = run_model(from_text(GROUPED.format(op=op), {"w": weight}), {"x": x})["y"]
         assert [channel for channel in range(6) if y[0, channel].any()] == [filter_]

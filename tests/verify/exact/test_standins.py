@@ -13,8 +13,8 @@ from dicompiler.ir.plan import Part
 from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators import builtin_rules
 from dicompiler.operators.elementwise import elementwise
-from dicompiler.plugin.registry import also
-from dicompiler.verify.exact import DOMAIN, Treatment, check_model, general, made
+from dicompiler.plugin.registry import temporarily_registered
+from dicompiler.verify.exact import DOMAIN, Relaxation, build_check_model, check_model, general
 from dicompiler.verify.exact.normalised import BODIES
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
@@ -136,14 +136,14 @@ def test_a_plugins_stand_in_takes_the_place_of_its_operator_and_is_cut_by_its_ru
         g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y) {{
           ["node"] y = com.microsoft.QuickGelu <{attribute}> (x) }}""".replace("<>", "")
     )
-    rule = OperatorRule("QuickGelu", elementwise, "com.microsoft", elementwise=True, stand_in="Relu")
-    with also(rule) as registered:
-        checked, inputs = check_model(model, 0, registered.rules)
+    rule = OperatorRule("QuickGelu", elementwise, "com.microsoft", is_elementwise=True, stand_in="Relu")
+    with temporarily_registered(rule) as registered:
+        checked, inputs = check_model(model, 0, registered.operator_rules)
         checked.check("the check model")
         assert checked.proto.graph.node[0].domain == f"{DOMAIN}.com.microsoft"
         expected = run_model(checked, inputs)["y"]
         assert np.array_equal(expected, np.maximum(inputs["x"], 0))
-        layers = form_layers(checked, registered.rules)
+        layers = form_layers(checked, registered.operator_rules)
         parts = [Part(device, ((0, 1), (0, 4), rows, (0, 6))) for device, rows in (("a", (0, 2)), ("b", (2, 6)))]
         assert np.array_equal(run_split(checked, layers, parts, inputs), expected)
 
@@ -154,7 +154,7 @@ def test_calls_that_give_other_types_have_stand_ins_of_their_own() -> None:
         y = Cast <to = 1> (a)
         z = Cast <to = 10> (a)
     }""")
-    check = made(model, 0, treatment=Treatment(replaced=frozenset({("", "Cast")})))
+    check = build_check_model(model, 0, relaxation=Relaxation(generic_ops=frozenset({("", "Cast")})))
     assert {name: str(one.dtype) for name, one in run_model(check.model, check.inputs).items()} == {
         "y": "float32", "z": "float16",
     }  # fmt: skip

@@ -7,15 +7,15 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from support.exact_models import SMALL, from_text, network
 
-from dicompiler.verify.exact import check_model, coverage, seeds_needed
-from dicompiler.verify.exact.magnitudes import every_tensor
+from dicompiler.verify.exact import check_model, measure_coverage, seeds_needed
+from dicompiler.verify.exact.magnitudes import compute_all_tensors
 from dicompiler.verify.executor import run_model
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_most_channels_of_every_layer_vary_over_the_image(name: str) -> None:
     checked, inputs = check_model(network(name), 0)
-    tensors = every_tensor(checked, inputs)
+    tensors = compute_all_tensors(checked, inputs)
     for node in checked.proto.graph.node:
         array = tensors[node.output[0]]
         if node.op_type == "Conv" and array.shape[2] * array.shape[3] > 1:
@@ -59,7 +59,7 @@ def test_other_operators_become_exact(body: str, constants: dict[str, tuple[int,
         assert np.unique(output).size > 2
         (other,) = ReferenceEvaluator(checked.to_proto()).run(None, inputs)
         assert np.array_equal(output, other)
-    read = coverage(check_model(model, seed)[0] for seed in range(seeds_needed(model)))
+    read = measure_coverage(check_model(model, seed)[0] for seed in range(seeds_needed(model)))
     assert (read.taps_read, read.channels_read) == (read.taps, read.channels)
 
 

@@ -10,7 +10,7 @@ import os
 # onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-KEPT = ".kept"
+STATE_DIRECTORY = ".kept"
 """The directory, beside those of devices, that says which of them stay."""
-FORMAT = "dicompiler.sockets/6"
+MANIFEST_FORMAT = "dicompiler.sockets/6"
 """The manifest's format, which this runtime reads."""

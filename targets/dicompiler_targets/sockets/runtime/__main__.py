@@ -12,51 +12,51 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import FORMAT, KEPT
+from . import MANIFEST_FORMAT, STATE_DIRECTORY
 from .files import read_manifest
-from .greeting import TOKEN, Membership
-from .line import Keys, split_address
+from .greeting import TOKEN_VARIABLE, RunCredentials
+from .line import TlsKeys, split_address
 
 if TYPE_CHECKING:
-    from .device import Device
+    from .device import DeviceRun
 
 
 def main() -> int:
     """Runs the device that the manifest describes until the coordinator ends the run. 0: all went well."""
-    options = _options()
-    token = os.environ.get(TOKEN, "")
+    options = _parse_options()
+    token = os.environ.get(TOKEN_VARIABLE, "")
     if options.detach:
-        return _detach()
+        return _start_detached()
     if options.serve:
-        return _serve(options, token)
+        return _run_daemon(options, token)
     if options.tethered:
         with open(0, "rb", buffering=0, closefd=False) as starter:
             token = starter.readline().decode(errors="replace").strip()
         threading.Thread(target=_end_with_starter, daemon=True).start()
     try:
-        manifest = _manifest(options.manifest)
+        manifest = _load_manifest(options.manifest)
     except (ValueError, OSError) as error:
-        return _end(str(error))
+        return _fail(str(error))
     try:
         if options.cores:
             os.sched_setaffinity(0, map(int, options.cores.split(",")))
-        device = _device(options, manifest, Membership(options.run, token))
+        device = _make_device(options, manifest, RunCredentials(options.run, token))
         address = split_address(options.control)
     except (ValueError, OSError) as error:
-        return _end(f"{manifest['device']}: {error}")
+        return _fail(f"{manifest['device']}: {error}")
     try:
         control = socket.create_connection(address, options.timeout)
     except OSError as error:
-        return _end(f"{device.name}: the coordinator at {options.control} cannot be reached: {error}")
+        return _fail(f"{device.name}: the coordinator at {options.control} cannot be reached: {error}")
     try:
         device.run(control, options.threads or min(manifest["threads"], os.cpu_count() or 1))
     except Exception as error:
-        device.fail(error)
-        return _end(f"{device.name}: {error}")
+        device.send_error(error)
+        return _fail(f"{device.name}: {error}")
     return 0
 
 
-def _detach() -> int:
+def _start_detached() -> int:
     """Starts this command once more as a process of its own, that stays, with the token that standard input tells; and
     ends when that can be called, with a line of JSON that says where, or with its error."""
     token = sys.stdin.readline().strip()
@@ -70,49 +70,55 @@ def _detach() -> int:
         stderr=nothing,
         pass_fds=(writer,),
         start_new_session=True,
-        env=os.environ | ({TOKEN: token} if token else {}),
+        env=os.environ | ({TOKEN_VARIABLE: token} if token else {}),
     )
     os.close(writer)
     with open(reader, encoding="utf-8") as pipe:
         said = pipe.read()
     if not said.startswith("{"):
-        return _end(said or "it ended before it could be called: its log says why")
+        return _fail(said or "it ended before it could be called: its log says why")
     print(f"dicompiler: {said}", flush=True)
     return 0
 
 
-def _serve(options: Any, token: str) -> int:
+def _run_daemon(options: Any, token: str) -> int:
     """Runs the device as one that stays."""
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        from .service import Held, Log, Service, listening, serve  # takes its time, as `device`
+        from .service import (
+            DaemonLockFile,
+            DaemonLog,
+            DeviceDaemon,
+            bind_listener,
+            run_daemon,
+        )  # takes its time, as `device`
 
-        log = Log(options.log)
-        os.environ.pop(TOKEN, None)
-        manifest = _manifest(options.manifest)
+        log = DaemonLog(options.log)
+        os.environ.pop(TOKEN_VARIABLE, None)
+        manifest = _load_manifest(options.manifest)
         directory = options.manifest.resolve().parent
         if options.cores:
             os.sched_setaffinity(0, map(int, options.cores.split(",")))
         addresses = [None if text is None else split_address(text) for text in (options.listen, options.control)]
-        listener = listening(*addresses)
-        keys = None if options.keys is None else Keys(options.keys)
-        service = Service(directory, manifest, listener, keys, token, options.insecure, log)
-        held = Held(directory.parent / KEPT, manifest["device"])
-        return serve(
+        listener = bind_listener(*addresses)
+        keys = None if options.keys is None else TlsKeys(options.keys)
+        service = DeviceDaemon(directory, manifest, listener, keys, token, options.insecure, log)
+        held = DaemonLockFile(directory.parent / STATE_DIRECTORY, manifest["device"])
+        return run_daemon(
             service, held, options.threads or min(manifest["threads"], os.cpu_count() or 1), log, options.announce
         )
     except (ValueError, OSError, ImportError) as error:
         if options.announce is not None:
             os.write(options.announce, str(error).encode())
-        return _end(str(error))
+        return _fail(str(error))
 
 
-def _manifest(path: Path) -> dict[str, Any]:
+def _load_manifest(path: Path) -> dict[str, Any]:
     """ValueError or OSError for one that this runtime cannot read."""
     manifest = read_manifest(path)
-    if manifest.get("format") != FORMAT:
-        raise ValueError(f"{path}: format {manifest.get('format')!r}, this runtime reads {FORMAT!r}")
+    if manifest.get("format") != MANIFEST_FORMAT:
+        raise ValueError(f"{path}: format {manifest.get('format')!r}, this runtime reads {MANIFEST_FORMAT!r}")
     return manifest
 
 
@@ -123,18 +129,18 @@ def _end_with_starter() -> None:
     os._exit(1)
 
 
-def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> Device:
+def _make_device(options: Any, manifest: dict[str, Any], membership: RunCredentials) -> DeviceRun:
     """ValueError for keys or an address that cannot be used."""
     directory = options.manifest.resolve().parent
-    from .device import Device  # takes its time (onnxruntime), in which the starter may go
+    from .device import DeviceRun  # takes its time (onnxruntime), in which the starter may go
 
-    keys = None if options.keys is None else Keys(options.keys)
-    if keys is not None and keys.notice:
-        print(f"{manifest['device']}: {keys.notice}", file=sys.stderr)
+    keys = None if options.keys is None else TlsKeys(options.keys)
+    if keys is not None and keys.expiry_notice:
+        print(f"{manifest['device']}: {keys.expiry_notice}", file=sys.stderr)
     listen = None if options.listen is None else split_address(options.listen)
     if not options.heartbeat > 0:
         raise ValueError(f"--heartbeat must be more than 0 s, not {options.heartbeat:g}")
-    return Device(
+    return DeviceRun(
         directory,
         manifest,
         time.monotonic() + options.timeout,
@@ -147,7 +153,7 @@ def _device(options: Any, manifest: dict[str, Any], membership: Membership) -> D
     )
 
 
-def _options() -> Any:
+def _parse_options() -> Any:
     parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
@@ -168,14 +174,16 @@ def _options() -> Any:
     )
     add("--announce", type=int, help=argparse.SUPPRESS)
     add("--log", type=Path, help="with --serve: where to write what happens, and what this process writes")
-    parser.epilog = f"Without keys, the environment variable {TOKEN} must hold the run's token, or standard input does."
+    parser.epilog = (
+        f"Without keys, the environment variable {TOKEN_VARIABLE} must hold the run's token, or standard input does."
+    )
     options = parser.parse_args()
     if not options.serve and options.control is None:
         parser.error("say where the coordinator listens (--control), or let it stay (--serve)")
     return options
 
 
-def _end(message: str) -> int:
+def _fail(message: str) -> int:
     print(message, file=sys.stderr)
     return 1
 

@@ -18,22 +18,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .frames import ProtocolError, Refused
-from .line import Keys, secured
-from .wire import Channel
+from .frames import PeerRefused, ProtocolError
+from .line import TlsKeys, open_connection
+from .wire import MessageChannel
 
-GREETING_S = 5.0
+GREETING_TIMEOUT_S = 5.0
 """Seconds in which a connection must say who it is."""
-GUESTS = 64
+MAX_GREETINGS = 64
 """Connections that are greeted at once; beyond, the host with most of them loses its oldest one."""
-TOKEN = "DICOMPILER_TOKEN"
+TOKEN_VARIABLE = "DICOMPILER_TOKEN"
 """The environment variable with the run's token, for a device that is started by hand."""
-CONTROL = ""
+COORDINATOR_NAME = ""
 """What stands for the coordinator where a device's name would."""
 
 
 @dataclass(frozen=True)
-class Membership:
+class RunCredentials:
     """What the members of one run know: its number, which others may know, and a token that they may not.
 
     The token shows who belongs to the run where certificates do not; it goes to devices by inheritance and is never
@@ -53,7 +53,9 @@ class Membership:
         if run and self.run and run != self.run:
             raise ProtocolError("it belongs to another run: start it again for this one")
         if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
-            raise ProtocolError(f"it does not know this run's token: use keys (--keys), or set {TOKEN} as the run says")
+            raise ProtocolError(
+                f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} as the run says"
+            )
 
     def _proof(self, sender: str, receiver: str) -> str:
         if not self.token:
@@ -62,27 +64,27 @@ class Membership:
         return hmac.new(self.token.encode(), words, hashlib.sha256).hexdigest()
 
 
-def derived(token: str, *words: str) -> str:
+def derive_token(token: str, *words: str) -> str:
     """A token that who knows `token` can make, and nobody else: for one greeting, or one run. '' without one."""
     text = json.dumps(words).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 
 
-class Guests:
+class ConnectionQueue:
     """Those who were let in, one after another. `refused`: why the last other was not."""
 
     def __init__(self) -> None:
-        self.refused = ""
-        self._met: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.last_refusal = ""
+        self._accepted: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def put(self, met: Any) -> None:
         """Somebody was let in; or an error, for `take` to raise."""
-        self._met.put(met)
+        self._accepted.put(met)
 
     def take(self, seconds: float) -> Any:
         """The next one; None if nobody came. Raises an error that was put."""
         try:
-            met = self._met.get(timeout=seconds)
+            met = self._accepted.get(timeout=seconds)
         except queue.Empty:
             return None
         if isinstance(met, Exception):
@@ -90,22 +92,22 @@ class Guests:
         return met
 
 
-Meet = Callable[[Channel, str, float], Any]
+GreetConnection = Callable[[MessageChannel, str, float], Any]
 """Reads who is at the other end of a channel: (channel, host, deadline) → what `Entrance.take` returns. It raises
 ProtocolError to refuse it in words, Refused or OSError to let it go, and any other error for `take` to raise."""
 
 
-class Entrance(Guests):
+class ConnectionAcceptor(ConnectionQueue):
     """Accepts connections at `listener`, which it closes in the end, and lets `meet` greet each in its own thread.
 
     A stranger delays nobody: each has GREETING_S, and at most GUESTS are inside. `take` gives what `meet` returned for
     who belongs here, or raises what it raised.
     """
 
-    def __init__(self, listener: socket.socket, keys: Keys | None, meet: Meet) -> None:
+    def __init__(self, listener: socket.socket, keys: TlsKeys | None, meet: GreetConnection) -> None:
         super().__init__()
-        self._listener, self._keys, self._meet = listener, keys, meet
-        self._guests: dict[socket.socket, str] = {}
+        self._listener, self._keys, self._greet_connection = listener, keys, meet
+        self._greeting: dict[socket.socket, str] = {}
         self._lock, self._closed = threading.Lock(), False
         threading.Thread(target=self._accept_all, daemon=True).start()
 
@@ -113,9 +115,9 @@ class Entrance(Guests):
         """Nobody is let in any more, and who has not been greeted is sent away."""
         with self._lock:
             self._closed = True
-            for guest in self._guests:
-                _shut(guest)
-        _shut(self._listener)  # wakes the thread that accepts
+            for guest in self._greeting:
+                _shut_down(guest)
+        _shut_down(self._listener)  # wakes the thread that accepts
         self._listener.close()
 
     def _accept_all(self) -> None:
@@ -126,33 +128,33 @@ class Entrance(Guests):
                 time.sleep(0.05)
                 continue
             with self._lock:
-                self._make_room()
-                self._guests[connection] = address[0]
+                self._drop_oldest()
+                self._greeting[connection] = address[0]
             threading.Thread(target=self._greet, args=(connection, address[0]), daemon=True).start()
 
-    def _make_room(self) -> None:
-        if len(self._guests) >= GUESTS:
-            crowd = Counter(self._guests.values()).most_common(1)[0][0]
-            oldest = next(guest for guest, host in self._guests.items() if host == crowd)
-            del self._guests[oldest]
-            _shut(oldest)  # its thread notices
+    def _drop_oldest(self) -> None:
+        if len(self._greeting) >= MAX_GREETINGS:
+            crowd = Counter(self._greeting.values()).most_common(1)[0][0]
+            oldest = next(guest for guest, host in self._greeting.items() if host == crowd)
+            del self._greeting[oldest]
+            _shut_down(oldest)  # its thread notices
 
     def _greet(self, connection: socket.socket, host: str) -> None:
-        met = self._met_or_not(connection, host)
+        met = self._accept_or_refuse(connection, host)
         with self._lock:  # before it can be taken: `close` sends away who is still inside
-            self._guests.pop(connection, None)
+            self._greeting.pop(connection, None)
         if met is not None:
             self.put(met)
 
-    def _met_or_not(self, connection: socket.socket, host: str) -> Any:
+    def _accept_or_refuse(self, connection: socket.socket, host: str) -> Any:
         """What `meet` returns, or raises for `take`; None for who is sent away."""
-        deadline = time.monotonic() + GREETING_S
+        deadline = time.monotonic() + GREETING_TIMEOUT_S
         channel = None
         try:
-            channel = Channel(secured(connection, self._keys, True, deadline))
-            return self._meet(channel, host, deadline)
-        except (OSError, ProtocolError, Refused) as error:
-            self.refused = f"{host}: {error}"
+            channel = MessageChannel(open_connection(connection, self._keys, True, deadline))
+            return self._greet_connection(channel, host, deadline)
+        except (OSError, ProtocolError, PeerRefused) as error:
+            self.last_refusal = f"{host}: {error}"
             if channel is None:
                 connection.close()
             elif isinstance(error, ProtocolError):
@@ -164,6 +166,6 @@ class Entrance(Guests):
             return error
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut_down(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it may be gone already
         connection.shutdown(socket.SHUT_RDWR)

@@ -15,28 +15,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_SMALL, _LARGE = 128 << 10, 32 << 20
+_INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 """What glibc begins with, and what it comes to by itself in time."""
 
 
 @contextlib.contextmanager
-def returning() -> Iterator[None]:
+def freed_to_system() -> Iterator[None]:
     """Inside, each block of 128 KiB or more goes back to the system when it is freed. Elsewhere than on glibc nothing
     changes."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         yield
         return
-    mallopt(_MMAP_THRESHOLD, _SMALL)
+    mallopt(_MMAP_THRESHOLD, _INITIAL_THRESHOLD_BYTES)
     try:
         yield
     finally:
         # Frames come and go: their memory is better kept.
-        mallopt(_MMAP_THRESHOLD, _LARGE)
-        mallopt(_TRIM_THRESHOLD, 2 * _LARGE)
+        mallopt(_MMAP_THRESHOLD, _LARGE_THRESHOLD_BYTES)
+        mallopt(_TRIM_THRESHOLD, 2 * _LARGE_THRESHOLD_BYTES)
 
 
-def memory_peak() -> int:
+def peak_memory_bytes() -> int:
     """The largest resident memory of this process in bytes."""
     try:
         # On Linux getrusage also counts what the parent process had when it started this one.

@@ -19,43 +19,43 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .frames import MAGIC, Header, Kind, ProtocolError, Refused, pack
-from .refusals import AGAIN, reason
+from .frames import MAGIC, MessageHeader, MessageType, PeerRefused, ProtocolError, pack_header
+from .refusals import RENEW_HINT, tls_error
 
 KEY_FILES = ("ca.pem", "crl.pem", "cert.pem", "key.pem")
 """What a directory of keys holds: the cluster's authority and the list of what it revoked, and the certificate and
 private key of this end."""
-NOTICE_S = 30 * 24 * 3600.0
+EXPIRY_NOTICE_S = 30 * 24 * 3600.0
 """Seconds before a certificate expires in which that is told."""
-COORDINATOR = "dicompiler:coordinator"
-DEVICE = "dicompiler:device:{}"
+COORDINATOR_IDENTITY = "dicompiler:coordinator"
+DEVICE_IDENTITY = "dicompiler:device:{}"
 """Names in certificates (URIs among the alternative names of the subject)."""
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 """Bytes that are encrypted, or received, in one go."""
 
-RECORD = 5 + (1 << 14) + 256
+MAX_TLS_RECORD_BYTES = 5 + (1 << 14) + 256
 """Bytes of a TLS record at most: of one that is not whole nobody tells how much is there."""
-TOGETHER = 1 << 16
+MAX_LOW_WATER_BYTES = 1 << 16
 """Bytes of a long message that are waited for before they are read: slow lines let a packet through at a time, and to
 wake a thread for each takes longer than to read them all."""
-UNSENT = 1 << 16
+MAX_UNSENT_BYTES = 1 << 16
 """Bytes that the system may hold beside those that are on their way: what waits here can still be overtaken."""
-IN_A_ROW = 16
+MAX_FULL_READS = 16
 """Reads from one connection that fill what they are given, after which the others are looked at."""
 _FOUR = bytes(4)
-LINGER_S, LINGER_CALLS = 1.0, 64
+LINGER_S, MAX_LINGER_READS = 1.0, 64
 """Seconds that the other end has to read why it is refused, and how often it is heard meanwhile."""
 
 
-def left(deadline: float) -> float:
+def seconds_left(deadline: float) -> float:
     """Seconds until `deadline` (of time.monotonic), more than 0: for a socket 0 means not to wait at all."""
     return max(0.001, deadline - time.monotonic())
 
 
-class Line:
+class Connection:
     """A connection in the clear: its calls wait, until a deadline, up to `start`, and none does from then on.
 
-    `identity`: the name in the other end's certificate, None without one. `emptied`: see frames.Source. Use it from one
+    `identity`: the name in the other end's certificate, None without one. `is_drained`: see frames.Source. Use it from one
     thread at a time.
     """
 
@@ -64,10 +64,10 @@ class Line:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._deadline: float | None = None
-        self._waits, self.emptied, self._dry, self._full = True, False, False, 0
-        self._awaited = 1
+        self._is_blocking, self.is_drained, self._drained_socket, self._full_reads = True, False, False, 0
+        self._low_water = 1
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
     def fileno(self) -> int:
         """The descriptor to watch."""
@@ -75,36 +75,36 @@ class Line:
 
     def start(self) -> None:
         """From now on no call waits."""
-        self._waits = False
+        self._is_blocking = False
         self._socket.setblocking(False)
 
-    def wait_until(self, deadline: float | None) -> None:
+    def set_deadline(self, deadline: float | None) -> None:
         """All that is sent and received up to `start` must be done by then, in however many pieces."""
         self._deadline = deadline
-        self._socket.settimeout(None if deadline is None else left(deadline))
+        self._socket.settimeout(None if deadline is None else seconds_left(deadline))
 
-    def _limit(self) -> None:
+    def _apply_deadline(self) -> None:
         """Lets the next call wait for no longer than is left. TimeoutError where nothing is."""
         if self._deadline is not None:
             if time.monotonic() >= self._deadline:
                 raise TimeoutError("timed out")
-            self._socket.settimeout(left(self._deadline))
+            self._socket.settimeout(seconds_left(self._deadline))
 
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
         """Sends some of the bytes; their number, which is 0 where the system has no room."""
-        if self._waits:
-            self._limit()
+        if self._is_blocking:
+            self._apply_deadline()
         try:
             return self._socket.sendmsg(buffers)
         except BlockingIOError:
             return 0
 
     @property
-    def holds(self) -> bool:
+    def has_unsent(self) -> bool:
         """Whether bytes that `send` has counted are still here: it must be called again, if with nothing."""
         return False
 
-    def waiting(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         """Bytes that the system has taken and the other end has not acknowledged."""
         try:
             return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, _FOUR), sys.byteorder)
@@ -113,42 +113,42 @@ class Line:
 
     def receive_into(self, view: memoryview) -> int | None:
         """Stores at most as many bytes as fit; their number, 0 at the end, None where nothing is there."""
-        if self.emptied:
-            self.emptied = False
+        if self.is_drained:
+            self.is_drained = False
             return None
         count = self._receive(view)
-        self.emptied = self._dry
+        self.is_drained = self._drained_socket
         return count
 
-    def await_bytes(self, count: int) -> None:
+    def expect_bytes(self, count: int) -> None:
         """So many bytes are still to come, at least: who watches is told once they are there, or TOGETHER of them."""
-        awaited = max(1, min(count, TOGETHER))
-        if awaited != self._awaited:
-            self._awaited = awaited
+        awaited = max(1, min(count, MAX_LOW_WATER_BYTES))
+        if awaited != self._low_water:
+            self._low_water = awaited
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, awaited)
             if awaited > 1:  # the other end may wait for the acknowledgement, which the system else delays by 40 ms
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
         """As receive_into, from the network; `_dry` says that this was all that it had."""
-        if self._waits:
-            self._limit()
+        if self._is_blocking:
+            self._apply_deadline()
         try:
             count = self._socket.recv_into(view)
         except BlockingIOError:
             count = None
-        self._full = self._full + 1 if count == len(view) else 0
+        self._full_reads = self._full_reads + 1 if count == len(view) else 0
         # Where less came than could, there is no more; nor may it go on for long.
-        self._dry = bool(count) and not self._waits and self._full % IN_A_ROW == 0
+        self._drained_socket = bool(count) and not self._is_blocking and self._full_reads % MAX_FULL_READS == 0
         return count
 
     def linger(self) -> None:
         """Lets the other end read why it is refused: if we close while it sends, the system throws that away."""
         with contextlib.suppress(OSError):  # the other end may be gone, or not stop sending
             self._socket.shutdown(socket.SHUT_WR)
-            self.wait_until(time.monotonic() + LINGER_S)
-            scratch = memoryview(bytearray(CHUNK))
-            for _ in range(LINGER_CALLS):
+            self.set_deadline(time.monotonic() + LINGER_S)
+            scratch = memoryview(bytearray(CHUNK_BYTES))
+            for _ in range(MAX_LINGER_READS):
                 if not self._receive(scratch):
                     break
 
@@ -159,7 +159,7 @@ class Line:
         self._socket.close()
 
 
-class SecureLine(Line):
+class TlsConnection(Connection):
     """A connection in TLS, which works on buffers in memory: a TLS object cannot take back what it has encrypted.
 
     To decrypt a small message takes no longer than a few calls of functions: there are as few as can be on its way.
@@ -169,32 +169,32 @@ class SecureLine(Line):
         super().__init__(connection)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server)
-        self._sealed: bytes | memoryview = b""  # encrypted, and not sent yet
-        self._chunk = memoryview(bytearray(CHUNK))
-        self._there = False  # something came that may not be decrypted
-        self.wait_until(deadline)
+        self._encrypted: bytes | memoryview = b""  # encrypted, and not sent yet
+        self._chunk = memoryview(bytearray(CHUNK_BYTES))
+        self._may_have_plain = False  # something came that may not be decrypted
+        self.set_deadline(deadline)
         try:
             if server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
-                self._refuse_clear()
+                self._refuse_plain()
                 self.linger()
                 raise ProtocolError("it does not use TLS: give both ends keys (--keys)")
-            self._shake_hands()
+            self._handshake()
         except ssl.SSLError as error:
             with contextlib.suppress(OSError):  # the alert that tells the other end why
                 self._flush()
             self.linger()
-            raise reason(error) from None
+            raise tls_error(error) from None
         certificate = self._tls.getpeercert() or {}
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
         self.identity = next((name for kind, name in names if kind == "URI"), "")
 
-    def _shake_hands(self) -> None:
+    def _handshake(self) -> None:
         while True:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 self._flush()
-                if not self._fill():
+                if not self._receive_encrypted():
                     raise ConnectionError("closed during the TLS handshake") from None
             else:
                 self._flush()
@@ -202,75 +202,77 @@ class SecureLine(Line):
 
     def _flush(self) -> bool:
         """Sends what is encrypted; whether all of it has left."""
-        rest = self._sealed or self._outgoing.read()
+        rest = self._encrypted or self._outgoing.read()
         while rest:
-            if self._waits:
-                self._limit()
+            if self._is_blocking:
+                self._apply_deadline()
             try:
                 count = self._socket.send(rest)
             except BlockingIOError:
                 break
             rest = memoryview(rest)[count:] if count < len(rest) else b""
-        self._sealed = rest
+        self._encrypted = rest
         return not rest
 
-    def _fill(self) -> int | None:
+    def _receive_encrypted(self) -> int | None:
         """Takes from the network what is to be decrypted: as receive_into."""
-        if self._dry:
-            self._dry = False
+        if self._drained_socket:
+            self._drained_socket = False
             return None
         count = self._receive(self._chunk)
         if count:
             self._incoming.write(self._chunk[:count])
-            self._there = True
+            self._may_have_plain = True
         return count
 
-    def _refuse_clear(self) -> None:
+    def _refuse_plain(self) -> None:
         """Says in the clear to who speaks this protocol without TLS that it must not."""
-        self._socket.settimeout(left(time.monotonic() + LINGER_S))
+        self._socket.settimeout(seconds_left(time.monotonic() + LINGER_S))
         words = json.dumps({"message": "this end uses TLS: give the other one keys too (--keys)"}).encode()
         with contextlib.suppress(OSError):
-            self._socket.sendall(pack(Header(Kind.ERROR, 0, 0, len(words))) + words)
+            self._socket.sendall(pack_header(MessageHeader(MessageType.ERROR, 0, 0, len(words))) + words)
 
     def send(self, buffers: Sequence[bytes | memoryview]) -> int:
-        if self._sealed and not self._flush():
+        if self._encrypted and not self._flush():
             return 0
-        plain = b"".join(buffers) if sum(map(len, buffers)) <= CHUNK else _first(buffers, CHUNK)
+        plain = b"".join(buffers) if sum(map(len, buffers)) <= CHUNK_BYTES else _first_bytes(buffers, CHUNK_BYTES)
         count = self._tls.write(plain) if plain else 0
         self._flush()
         return count
 
     @property
-    def holds(self) -> bool:
-        return len(self._sealed) > 0
+    def has_unsent(self) -> bool:
+        return len(self._encrypted) > 0
 
-    def await_bytes(self, count: int) -> None:
-        super().await_bytes(count - self._incoming.pending - RECORD)  # the TLS object may have a part of one
+    def expect_bytes(self, count: int) -> None:
+        super().expect_bytes(
+            count - self._incoming.pending - MAX_TLS_RECORD_BYTES
+        )  # the TLS object may have a part of one
 
     def receive_into(self, view: memoryview) -> int | None:
-        if self.emptied or not len(view):
-            self.emptied = False
+        if self.is_drained or not len(view):
+            self.is_drained = False
             return None if len(view) else 0
         size = len(view)
         while True:
-            if not self._there and not (came := self._fill()):
+            if not self._may_have_plain and not (came := self._receive_encrypted()):
                 return came
             try:
                 count = int(self._tls.read(size, view))
             except ssl.SSLWantReadError:  # a part of a record came
-                self._there = False
+                self._may_have_plain = False
                 continue
             except ssl.SSLZeroReturnError:
                 return 0
             except ssl.SSLError as error:
-                raise reason(error) from None
-            self._there = self._incoming.pending > 0 or (count == size and self._tls.pending() > 0)
-            if self._dry and not self._there:
-                self._dry, self.emptied = False, True
+                raise tls_error(error) from None
+            self._may_have_plain = self._incoming.pending > 0 or (count == size and self._tls.pending() > 0)
+            if self._drained_socket and not self._may_have_plain:
+                self._drained_socket, self.is_drained = False, True
             return count
 
 
-def _first(buffers: Sequence[bytes | memoryview], size: int) -> bytes | memoryview:
+def _first_bytes(buffers: Sequence[bytes | memoryview], size: int) -> bytes | memoryview:
     """The first `size` bytes of what is in the buffers, which is more."""
     parts: list[bytes | memoryview] = []
     for buffer in buffers:
@@ -280,7 +282,7 @@ def _first(buffers: Sequence[bytes | memoryview], size: int) -> bytes | memoryvi
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class Keys:
+class TlsKeys:
     """The keys of this end, from a directory with KEY_FILES. ValueError naming a file that cannot be used.
 
     `notice`: the line that tells that the certificate expires soon, '' if it does not.
@@ -303,12 +305,12 @@ class Keys:
                 context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
                 context.load_cert_chain(certificate, key)
             except (ssl.SSLError, OSError) as error:
-                raise ValueError(f"keys: {directory}: they cannot be used: {error}: {AGAIN}") from None
+                raise ValueError(f"keys: {directory}: they cannot be used: {error}: {RENEW_HINT}") from None
             self._contexts[server] = context
         end = self._check(directory)
-        soon = end - time.time() < NOTICE_S
+        soon = end - time.time() < EXPIRY_NOTICE_S
         date = time.strftime("%Y-%m-%d", time.gmtime(end))
-        self.notice = f"{directory}: the certificate expires on {date}: {AGAIN} and --renew" if soon else ""
+        self.expiry_notice = f"{directory}: the certificate expires on {date}: {RENEW_HINT} and --renew" if soon else ""
 
     def _check(self, directory: Path) -> float:
         """Shakes hands with itself: what others would refuse is told here, where it can be mended. The time when the
@@ -322,7 +324,7 @@ class Keys:
             except ssl.SSLWantReadError:
                 continue
             except ssl.SSLError as error:
-                raise ValueError(f"keys: {directory}: {reason(error)}") from None
+                raise ValueError(f"keys: {directory}: {tls_error(error)}") from None
         certificate: dict[str, Any] = client.getpeercert() or {}
         return ssl.cert_time_to_seconds(certificate["notAfter"])
 
@@ -331,14 +333,18 @@ class Keys:
         return self._contexts[server]
 
 
-def secured(connection: socket.socket, keys: Keys | None, server: bool, deadline: float) -> Line:
+def open_connection(connection: socket.socket, keys: TlsKeys | None, server: bool, deadline: float) -> Connection:
     """The line over a connection: in TLS where this end has keys. ProtocolError, Refused or OSError if that fails;
     the connection is closed then."""
     try:
-        line = Line(connection) if keys is None else SecureLine(connection, keys.context(server), server, deadline)
-        line.wait_until(deadline)
+        line = (
+            Connection(connection)
+            if keys is None
+            else TlsConnection(connection, keys.context(server), server, deadline)
+        )
+        line.set_deadline(deadline)
         return line
-    except (OSError, ProtocolError, Refused):
+    except (OSError, ProtocolError, PeerRefused):
         connection.close()
         raise
 
@@ -363,7 +369,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def cannot_listen(address: tuple[str, int], error: OSError) -> ValueError:
+def listen_error(address: tuple[str, int], error: OSError) -> ValueError:
     """Why nobody can be heard at an address, in words with a remedy."""
     cause, remedy = error.strerror or str(error), "give an address of this host"
     if error.errno == errno.EADDRINUSE:
@@ -378,7 +384,7 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def check_open(host: str, keys: Keys | None, insecure: bool) -> None:
+def check_encryption(host: str, keys: TlsKeys | None, insecure: bool) -> None:
     """ValueError if tensors would go in the clear to where others can read and change them."""
     if keys is None and not insecure and not is_loopback(host):
         raise ValueError(

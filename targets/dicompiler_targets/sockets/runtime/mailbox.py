@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from .frames import ProtocolError
-from .lines import Lines
+from .lines import EventLoop
 
 
 class DeviceError(Exception):
@@ -26,7 +26,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._items: dict[Any, Any] = {}
         self._failure: DeviceError | None = None
-        self.changes = self.orders = 0
+        self.changes = self.order_changes = 0
 
     def put(self, key: Any, item: Any) -> None:
         """ProtocolError if that key is there already."""
@@ -35,10 +35,10 @@ class Mailbox:
         self._items[key] = item
         self.changes += 1
 
-    def order(self, key: Any, item: Any) -> None:
+    def put_order(self, key: Any, item: Any) -> None:
         """As `put`, of what is no tensor."""
         self.put(key, item)
-        self.orders += 1
+        self.order_changes += 1
 
     def drop(self, first: int) -> None:
         """Forgets what came for frames before `first`, and that they were announced; tells the main thread."""
@@ -47,7 +47,7 @@ class Mailbox:
             if isinstance(number, int) and number < first:
                 self._items.pop(key, None)
         self._items["drop"] = first
-        self.orders += 1
+        self.order_changes += 1
         self.changes += 1
 
     def has(self, key: Any) -> bool:
@@ -73,16 +73,16 @@ class Mailbox:
         self.check()
         return self._items.pop(key, None)
 
-    def skipped(self, frame: int) -> int:
+    def skip_frames(self, frame: int) -> int:
         """The frame itself, or the first one behind it that is not skipped."""
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame
 
-    def take(self, lines: Lines, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
+    def take(self, lines: EventLoop, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
         """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
         which peer."""
-        lines.drive(lambda: self.has(key), deadline)
+        lines.run_until(lambda: self.has(key), deadline)
         if (item := self.pop(key)) is None:
             raise DeviceError(f"{what} did not come in time", peer)
         return item

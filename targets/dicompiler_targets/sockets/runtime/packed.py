@@ -14,28 +14,28 @@ from typing import Any
 
 import numpy as np
 
-WORDS, NESTED = "STRING", "NESTED"
+STRING_TYPE, NON_TENSOR_TYPE = "STRING", "NESTED"
 """What manifests call tensors of words, and all that is no tensor."""
-UNSIZED = (WORDS, NESTED)
+UNSIZED_TYPES = (STRING_TYPE, NON_TENSOR_TYPE)
 """The types of values that never go from device to device: a device is given them, or delivers them."""
-_KINDS = "biufc"
-_HEAD = 8
+_NUMPY_KINDS = "biufc"
+_LENGTH_BYTES = 8
 
 
-def to_packed(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     """The value as an array of bytes. ValueError for what cannot be packed."""
     parts: list[bytes] = []
-    text = json.dumps(_told(value, parts)).encode()
-    return np.frombuffer(b"".join([len(text).to_bytes(_HEAD, "little"), text, *parts]), np.uint8)
+    text = json.dumps(_describe_value(value, parts)).encode()
+    return np.frombuffer(b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *parts]), np.uint8)
 
 
-def from_packed(payload: Any) -> Any:
+def decode_value(payload: Any) -> Any:
     """The value that an array of bytes is. ValueError where it is none."""
     raw = payload.tobytes()
-    start = _HEAD + int.from_bytes(raw[:_HEAD], "little")
+    start = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
     try:
-        told = json.loads(raw[_HEAD:start])
-        value, end = _made(told, raw, start)
+        told = json.loads(raw[_LENGTH_BYTES:start])
+        value, end = _build_value(told, raw, start)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
         raise ValueError(f"{len(raw)} bytes do not hold what they say: {error}") from None
     if end != len(raw):
@@ -43,25 +43,25 @@ def from_packed(payload: Any) -> Any:
     return value
 
 
-def _told(value: Any, parts: list[bytes]) -> Any:
+def _describe_value(value: Any, parts: list[bytes]) -> Any:
     """What JSON says of the value; its elements are added to `parts`."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
-        words = [_encoded(word) for word in value.ravel().tolist()]
+        words = [_encode_string(word) for word in value.ravel().tolist()]
         parts.extend(words)
         return {"words": list(value.shape), "lengths": [len(word) for word in words]}
-    if isinstance(value, np.ndarray) and value.dtype.kind in _KINDS:
+    if isinstance(value, np.ndarray) and value.dtype.kind in _NUMPY_KINDS:
         parts.append(value.tobytes())
         return {"tensor": list(value.shape), "type": value.dtype.str}
     if isinstance(value, list | tuple):
-        return [_told(one, parts) for one in value]
+        return [_describe_value(one, parts) for one in value]
     if isinstance(value, Mapping):
-        return {"map": [[key, _told(one, parts)] for key, one in value.items()]}
+        return {"map": [[key, _describe_value(one, parts)] for key, one in value.items()]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{type(value).__name__} is none of arrays, lists, maps, numbers, words and None")
 
 
-def _encoded(word: Any) -> bytes:
+def _encode_string(word: Any) -> bytes:
     if isinstance(word, bytes):
         return word
     if not isinstance(word, str):
@@ -69,12 +69,12 @@ def _encoded(word: Any) -> bytes:
     return word.encode("utf-8", "surrogateescape")
 
 
-def _made(told: Any, raw: bytes, start: int) -> tuple[Any, int]:
+def _build_value(told: Any, raw: bytes, start: int) -> tuple[Any, int]:
     """The value that JSON tells of, whose elements begin at `start`, and where they end."""
     if isinstance(told, list):
         values: list[Any] = []
         for one in told:
-            value, start = _made(one, raw, start)
+            value, start = _build_value(one, raw, start)
             values.append(value)
         return values, start
     if not isinstance(told, dict):
@@ -82,19 +82,23 @@ def _made(told: Any, raw: bytes, start: int) -> tuple[Any, int]:
     if "map" in told:
         pairs: dict[Any, Any] = {}
         for key, one in told["map"]:
-            pairs[key], start = _made(one, raw, start)
+            pairs[key], start = _build_value(one, raw, start)
         return pairs, start
     if "words" in told:
-        return _words(told, raw, start)
+        return _build_strings(told, raw, start)
     dtype = np.dtype(told["type"])
     count = math.prod(told["tensor"])
-    if dtype.kind not in _KINDS or min(told["tensor"], default=0) < 0 or start + count * dtype.itemsize > len(raw):
+    if (
+        dtype.kind not in _NUMPY_KINDS
+        or min(told["tensor"], default=0) < 0
+        or start + count * dtype.itemsize > len(raw)
+    ):
         raise ValueError("a tensor is cut off")
     array = np.frombuffer(raw, dtype, count, start).reshape(told["tensor"])
     return array.copy(), start + array.nbytes
 
 
-def _words(told: Mapping[str, Any], raw: bytes, start: int) -> tuple[Any, int]:
+def _build_strings(told: Mapping[str, Any], raw: bytes, start: int) -> tuple[Any, int]:
     words = []
     for length in told["lengths"]:
         if length < 0 or start + length > len(raw):

@@ -17,35 +17,35 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from .lines import Lines
+from .lines import EventLoop
 from .mailbox import DeviceError, Mailbox
-from .roles import Schedule, roles
-from .seams import Seam, copied
-from .slots import Slot, Slots
-from .values import from_bytes, run_bound, run_segment, to_bytes
+from .roles import RoleSchedule, role_manifests
+from .seams import SegmentIO, run_copies
+from .slots import BufferPool, BufferSet
+from .values import run_bound, run_segment, value_from_bytes, value_to_bytes
 
-PATIENCE_S = 10.0
+DEADLINE_GRACE_S = 10.0
 """Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
-LATE_S = 100e-6
+SLEEP_OVERRUN_S = 100e-6
 """Seconds by which a sleep that is not rounded up ends late."""
 PR_SET_TIMERSLACK = 29
-SPANS = 10_000
+MAX_TIMELINE_ENTRIES = 10_000
 """Entries of a timeline at most: a report has a bounded length."""
 
 
 @dataclass(frozen=True)
-class _Step:
+class ExecutorStep:
     """A step that does something: the segment that it runs, or the value (a transfer or an output) that it posts; the
     tensors it needs, and those that are not needed any more after it."""
 
-    runs: bool
+    is_segment: bool
     index: int
     value: Mapping[str, Any]
     needed: tuple[str, ...]
-    unused: tuple[str, ...]
+    released: tuple[str, ...]
 
 
-class _Role:
+class RoleSteps:
     """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment;
     sessions: of its segments."""
 
@@ -55,56 +55,58 @@ class _Role:
         self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
         self.states = {state["name"]: state for state in manifest.get("states", ())}
         self.received |= {value["name"]: value for value in (*manifest["inputs"], *self.states.values())}
-        self.keeps: dict[str, list[str]] = {}  # tensor → the states that it becomes
+        self.states_by_tensor: dict[str, list[str]] = {}  # tensor → the states that it becomes
         for name, state in self.states.items():
-            self.keeps.setdefault(state["tensor"], []).append(name)
-        self.seams = [Seam(*one) for one in zip(manifest["segments"], sessions, strict=True)]
-        self.slots = Slots(manifest, sessions, self.seams)
-        wrapped = {name for seam in self.seams for name in seam.inner["inputs"]}
+            self.states_by_tensor.setdefault(state["tensor"], []).append(name)
+        self.segment_ios = [SegmentIO(*one) for one in zip(manifest["segments"], sessions, strict=True)]
+        self.buffers = BufferPool(manifest, sessions, self.segment_ios)
+        wrapped = {name for seam in self.segment_ios for name in seam.inner["inputs"]}
         wrapped |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
-        self.pieces = {name for seam in self.seams for name in seam.pieces} - wrapped
-        self.steps = self._all_steps()
+        self.raw_inputs = {name for seam in self.segment_ios for name in seam.copied_inputs} - wrapped
+        self.steps = self._make_steps()
 
-    def _all_steps(self) -> list[_Step]:
+    def _make_steps(self) -> list[ExecutorStep]:
         found, segments = [], self.manifest["segments"]
-        for (kind, index), unused in zip(self.manifest["steps"], unused_after(self.manifest), strict=True):
+        for (kind, index), unused in zip(self.manifest["steps"], released_tensors(self.manifest), strict=True):
             if kind == "run":
-                found.append(_Step(True, index, segments[index], tuple(segments[index]["inputs"]), tuple(unused)))
+                found.append(
+                    ExecutorStep(True, index, segments[index], tuple(segments[index]["inputs"]), tuple(unused))
+                )
             elif kind == "send":
                 transfer = self.transfers[index]
-                found.append(_Step(False, index, transfer, (transfer["name"],), tuple(unused)))
+                found.append(ExecutorStep(False, index, transfer, (transfer["name"],), tuple(unused)))
         outputs = self.manifest["outputs"]
-        return found + [_Step(False, i, output, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+        return found + [ExecutorStep(False, i, output, (output["tensor"],), ()) for i, output in enumerate(outputs)]
 
 
 @dataclass(eq=False)
-class Frame:
+class FrameExecution:
     """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
     its place for small tensors once it has one. begun: when its first segment began, 0 before that. anew: states begin
     anew with it, as they are given (true) or as zeros; None: they are what the frame before made."""
 
     number: int
     deadline: float
-    role: _Role
+    role: RoleSteps
     position: int = 0
     values: dict[str, Any] = field(default_factory=dict)
-    slot: Slot | None = None
-    begun: float = 0.0
-    anew: bool | None = None
+    buffer_set: BufferSet | None = None
+    started_at: float = 0.0
+    resets_states: bool | None = None
 
 
-Post = Callable[[Mapping[str, Any], int, Any, Any], None]
+PostValue = Callable[[Mapping[str, Any], int, Any, Any], None]
 """Posts a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
-Late = Callable[[int, DeviceError], None]
+ReportOverdue = Callable[[int, DeviceError], None]
 """Is told that what a frame needs is overdue: (its number, what is), and may raise that."""
 
 
-def ends(_: int, error: DeviceError) -> None:
+def raise_overdue(_: int, error: DeviceError) -> None:
     """What is late ends it: a `Late`."""
     raise error
 
 
-class Player:
+class StepExecutor:
     """The frames on their way on this device, each in its role. `sessions`: of the segments of all roles in order.
 
     `wait_s`: seconds in which no frame could go on. `segments_s`: seconds of each segment, in the order of `sessions`.
@@ -119,80 +121,84 @@ class Player:
         manifest: Mapping[str, Any],
         sessions: list[Any],
         mailbox: Mailbox,
-        lines: Lines,
-        post: Post,
+        lines: EventLoop,
+        post: PostValue,
         least: Sequence[float] = (),
-        schedule: Schedule | None = None,
+        schedule: RoleSchedule | None = None,
         halts: bool = False,
-        late: Late = ends,
+        late: ReportOverdue = raise_overdue,
     ) -> None:
-        self._schedule = schedule or Schedule.of(manifest)
-        self._halt = _halt() if halts or self._schedule.survives else None
-        self._first = 0
-        self._sessions, self._mailbox, self._lines = sessions, mailbox, lines
-        self._post, self._late = post, late
-        self._least = least
+        self._schedule = schedule or RoleSchedule.from_manifest(manifest)
+        self._run_options = _make_run_options() if halts or self._schedule.tolerates_failures else None
+        self._first_valid = 0
+        self._sessions, self._mailbox, self._loop = sessions, mailbox, lines
+        self._post, self._report_overdue = post, late
+        self._min_segment_s = least
         if least:
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # nanoseconds: the system rounds up by 50 µs else
-        self._roles: list[_Role] = []
+        self._roles: list[RoleSteps] = []
         first = 0
-        for own in roles(manifest):
+        for own in role_manifests(manifest):
             count = len(own["segments"])
-            self._roles.append(_Role(own, first, sessions[first : first + count]))
+            self._roles.append(RoleSteps(own, first, sessions[first : first + count]))
             first += count
-        self.frames: list[Frame] = []
-        self._kept: dict[tuple[int, str], Any] = {}  # by frame and name, what the frame before made of states
+        self.frames: list[FrameExecution] = []
+        self._states: dict[tuple[int, str], Any] = {}  # by frame and name, what the frame before made of states
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
-        self._last_s: dict[int, float] = {}  # of each segment that has run; others are taken for the longest of these
-        self.begun = 0.0
+        self._last_run_s: dict[
+            int, float
+        ] = {}  # of each segment that has run; others are taken for the longest of these
+        self.announced_at = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
-    def begin(self, number: int, announced: float, deadline: float) -> None:
+    def begin_frame(self, number: int, announced: float, deadline: float) -> None:
         """One more frame is on its way, since `announced` (of time.perf_counter)."""
-        self.begun = announced
+        self.announced_at = announced
         self.timeline = [span for span in self.timeline if span[4] > announced]
         anew: bool | None = self._mailbox.pop(("anew", number))
         if anew is None and number == 0:
             anew = False
-        self.frames.append(Frame(number, deadline, self._roles[self._schedule.role(number)], anew=anew))
+        self.frames.append(
+            FrameExecution(number, deadline, self._roles[self._schedule.role_index(number)], resets_states=anew)
+        )
 
-    def halt(self, first: int) -> None:
+    def stop_before(self, first: int) -> None:
         """Frames before `first` are not played any further, for any thread to call: the main thread calls `drop`."""
-        self._first = first
-        if self._halt is not None:
-            self._halt.terminate = True
+        self._first_valid = first
+        if self._run_options is not None:
+            self._run_options.terminate = True
 
-    def drop(self) -> None:
+    def drop_stopped(self) -> None:
         """Forgets the frames that are not played any further."""
-        if self._halt is not None:
-            self._halt = _halt()
+        if self._run_options is not None:
+            self._run_options = _make_run_options()
         for frame in self.frames:
-            if frame.number < self._first and frame.slot is not None:
-                frame.role.slots.give_back(frame.slot, unused=False)
-        self.frames = [frame for frame in self.frames if frame.number >= self._first]
+            if frame.number < self._first_valid and frame.buffer_set is not None:
+                frame.role.buffers.give_back(frame.buffer_set, unused=False)
+        self.frames = [frame for frame in self.frames if frame.number >= self._first_valid]
 
-    def advance(self, done: Callable[[Frame], None]) -> bool:
+    def advance(self, done: Callable[[FrameExecution], None]) -> bool:
         """Plays what can be played, always of the oldest frame that can go on. `done` is called with the first frame
         that is finished then, which is forgotten; whether there was one, or there are frames to drop."""
         at, seen = 0, self._mailbox.changes
         while at < len(self.frames):
             frame = self.frames[at]
-            if frame.number < self._first:
+            if frame.number < self._first_valid:
                 return True
             steps = frame.role.steps
             if frame.position < len(steps):
                 step = steps[frame.position]
-                if not self._held(step, frame):
+                if not self._has_inputs(step, frame):
                     at += 1
                     continue
                 try:
-                    self._run(step, frame) if step.runs else self._send(step, frame)
+                    self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
                 except ValueError:
-                    if frame.number < self._first:  # it was ended in the middle
+                    if frame.number < self._first_valid:  # it was ended in the middle
                         return True
                     raise
-                for name in step.unused:
+                for name in step.released:
                     del frame.values[name]
                 frame.position += 1
             if frame.position == len(steps):
@@ -200,128 +206,130 @@ class Player:
                 return True
             if at and self._mailbox.changes != seen:  # an older one may be able to go on
                 at, seen = 0, self._mailbox.changes
-        self._lines.push()
+        self._loop.push()
         return False
 
-    def _finish(self, frame: Frame, done: Callable[[Frame], None]) -> None:
+    def _finish(self, frame: FrameExecution, done: Callable[[FrameExecution], None]) -> None:
         self.frames.remove(frame)
         done(frame)
-        self._lines.push()
-        if frame.slot is not None:
-            frame.role.slots.give_back(frame.slot, not self._lines.behind())
+        self._loop.push()
+        if frame.buffer_set is not None:
+            frame.role.buffers.give_back(frame.buffer_set, not self._loop.has_backlog())
 
     def wait(self, seen: int) -> None:
         """Drives until something has come since the mailbox's `changes` was `seen`. `late` is told if what the oldest
         frame needs is overdue, with the peer that should have sent it."""
         if not self.frames:
-            self._lines.drive(lambda: self._mailbox.changes != seen)
+            self._loop.run_until(lambda: self._mailbox.changes != seen)
             return
         frame = self.frames[0]
         name = next(name for name in frame.role.steps[frame.position].needed if name not in frame.values)
         awaited = frame.role.received[name]
         peer = awaited.get("sender")
-        deadline = frame.deadline if peer else frame.deadline + PATIENCE_S
+        deadline = frame.deadline if peer else frame.deadline + DEADLINE_GRACE_S
         start = time.perf_counter()
-        came = self._lines.drive(lambda: self._mailbox.changes != seen, None if deadline == math.inf else deadline)
-        self.wait_s += self._took("wait", awaited["index"] if peer else -1, frame.number, start)
+        came = self._loop.run_until(lambda: self._mailbox.changes != seen, None if deadline == math.inf else deadline)
+        self.wait_s += self._record_span("wait", awaited["index"] if peer else -1, frame.number, start)
         if not came:
             frame.deadline = math.inf  # it is told once
-            self._late(frame.number, DeviceError(f"tensor {name!r} did not come in time", peer))
+            self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not come in time", peer))
 
-    def _took(self, kind: str, index: int, frame: int, start: float) -> float:
+    def _record_span(self, kind: str, index: int, frame: int, start: float) -> float:
         """Notes what was done from `start` to now; the seconds of it."""
         end = time.perf_counter()
-        if len(self.timeline) < SPANS:
+        if len(self.timeline) < MAX_TIMELINE_ENTRIES:
             self.timeline.append((kind, index, frame, start, end))
         return end - start
 
-    def _held(self, step: _Step, frame: Frame) -> bool:
+    def _has_inputs(self, step: ExecutorStep, frame: FrameExecution) -> bool:
         """Whether all that the step needs is there, made here or received."""
         for name in step.needed:
             if name not in frame.values:
-                payload = self._payload(name, frame)
+                payload = self._take_payload(name, frame)
                 if payload is None:
                     return False
-                slot = frame.slot or self._slot(frame)
+                slot = frame.buffer_set or self._take_buffers(frame)
                 view = slot.views.get(name)
                 if isinstance(payload, ort.OrtValue):  # a state in memory of its own
                     if view is None:
                         frame.values[name] = payload
                         continue
-                    payload = to_bytes(payload, frame.role.received[name])
+                    payload = value_to_bytes(payload, frame.role.received[name])
                 if view is not None:
                     view[:] = payload
                     frame.values[name] = slot.values[name]
-                elif name in frame.role.pieces:
+                elif name in frame.role.raw_inputs:
                     frame.values[name] = payload
                 else:
-                    frame.values[name] = from_bytes(payload, frame.role.received[name])
+                    frame.values[name] = value_from_bytes(payload, frame.role.received[name])
         return True
 
-    def _payload(self, name: str, frame: Frame) -> Any:
+    def _take_payload(self, name: str, frame: FrameExecution) -> Any:
         """What came, or is kept, under that name; None as long as it is not there."""
-        if not frame.role.states or frame.anew or (state := frame.role.states.get(name)) is None:
+        if not frame.role.states or frame.resets_states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
-        if frame.anew is None:
-            return self._kept.pop((frame.number, name), None)
+        if frame.resets_states is None:
+            return self._states.pop((frame.number, name), None)
         return np.zeros(state["bytes"], np.uint8)
 
-    def _keep(self, segment: Mapping[str, Any], frame: Frame, slot: Slot) -> None:
+    def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, slot: BufferSet) -> None:
         """What the segment made of states is for the next frame; the memory of slots is not ours for so long."""
         for tensor in segment["outputs"]:
-            for name in frame.role.keeps.get(tensor, ()):
+            for name in frame.role.states_by_tensor.get(tensor, ()):
                 small = slot.views.get(tensor)
                 kept = frame.values[tensor] if small is None else np.frombuffer(bytes(small), np.uint8)
-                self._kept[frame.number + 1, name] = kept
+                self._states[frame.number + 1, name] = kept
 
-    def _slot(self, frame: Frame) -> Slot:
-        frame.slot = slot = frame.role.slots.take()
+    def _take_buffers(self, frame: FrameExecution) -> BufferSet:
+        frame.buffer_set = slot = frame.role.buffers.take()
         return slot
 
-    def _run(self, step: _Step, frame: Frame) -> None:
+    def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
         """Runs a segment."""
-        slot, number = frame.slot or self._slot(frame), frame.role.first + step.index
-        last_s = self._last_s.get(number)
-        self._lines.rest(max(self._last_s.values(), default=math.inf) if last_s is None else last_s)
+        slot, number = frame.buffer_set or self._take_buffers(frame), frame.role.first + step.index
+        last_s = self._last_run_s.get(number)
+        self._loop.let_helper_run(max(self._last_run_s.values(), default=math.inf) if last_s is None else last_s)
         start = time.perf_counter()
-        frame.begun = frame.begun or start
-        if self._least:
-            with _held(start + self._least[number]):
-                made = self._made(step, number, frame, slot)
+        frame.started_at = frame.started_at or start
+        if self._min_segment_s:
+            with _emulated_duration(start + self._min_segment_s[number]):
+                made = self._compute_outputs(step, number, frame, slot)
         else:
-            made = self._made(step, number, frame, slot)
-        self._last_s[number] = seconds = self._took("run", number, frame.number, start)
+            made = self._compute_outputs(step, number, frame, slot)
+        self._last_run_s[number] = seconds = self._record_span("run", number, frame.number, start)
         self.segments_s[number] += seconds
         frame.values.update(made)
-        if frame.role.keeps:
-            self._keep(step.value, frame, slot)
+        if frame.role.states_by_tensor:
+            self._keep_states(step.value, frame, slot)
 
-    def _made(self, step: _Step, number: int, frame: Frame, slot: Slot) -> Mapping[str, Any]:
+    def _compute_outputs(
+        self, step: ExecutorStep, number: int, frame: FrameExecution, slot: BufferSet
+    ) -> Mapping[str, Any]:
         """The segment's outputs by name."""
         if (bound := slot.bindings.get(step.index)) is None:
-            seam = frame.role.seams[step.index]
-            values, computed = seam.joined(frame.values), dict[str, Any]()
+            seam = frame.role.segment_ios[step.index]
+            values, computed = seam.join_inputs(frame.values), dict[str, Any]()
             if (session := self._sessions[number]) is not None:
-                computed = run_segment(session, seam.inner, values, slot.values, self._halt)
-            return seam.cut(computed, frame.values)
+                computed = run_segment(session, seam.inner, values, slot.values, self._run_options)
+            return seam.cut_outputs(computed, frame.values)
         binding, made, before, after = bound
-        copied(before)
+        run_copies(before)
         if binding is not None:
-            run_bound(self._sessions[number], step.value, binding, self._halt)
-        copied(after)
+            run_bound(self._sessions[number], step.value, binding, self._run_options)
+        run_copies(after)
         return made
 
-    def _send(self, step: _Step, frame: Frame) -> None:
+    def _post_step(self, step: ExecutorStep, frame: FrameExecution) -> None:
         """Posts a transfer or an output."""
-        slot, name = frame.slot or self._slot(frame), step.needed[0]
+        slot, name = frame.buffer_set or self._take_buffers(frame), step.needed[0]
         if (view := slot.views.get(name)) is not None:
             self._post(step.value, frame.number, view, None)
         else:
             tensor = frame.values[name]
-            self._post(step.value, frame.number, to_bytes(tensor, step.value), tensor)
+            self._post(step.value, frame.number, value_to_bytes(tensor, step.value), tensor)
 
 
-def _halt() -> Any:
+def _make_run_options() -> Any:
     """What ends a call of onnxruntime. Its Python package looks in it for a GPU's graph before each call; where it says
     nothing of one, that is an exception within, which costs ten times what calling does."""
     options = ort.RunOptions()
@@ -331,7 +339,7 @@ def _halt() -> Any:
 
 
 @contextlib.contextmanager
-def _held(until: float) -> Iterator[None]:
+def _emulated_duration(until: float) -> Iterator[None]:
     """Lasts until then (of time.perf_counter), if that is to come. What is computed meanwhile has time, so that it lets
     everything else go first: other boards are played beside it."""
     patient = until > time.perf_counter()
@@ -342,13 +350,13 @@ def _held(until: float) -> Iterator[None]:
     finally:
         if patient:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    if (rest := until - time.perf_counter() - LATE_S) > 0:
+    if (rest := until - time.perf_counter() - SLEEP_OVERRUN_S) > 0:
         time.sleep(rest)
     while time.perf_counter() < until:
         os.sched_yield()
 
 
-def unused_after(manifest: Mapping[str, Any]) -> list[list[str]]:
+def released_tensors(manifest: Mapping[str, Any]) -> list[list[str]]:
     """For each step the tensors that no later step and no output needs, so that their memory can be given back."""
     names = {t["index"]: t["name"] for t in manifest["transfers"]}
     last: dict[str, int] = {}

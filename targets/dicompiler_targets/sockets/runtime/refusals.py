@@ -7,36 +7,36 @@ from __future__ import annotations
 
 import ssl
 
-from .frames import ProtocolError, Refused
+from .frames import PeerRefused, ProtocolError
 
-AGAIN = "make new ones with 'dicompiler keys'"
-ANEW = "if the device is to be trusted again, 'dicompiler keys' with --revoke and --renew makes new ones"
+RENEW_HINT = "make new ones with 'dicompiler keys'"
+RENEW_REVOKED_HINT = "if the device is to be trusted again, 'dicompiler keys' with --revoke and --renew makes new ones"
 
 
-def reason(error: ssl.SSLError) -> Exception:
+def tls_error(error: ssl.SSLError) -> Exception:
     """The error in words; Refused where the other end sent it, as an alert."""
     code, cause = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
         if code == 10:
-            return ProtocolError(f"its certificate has expired: {AGAIN}")
+            return ProtocolError(f"its certificate has expired: {RENEW_HINT}")
         if code == 9:
             return ProtocolError("its certificate is not valid yet: compare the clocks of both hosts")
         if code == 23:
-            return ProtocolError(f"its certificate was revoked: {ANEW}")
+            return ProtocolError(f"its certificate was revoked: {RENEW_REVOKED_HINT}")
         if code in (3, 8, 11, 12):
             what = "has expired" if code == 12 else "is not one of this cluster"
-            return ProtocolError(f"crl.pem, the list of revoked certificates, {what}: {AGAIN}")
-        return ProtocolError(f"its certificate is not one of this cluster: {AGAIN}")
+            return ProtocolError(f"crl.pem, the list of revoked certificates, {what}: {RENEW_HINT}")
+        return ProtocolError(f"its certificate is not one of this cluster: {RENEW_HINT}")
     if cause == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return ProtocolError("it shows no certificate: give it keys (--keys)")
     if "ALERT" not in cause:
         return ProtocolError(f"it does not speak TLS as expected ({cause}): give both of them keys (--keys)")
     if "CERTIFICATE_REQUIRED" in cause:
-        return Refused("it wants a certificate and was shown none: give this end keys (--keys)")
+        return PeerRefused("it wants a certificate and was shown none: give this end keys (--keys)")
     if "CERTIFICATE_EXPIRED" in cause:
-        return Refused(f"it refuses the certificate of this end, which has expired: {AGAIN}")
+        return PeerRefused(f"it refuses the certificate of this end, which has expired: {RENEW_HINT}")
     if "CERTIFICATE_REVOKED" in cause:
-        return Refused(f"it refuses the certificate of this end, which was revoked: {ANEW}")
+        return PeerRefused(f"it refuses the certificate of this end, which was revoked: {RENEW_REVOKED_HINT}")
     if "UNKNOWN_CA" in cause or "DECRYPT_ERROR" in cause:
-        return Refused(f"it refuses the certificate of this end, which is not one of its cluster: {AGAIN}")
-    return Refused(f"it refuses the TLS connection ({cause}): {AGAIN}")
+        return PeerRefused(f"it refuses the certificate of this end, which is not one of its cluster: {RENEW_HINT}")
+    return PeerRefused(f"it refuses the TLS connection ({cause}): {RENEW_HINT}")

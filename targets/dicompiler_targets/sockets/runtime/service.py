@@ -23,22 +23,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from .device import Device, checked_sessions
-from .files import Files
-from .frames import Kind, ProtocolError
-from .greeting import CONTROL, Entrance, Guests, Membership, derived
-from .heap import memory_peak
-from .line import COORDINATOR, Keys, cannot_listen, check_identity, check_open, join_address
+from .device import DeviceRun, make_checked_sessions
+from .files import FileIntegrity
+from .frames import MessageType, ProtocolError
+from .greeting import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials, derive_token
+from .heap import peak_memory_bytes
+from .line import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_identity, join_address, listen_error
 from .values import one_line
-from .wire import Channel
+from .wire import MessageChannel
 
-BUSY_S = 2.0
+BUSY_WAIT_S = 2.0
 """Seconds in which a client that has gone can be forgotten before the next one is sent away."""
-LOG_LIMIT = 1 << 20
+MAX_LOG_BYTES = 1 << 20
 """Bytes of a log: then it becomes the one before, of which there is one."""
 
 
-class Log:
+class DaemonLog:
     """What this process writes, also its libraries, goes to the end of the file at `path`, if there is one."""
 
     def __init__(self, path: Path | None) -> None:
@@ -50,17 +50,17 @@ class Log:
             os.dup2(file, 2)
             os.close(file)
 
-    def say(self, words: str) -> None:
+    def write(self, words: str) -> None:
         """A line with the time."""
         with self._lock:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), words, file=sys.stderr, flush=True)
-            if self._path is not None and os.fstat(2).st_size > LOG_LIMIT:
+            if self._path is not None and os.fstat(2).st_size > MAX_LOG_BYTES:
                 # What else writes there holds the same file open.
                 shutil.copyfile(self._path, f"{self._path}.1")
                 os.truncate(self._path, 0)
 
 
-class Service:
+class DeviceDaemon:
     """Device of `manifest` in `directory`, called at `listener`, which is bound. token: what shows who belongs here
     where there are no keys. ValueError where connections would go in the clear to other hosts, or nothing tells who
     belongs here."""
@@ -70,96 +70,110 @@ class Service:
         directory: Path,
         manifest: Mapping[str, Any],
         listener: socket.socket,
-        keys: Keys | None,
+        keys: TlsKeys | None,
         token: str,
         insecure: bool,
-        log: Log,
+        log: DaemonLog,
     ) -> None:
         self.address = listener.getsockname()[:2]
-        check_open(self.address[0], keys, insecure)
+        check_encryption(self.address[0], keys, insecure)
         if keys is None and not token:
             raise ValueError("without keys there must be a token, which shows who belongs to the cluster")
         self._directory, self._manifest, self._listener = directory, manifest, listener
         self._keys, self._token, self._insecure, self._log = keys, "" if keys else token, insecure, log
         self._name: str = manifest["device"]
-        self._since, self._error = time.time(), ""
-        self._told = dict.fromkeys(("runs", "frames", "replays", "losses"), 0)
-        self._turn = threading.Condition()
+        self._started_at, self._last_error = time.time(), ""
+        self._counters = dict.fromkeys(("runs", "frames", "replays", "losses"), 0)
+        self._condition = threading.Condition()
         self._client, self._client_since = "", 0.0
-        self._device: Device | None = None
-        self._guests = Guests()
-        self._calls: queue.SimpleQueue[tuple[Channel, Membership, float, float]] = queue.SimpleQueue()
+        self._device: DeviceRun | None = None
+        self._peers = ConnectionQueue()
+        self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
 
     def prepare(self, threads: int) -> None:
         """Makes the sessions and checks the files; from then on it can be called. ValueError, OSError."""
-        files = Files(self._directory, self._manifest)
-        self._sessions = checked_sessions(files, self._directory, self._manifest, threads)
+        files = FileIntegrity(self._directory, self._manifest)
+        self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()
         self._listener.listen(64)
-        self._entrance = Entrance(self._listener, self._keys, self._meet)
+        self._entrance = ConnectionAcceptor(self._listener, self._keys, self._greet_connection)
 
     def run(self) -> None:
         """One run after another, for ever."""
-        self._log.say(f"{self._name} waits for clients at {join_address(*self.address)}")
+        self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
         while True:
-            self._serve(*self._calls.get())
+            self._run_device(*self._requests.get())
 
-    def _serve(self, channel: Channel, member: Membership, timeout_s: float, heartbeat_s: float) -> None:
+    def _run_device(
+        self, channel: MessageChannel, member: RunCredentials, timeout_s: float, heartbeat_s: float
+    ) -> None:
         until = time.monotonic() + timeout_s
-        device = Device(
+        device = DeviceRun(
             self._directory, self._manifest, until, self._keys, None, self._insecure, heartbeat_s, member, stays=True
         )
-        with self._turn:
-            self._device, self._guests = device, Guests()
+        with self._condition:
+            self._device, self._peers = device, ConnectionQueue()
         why = "it has ended"
         try:
-            device.serve(channel, self.address, self._guests, self._sessions)
+            device.serve(channel, self.address, self._peers, self._sessions)
         except Exception as error:
-            device.fail(error)
-            why = self._error = one_line(error)
-        with self._turn:
+            device.send_error(error)
+            why = self._last_error = one_line(error)
+        with self._condition:
             self._device = None
-            self._count(self._told, device)
-        device.leave()
-        self._log.say(f"the run of {self._client}, {device.finished} frames: {why}")
-        with self._turn:
+            self._add_counters(self._counters, device)
+        device.close()
+        self._log.write(f"the run of {self._client}, {device.finished_frames} frames: {why}")
+        with self._condition:
             self._client = ""
-            self._turn.notify_all()
+            self._condition.notify_all()
 
     @staticmethod
-    def _count(told: dict[str, int], device: Device) -> None:
+    def _add_counters(told: dict[str, int], device: DeviceRun) -> None:
         told["runs"] += 1
-        told["frames"] += device.finished
-        told["replays"] += device.replays
-        told["losses"] += device.losses
+        told["frames"] += device.finished_frames
+        told["replays"] += device.replayed_frames
+        told["losses"] += device.failed_peers
 
     def status(self) -> dict[str, Any]:
         """How it does: what StatusReport in the documentation says."""
-        with self._turn:
-            told, device = dict(self._told), self._device
+        with self._condition:
+            told, device = dict(self._counters), self._device
             client = {"client": self._client, "client_since": self._client_since} if self._client else {}
         if device is not None:
-            self._count(told, device)
+            self._add_counters(told, device)
         with open("/proc/self/statm", encoding="ascii") as file:
             memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        known = {"device": self._name, "digest": self._manifest["digest"], "pid": os.getpid(), "since": self._since}
-        return {**known, **told, "memory": memory, "memory_peak": memory_peak(), "error": self._error, **client}
+        known = {
+            "device": self._name,
+            "digest": self._manifest["digest"],
+            "pid": os.getpid(),
+            "since": self._started_at,
+        }
+        return {
+            **known,
+            **told,
+            "memory": memory,
+            "memory_peak": peak_memory_bytes(),
+            "error": self._last_error,
+            **client,
+        }
 
     # -- who calls, each in a thread of its own: see greeting.Meet
 
-    def _meet(self, channel: Channel, host: str, deadline: float) -> None:
-        hello = channel.greeting(deadline)
-        if hello.get("device") == CONTROL:
-            self._meet_client(hello, channel, host, deadline)
+    def _greet_connection(self, channel: MessageChannel, host: str, deadline: float) -> None:
+        hello = channel.receive_greeting(deadline)
+        if hello.get("device") == COORDINATOR_NAME:
+            self._greet_client(hello, channel, host, deadline)
             return
-        with self._turn:
-            device, guests = self._device, self._guests
+        with self._condition:
+            device, guests = self._device, self._peers
         if device is None:
             raise ProtocolError("no run is on")
         try:
-            guest = device.welcome(hello, channel, deadline)
+            guest = device.accept_peer(hello, channel, deadline)
         except ProtocolError as error:
-            guests.refused = f"{host}: {error}"
+            guests.last_refusal = f"{host}: {error}"
             raise
         except Exception as error:
             guests.put(error)
@@ -167,17 +181,17 @@ class Service:
         if guest is not None:
             guests.put(guest)
 
-    def _meet_client(self, hello: Mapping[str, Any], channel: Channel, host: str, deadline: float) -> None:
-        check_identity(channel.identity, COORDINATOR, "the client")
+    def _greet_client(self, hello: Mapping[str, Any], channel: MessageChannel, host: str, deadline: float) -> None:
+        check_identity(channel.identity, COORDINATOR_IDENTITY, "the client")
         # Of both ends something new, so that nobody can say again what was once said.
         own, theirs = secrets.token_hex(16), str(hello.get("nonce"))[:64]
-        member = Membership("", derived(self._token, theirs, own))
-        answer = {"device": self._name, "nonce": own, **member.hello(self._name, CONTROL)}
-        channel.greet(Kind.HELLO, answer, deadline)
-        wish = channel.greeting(deadline)
-        member.check(wish, CONTROL, self._name)
+        member = RunCredentials("", derive_token(self._token, theirs, own))
+        answer = {"device": self._name, "nonce": own, **member.hello(self._name, COORDINATOR_NAME)}
+        channel.send_greeting(MessageType.HELLO, answer, deadline)
+        wish = channel.receive_greeting(deadline)
+        member.check(wish, COORDINATOR_NAME, self._name)
         if wish.get("wants") == "status":
-            channel.greet(Kind.HELLO, self.status(), deadline)
+            channel.send_greeting(MessageType.HELLO, self.status(), deadline)
             channel.close()
             return
         if wish.get("digest") != self._manifest["digest"]:
@@ -188,15 +202,15 @@ class Service:
                 raise ValueError(times)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"its wish is not as agreed: {error!r}") from None
-        with self._turn:
-            if not self._turn.wait_for(lambda: not self._client, BUSY_S):
+        with self._condition:
+            if not self._condition.wait_for(lambda: not self._client, BUSY_WAIT_S):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._client_since))
                 raise ProtocolError(f"it serves another client, {self._client}, since {since}: wait until that ends")
             self._client, self._client_since = host, time.time()
-        self._calls.put((channel, Membership(run, derived(self._token, run)), *times))
+        self._requests.put((channel, RunCredentials(run, derive_token(self._token, run)), *times))
 
 
-class Held:
+class DaemonLockFile:
     """The file that says that the device of that name runs, in `place`. ValueError where another process has it."""
 
     def __init__(self, place: Path, name: str) -> None:
@@ -220,7 +234,7 @@ class Held:
         self._path.unlink(missing_ok=True)
 
 
-def listening(listen: tuple[str, int] | None, control: tuple[str, int] | None) -> socket.socket:
+def bind_listener(listen: tuple[str, int] | None, control: tuple[str, int] | None) -> socket.socket:
     """A socket bound to `listen`; without, to any port of the address by which `control` is reached. Nobody can connect
     yet. ValueError where there is neither."""
     if listen is None and control is None:
@@ -236,11 +250,11 @@ def listening(listen: tuple[str, int] | None, control: tuple[str, int] | None) -
     try:
         found.bind(listen)
     except OSError as error:
-        raise cannot_listen(listen, error) from None
+        raise listen_error(listen, error) from None
     return found
 
 
-def _at_signals(end: Callable[[], object]) -> None:
+def _call_at_signals(end: Callable[[], object]) -> None:
     """Calls `end` from a thread of its own at SIGTERM and SIGINT: the main thread may be computing, or asleep, as it is
     where the signal went to another thread, which happens to a process that has just been continued."""
     told, teller = socket.socketpair()
@@ -256,15 +270,15 @@ def _at_signals(end: Callable[[], object]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def serve(service: Service, held: Held, threads: int, log: Log, announce: int | None) -> int:
+def run_daemon(service: DeviceDaemon, held: DaemonLockFile, threads: int, log: DaemonLog, announce: int | None) -> int:
     """Runs it until it is told to end. announce: a descriptor that is told when it can be called."""
 
     def end() -> None:
-        log.say("it was told to end")
+        log.write("it was told to end")
         held.release()
         os._exit(0)
 
-    _at_signals(end)
+    _call_at_signals(end)
     try:
         service.prepare(threads)
         words = {"pid": os.getpid(), "address": list(service.address)}
