@@ -21,11 +21,11 @@ from concurrent.futures import Executor
 from dataclasses import replace
 
 from dicompiler import networks, open_executor
-from dicompiler.driver import dask_cluster
+from dicompiler.driver import dask_executor
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.registry import registry
-from dicompiler.search.fronts import ParetoFront
+from dicompiler.search.pareto_front import ParetoFront
 from dicompiler.search.problem import Problem
 
 SPEC = "genetic{generations=10 population=32 measured=32 remeasured=4}"
@@ -68,7 +68,7 @@ def main() -> None:
     given.add_argument("--network", default="mobilenet_v2")
     given.add_argument("--wait", type=float, default=0.05)
     options = given.parse_args()
-    dask_cluster.CONNECT_TIMEOUT_S = 60.0
+    dask_executor.CONNECT_TIMEOUT_S = 60.0
     problem = load_problem(Model.load(networks.build(options.network, 0)), "rpi4x8", target="sockets")
     _, alone = search(problem, None)
     times: dict[tuple[str, int], list[float]] = {}

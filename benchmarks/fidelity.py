@@ -28,18 +28,18 @@ from rich.table import Table
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.analysis.prediction_error import share_processors
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN, emulate
-from dicompiler.driver.emulated_boards import measure_runtime_costs, runtime_cost_factor
-from dicompiler.driver.fidelity import share_processors
-from dicompiler.ir.devices import Network
+from dicompiler.emulation.boards import measure_runtime_costs, runtime_cost_factor
+from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, emulate
+from dicompiler.ir.cluster import Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
-from dicompiler.target.records import RunOptions
+from dicompiler.target.integrity import load_artifact
 from dicompiler.target.remote.certificates import make_keys
-from dicompiler.target.seal import load_artifact
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import OrtSession
-from dicompiler.verify.given import prepare_inputs
+from dicompiler.verify.run_inputs import prepare_inputs
 
 NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")

@@ -17,9 +17,9 @@ from support.fitting import boards, fitted, quantised, same_bits
 
 from dicompiler import networks
 from dicompiler.base.units import format_bytes
-from dicompiler.cli.tables import print_table
-from dicompiler.cost.counting import count_macs, count_task_macs
-from dicompiler.ir.compilation import PipelineState
+from dicompiler.cli.table import print_table
+from dicompiler.cost.op_counts import count_macs, count_task_macs
+from dicompiler.ir.pipeline_state import PipelineState
 
 RAM = 256 * 1024
 ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))

@@ -16,10 +16,10 @@ from support.layer_graphs import formed
 
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
-from dicompiler.search.fronts import AUTODICE_OBJECTIVES
+from dicompiler.search.pareto_front import AUTODICE_OBJECTIVES
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import BatchedModel, build_batched_model
-from dicompiler_strategies.genetic.exploring import ExplorationOptions, explore
+from dicompiler_strategies.genetic.batched_model import BatchedModel, build_batched_model
+from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore
 
 PLANS = 40_000
 LEAST = 20_000

@@ -13,16 +13,16 @@ from time import perf_counter
 
 from support.layer_graphs import formed, vgg16
 
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import NAMES, build
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.gradient.landscape import build_objective_tables
-from dicompiler_strategies.gradient.relax import DescentSettings, minimise_relaxation
+from dicompiler_strategies.gradient.objective_tables import build_objective_tables
+from dicompiler_strategies.gradient.relaxation import DescentSettings, minimise_relaxation
 from dicompiler_strategies.gradient.strategy import Gradient
-from dicompiler_strategies.joint.elimination import build_elimination_order, minimise_exactly
+from dicompiler_strategies.joint.variable_elimination import build_elimination_order, minimise_exactly
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 GAP = 3.0  # percent

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.cpsat import CpSat
-from dicompiler_strategies.joint.fitting import affordable_choices
-from dicompiler_strategies.joint.search import solve_jointly
+from dicompiler_strategies.joint.choice_budget import affordable_choices
+from dicompiler_strategies.joint.solve import solve_jointly
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
 

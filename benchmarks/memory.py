@@ -20,10 +20,10 @@ from onnx import helper, numpy_helper
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.cli.tables import print_table
+from dicompiler.cli.table import print_table
 from dicompiler.cost.memory import program_memory
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
 

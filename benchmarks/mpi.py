@@ -32,16 +32,16 @@ from dicompiler.driver.artifact import install, run
 from dicompiler.driver.compiler import choose_plan
 from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir import plan
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
-from dicompiler.target.records import RunOptions
+from dicompiler.target.integrity import write_integrity
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import check_transfers, compare_value, random_inputs
 from dicompiler.verify.exact import check_model
 from dicompiler.verify.executor import run_model

@@ -22,7 +22,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.driver.compiler import CompileResult
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.devices import Network
+from dicompiler.ir.cluster import Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program

@@ -10,15 +10,11 @@ from collections.abc import Iterable, Sequence
 from support.layer_graphs import alexnet, formed, stack, vgg16
 from support.stahl_paper import chained, communication, memory, table_2, variant
 
-from dicompiler.cost.counting import count_macs
+from dicompiler.cost.op_counts import count_macs
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.networks import build
-from dicompiler_strategies.dp.coopai import CoopaiResult, best_k, build_chain, minimise_latency
-from dicompiler_strategies.stahl import (
-    PartitionScheme,
-    build_ilp_layers,
-    solve_ilp,
-)
+from dicompiler_strategies.papers.coopai import CoopaiResult, best_k, build_chain, minimise_latency
+from dicompiler_strategies.papers.stahl import PartitionScheme, build_ilp_layers, solve_ilp
 
 F, G = 13.6e9, 100e6  # Raspberry Pi 4, FLOP/s; gateway, bit/s
 COUNTS = range(1, 11)

@@ -26,10 +26,10 @@ import numpy as np
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.seams import SegmentIO
+from dicompiler_targets.sockets.runtime.segments import SegmentIO
 from dicompiler_targets.sockets.runtime.values import make_sessions, run_segment, value_from_bytes
 
 SLACK, SPEEDUP = 1.05, 1.6

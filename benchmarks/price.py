@@ -25,7 +25,7 @@ from support.losing import DEVICES, Survivor, named
 from support.running import pids
 
 import dicompiler
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 
 DRAWS = 4000
 """So often starts and pairs are drawn anew."""

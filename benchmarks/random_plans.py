@@ -17,8 +17,8 @@ from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers

@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.table import Table
 from scale import network
 
-from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.simulator import simulate
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Network
+from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin_api import tile_layer

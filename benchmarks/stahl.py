@@ -16,13 +16,13 @@ import click
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.driver.emulate import emulate
-from dicompiler.driver.emulated_boards import runtime_cost_factor
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.devices import Network
+from dicompiler.emulation.boards import runtime_cost_factor
+from dicompiler.emulation.emulate import emulate
+from dicompiler.ir.cluster import Network
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
-from dicompiler_strategies.stahl import PartitionScheme, network_parts
+from dicompiler_strategies.papers.stahl import PartitionScheme, network_parts
 
 BOARDS = 6
 PAPER = {10: 1.16, 100: 1.15, 1000: 1.06}

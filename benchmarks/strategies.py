@@ -21,9 +21,9 @@ from random import Random
 import click
 
 from dicompiler import networks
-from dicompiler.driver.compare import compare
+from dicompiler.analysis.compare import compare
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network, NetworkKind
+from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry

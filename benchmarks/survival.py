@@ -34,8 +34,8 @@ from support.running import pids
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.session import ClusterSession
 

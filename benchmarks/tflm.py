@@ -26,7 +26,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.partition.tiling import single_device_plan
 from dicompiler.verify.comparison import Check, Tolerance, compare_value
-from dicompiler_targets.tflm.proof import LiteRtRuntime, make_tolerances
+from dicompiler_targets.tflm.reference_checks import LiteRtRuntime, make_tolerances
 
 NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     **{name: (name, {}) for name in ("autoencoder", "ds_cnn", "resnet8", "person_detection", "squeezenet")},

@@ -19,15 +19,15 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
-    from dicompiler.driver.compiled import CompileResult
+    from dicompiler.driver.compile_result import CompileResult
     from dicompiler.driver.compiler import compile
     from dicompiler.driver.executors import open_executor
-    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
     from dicompiler.target.client import Session, connect
-    from dicompiler.target.records import RunOptions
+    from dicompiler.target.run_records import RunOptions
 
     __version__: str
 

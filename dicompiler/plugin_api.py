@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     # The hooks, and what they yield
     # Errors, options, files, numbers
-    from dicompiler.base.bounding import memory_limit
+    from dicompiler.base.captured_output import CapturedOutput
     from dicompiler.base.errors import (
         DicompilerError,
         PluginError,
@@ -28,17 +28,19 @@ if TYPE_CHECKING:
         did_you_mean,
         one_line,
     )
-    from dicompiler.base.given import check_index_range, coerce_input
+    from dicompiler.base.input_arrays import check_index_range, coerce_input
+    from dicompiler.base.memoize import Memoizing, memoized
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
-    from dicompiler.base.remembering import Memoizing, memoized
+    from dicompiler.base.option_specs import Spec
+    from dicompiler.base.process import memory_limit
     from dicompiler.base.schema import load_json, read_text, validate
-    from dicompiler.base.specs import Spec
     from dicompiler.base.units import format_bytes
     from dicompiler.base.version import package_version
-    from dicompiler.base.written import CapturedOutput
+    from dicompiler.cost.cost_model import AnalyticModel, CostModel
+    from dicompiler.cost.memory import constant_sizes, peak_nbytes, program_memory, segment_value_sizes
 
     # What a plan comes to
-    from dicompiler.cost.counting import (
+    from dicompiler.cost.op_counts import (
         OpCounts,
         count_flops,
         count_macs,
@@ -46,27 +48,21 @@ if TYPE_CHECKING:
         count_task_macs,
         weight_regions,
     )
-    from dicompiler.cost.memory import constant_sizes, peak_nbytes, program_memory, segment_value_sizes
-    from dicompiler.cost.model import AnalyticModel, CostModel
-    from dicompiler.cost.runtime import FREE_RUNTIME, RuntimeCosts
+    from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
     from dicompiler.cost.workload import count_lookup_copies
-
-    # Layers, plans, platforms
-    from dicompiler.ir.compilation import PipelineState
-    from dicompiler.ir.devices import Device, Host, Link, Network
-    from dicompiler.ir.drawing import is_random
+    from dicompiler.ir.cluster import Device, Host, Link, Network
     from dicompiler.ir.layers import Layer, LayerGraph
-    from dicompiler.ir.lineage import NodeOrigins
     from dicompiler.ir.metrics import DeviceFootprint, DeviceMetrics, Metrics
-
-    # Models
-    from dicompiler.ir.onnx.file import copy_without
+    from dicompiler.ir.node_origins import NodeOrigins
     from dicompiler.ir.onnx.graph import ConstantValues, ModelGraph, OpaqueAttribute, Variable, names_read
     from dicompiler.ir.onnx.graph_export import export_node
+    from dicompiler.ir.onnx.graph_structure import captured_names
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.onnx.names import unique_name
-    from dicompiler.ir.onnx.soundness import check_tensor_size
-    from dicompiler.ir.onnx.structure import captured_names
+
+    # Models
+    from dicompiler.ir.onnx.protobuf_io import copy_without
+    from dicompiler.ir.onnx.sanity_checks import check_tensor_size
     from dicompiler.ir.onnx.weights import (
         MIN_WEIGHT_BYTES,
         Weight,
@@ -78,11 +74,32 @@ if TYPE_CHECKING:
         raw_nbytes,
         to_dense,
     )
+    from dicompiler.ir.operator_rule import (
+        STAND_IN_DOMAIN,
+        CostFunction,
+        Node,
+        OpCost,
+        Operation,
+        OperatorRule,
+        Piece,
+        PieceFunction,
+        TensorInfo,
+        cost_per_input,
+        cost_per_output,
+        counted_rules,
+        whole_tensor,
+        zero_cost,
+    )
+
+    # Layers, plans, platforms
+    from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import LayerShare, Part, Plan, load_plan
     from dicompiler.ir.platform import Platform, PlatformFamily, PlatformFormat
 
     # From a plan to a program
     from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
+    from dicompiler.ir.random_ops import is_random
+    from dicompiler.ir.recurrent_states import read_states, write_states
 
     # Regions
     from dicompiler.ir.regions import (
@@ -102,25 +119,8 @@ if TYPE_CHECKING:
         with_interval,
     )
     from dicompiler.ir.routing import Box, Routing, assembly_leaves
-    from dicompiler.ir.rule import (
-        STAND_IN_DOMAIN,
-        CostFunction,
-        Node,
-        OpCost,
-        Operation,
-        OperatorRule,
-        Piece,
-        PieceFunction,
-        TensorInfo,
-        cost_per_input,
-        cost_per_output,
-        counted_rules,
-        whole_tensor,
-        zero_cost,
-    )
-    from dicompiler.ir.states import read_states, write_states
     from dicompiler.ir.tasks import ShareTask, Task, TaskId, TaskNode, TensorKey
-    from dicompiler.ir.wire import WireFormat, sent_dtype, sent_nbytes
+    from dicompiler.ir.wire_dtype import WireFormat, sent_dtype, sent_nbytes
     from dicompiler.partition.annotations import read_part, remove_annotations
     from dicompiler.partition.bounds_inference import (
         align_region,
@@ -145,10 +145,9 @@ if TYPE_CHECKING:
         tile_layer,
     )
     from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
+    from dicompiler.plugin.pass_base import Instrument, Pass, PassError
     from dicompiler.plugin.pass_manager import PassManager, make_pipeline
-    from dicompiler.plugin.passes import Instrument, Pass, PassError
     from dicompiler.plugin.registry import registry
-    from dicompiler.search.allowance import DEFAULT_BUDGET_S, BudgetExceeded, WorkBudget
     from dicompiler.search.constraints import (
         check_constraints,
         check_measured_memory,
@@ -158,7 +157,7 @@ if TYPE_CHECKING:
         needed_memory,
         used_memory,
     )
-    from dicompiler.search.fronts import (
+    from dicompiler.search.pareto_front import (
         AUTODICE_OBJECTIVES,
         MeasuredMetrics,
         ParetoFront,
@@ -169,11 +168,12 @@ if TYPE_CHECKING:
     )
     from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem, RemoteEvaluator
     from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
+    from dicompiler.search.work_budget import DEFAULT_BUDGET_S, BudgetExceeded, WorkBudget
 
     # Artifacts and their runs
     from dicompiler.target.client import Session
     from dicompiler.target.digests import file_digest, make_file_record
-    from dicompiler.target.interface import Service, Target
+    from dicompiler.target.integrity import check_files, format_checksummed_json, load_artifact, read_checksummed_json
     from dicompiler.target.manifest import (
         ARTIFACT_FORMAT,
         SENDABLE_TYPES,
@@ -183,7 +183,10 @@ if TYPE_CHECKING:
         describe_value,
         format_json,
     )
-    from dicompiler.target.records import (
+    from dicompiler.target.remote import ssh
+    from dicompiler.target.remote.certificates import DEVICES_DIRECTORY
+    from dicompiler.target.remote.hosts import DeviceLocation, Hosts
+    from dicompiler.target.run_records import (
         CopyFunction,
         DeviceReport,
         DeviceStatus,
@@ -195,14 +198,11 @@ if TYPE_CHECKING:
         SegmentCall,
         TimelineEntry,
     )
-    from dicompiler.target.remote import ssh
-    from dicompiler.target.remote.certificates import DEVICES_DIRECTORY
-    from dicompiler.target.remote.hosts import DeviceLocation, Hosts
-    from dicompiler.target.seal import check_files, format_checksummed_json, load_artifact, read_checksummed_json
+    from dicompiler.target.target_base import Service, Target
+    from dicompiler.verify.calibration_samples import Samples, read_samples
     from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
     from dicompiler.verify.executor import ProgramExecutor, run_model
     from dicompiler.verify.levels import Optimization
-    from dicompiler.verify.samples import Samples, read_samples
     from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
 
 __all__ = [

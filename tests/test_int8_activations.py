@@ -13,9 +13,9 @@ import pytest
 import dicompiler
 from dicompiler.base.schema import load_json
 from dicompiler.cost.profile import load_profile
-from dicompiler.driver import profile as profiling
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
+from dicompiler.measure import profile_package as profiling
 from dicompiler_targets.sockets.runtime.values import make_sessions
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 8] x) => (float[8, 4] y)

@@ -20,9 +20,9 @@ from support.generators import random_plan
 
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.onnx.importing import ort_accepts
+from dicompiler.ir.onnx.loader import ort_accepts
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.partition.lowering import lower

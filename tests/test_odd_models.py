@@ -15,8 +15,8 @@ from support.weighing import check_unwritten
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.segmentation import build_program

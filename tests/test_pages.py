@@ -27,7 +27,7 @@ from test_documents import check
 
 import dicompiler
 from dicompiler import plugin_api
-from dicompiler.cli.group import root
+from dicompiler.cli.command_group import root
 from dicompiler.ir.platform import platform_from_toml
 from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.generators import DEVICES, integers, random_model, random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import dumps, plan_from_json
-from dicompiler.ir.wire import WireFormat
+from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers

@@ -14,7 +14,7 @@ from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
 from dicompiler.testing import make_cluster
 from dicompiler.verify.executor import ProgramExecutor, run_model
-from dicompiler_strategies.heads import Heads
+from dicompiler_strategies.transformer_heads import Heads
 
 PAST, NEW, TOKENS = 8, 3, np.array([[3, 1, 4, 1, 5, 9, 2]])
 SMALL: dict[str, Any] = {"layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "vocabulary": 20}

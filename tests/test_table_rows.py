@@ -17,14 +17,14 @@ from support.operator_cases import OPSETS, RuleCase, check_cut, integers
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.operator_rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.testing.rules import form_layers, run_split
+from dicompiler_strategies.tables.choice_footprints import build_footprint
 from dicompiler_strategies.tables.choices import Choice
-from dicompiler_strategies.tables.footprints import build_footprint
 
 ROWS = (Part("a", None, (0, 1)), Part("b", None, (1, 3)), Part("c", None, (3, 4)), Part("a"))
 TABLE = np.array([[1, -0.0], [np.nan, 0.0], [np.inf, -np.inf], [-0.0, 5]], np.float32)

@@ -13,7 +13,7 @@ from support.wordy import ALL, labels, pieces, sentences
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cli.files import read_inputs, read_npz, write_npz
+from dicompiler.cli.file_io import read_inputs, read_npz, write_npz
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.plugin_api import Model

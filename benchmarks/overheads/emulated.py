@@ -12,11 +12,11 @@ import click
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.driver.emulate import emulate
-from dicompiler.ir.devices import Network
+from dicompiler.emulation.emulate import emulate
+from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.target.records import IN_FLIGHT_PER_DEVICE, RunOptions, RunResult
+from dicompiler.target.run_records import IN_FLIGHT_PER_DEVICE, RunOptions, RunResult
 from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))

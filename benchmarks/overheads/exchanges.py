@@ -15,9 +15,9 @@ import onnxruntime as ort
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.cli.entry import main as command
+from dicompiler.cli.command_line import main as command
 from dicompiler.ir.program import Program
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.mpi import MpiTarget
 from overheads.measuring import APART_S, FIRST, Figure, Side, inputs_of, timed
 

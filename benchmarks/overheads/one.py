@@ -17,9 +17,9 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler_targets.mpi import MpiTarget, tools
+from dicompiler_targets.mpi import MpiTarget, toolchain
 from overheads.measuring import FIRST, Figure, Side, alternately, inputs_of, timed
 
 THREADS = 2
@@ -50,7 +50,7 @@ def in_python(model: Path, frames: int) -> Side:
 
 def in_cpp(model: Path, frames: int, place: Path) -> Side:
     """bare.cc, built with the headers and the library of the MPI target."""
-    found, program = tools.find_toolchain(), place / "bare"
+    found, program = toolchain.find_toolchain(), place / "bare"
     library = place / "libonnxruntime.so.1"  # the wheel's file does not bear the name by which programs load it
     library.symlink_to(found.library)
     source = Path(__file__).with_name("bare.cc")

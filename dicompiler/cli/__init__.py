@@ -3,6 +3,6 @@
 Nothing else may stand here: commands are submodules, and the names of some (`list`, `compile`) hide built-in functions.
 """
 
-from dicompiler.cli.entry import main
+from dicompiler.cli.command_line import main
 
 __all__ = ["main"]

@@ -11,7 +11,7 @@ import click
 from dicompiler.cli.options import PATH, check_output_file, json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.driver.calibrate import Calibration, Figure
+    from dicompiler.measure.calibrate import Calibration, Figure
 
 
 @click.command("calibrate")
@@ -29,11 +29,11 @@ def command(
     The logs are of one artifact, from 'deploy --log' or 'emulate --log'. Rates follow from what segments took, lines
     from the pauses between them. Prints each figure before and after, and how far off a frame was with it.
     """
-    from dicompiler.cli.files import write_json, write_text
+    from dicompiler.cli.file_io import write_json, write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import print_json
-    from dicompiler.driver.calibrate import calibrate
+    from dicompiler.cli.table import print_json
     from dicompiler.ir.platform import platform_to_toml
+    from dicompiler.measure.calibrate import calibrate
 
     check_output_file(output)
     with progress(f"calibrating by {len(logs)} run{'' if len(logs) == 1 else 's'}"):
@@ -52,7 +52,7 @@ def command(
 
 def _show_calibration(found: Calibration) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.tables import print_table
+    from dicompiler.cli.table import print_table
 
     rows = [
         (one.name, _format_figure(one, one.before), _format_figure(one, one.after), _format_change(one))

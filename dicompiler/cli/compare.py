@@ -43,14 +43,14 @@ def command(
     Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
     each has plans for losses, and the longest frame of them stands beside.
     """
+    from dicompiler.analysis.compare import compare
+    from dicompiler.analysis.explain import explain
+    from dicompiler.cli.compile_output import comparison_document, show_comparison
+    from dicompiler.cli.explain_output import explanation_document, show_explanation
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import comparison_document, show_comparison
-    from dicompiler.cli.tables import print_json
-    from dicompiler.cli.why import explanation_document, show_explanation
-    from dicompiler.driver.compare import compare
+    from dicompiler.cli.table import print_json
     from dicompiler.driver.executors import open_executor
     from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET, load_problem
-    from dicompiler.driver.why import explain
 
     candidates = parse_strategies(strategies or DEFAULT_STRATEGIES)
     cost, objective = request.cost or DEFAULT_COST_MODEL, request.objective or "latency"
@@ -71,7 +71,7 @@ def command(
 
 def parse_strategies(text: str) -> dict[str, Strategy]:
     """`dp,cpsat{…}` → the strategies by their specs. UsageError for unknown names."""
-    from dicompiler.base.specs import parse_pipeline
+    from dicompiler.base.option_specs import parse_pipeline
     from dicompiler.plugin.registry import registry
 
     return {str(spec): registry().make("strategies", spec) for spec in parse_pipeline(text)}

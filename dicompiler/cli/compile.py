@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.atomic import check_writable
+from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.building import BuildSystemOptions, build_system_options, make_plugins, print_paths
+from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, make_plugins, print_paths
 from dicompiler.cli.options import (
     PATH,
     CompileRequest,
@@ -62,9 +62,9 @@ def command(
 
     Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
     """
-    from dicompiler.base.atomic import tracked_files
+    from dicompiler.base.atomic_output import tracked_files
+    from dicompiler.cli.compile_output import show_compilation
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_compilation
     from dicompiler.driver.executors import open_executor
     from dicompiler.target.manifest import ARTIFACT_FILE
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.base.atomic import check_writable
+from dicompiler.base.atomic_output import check_writable
 from dicompiler.cli.options import json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.driver.demo import DemoResult
+    from dicompiler.emulation.demo import DemoResult
     from dicompiler.verify.comparison import Verification
 
 DEMO_STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
@@ -35,7 +35,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress
-    from dicompiler.driver.demo import run_demo
+    from dicompiler.emulation.demo import run_demo
 
     check_writable(output)
     with _output_directory(output) as directory, progress("starting") as tell:
@@ -64,14 +64,14 @@ def _output_directory(output: Path | None) -> Iterator[Path]:
 def _show_json(result: DemoResult) -> None:
     import dataclasses
 
-    from dicompiler.cli.tables import print_json
+    from dicompiler.cli.table import print_json
 
     print_json(dataclasses.asdict(result))
 
 
 def _show_demo(result: DemoResult) -> None:
     """Who computes what, the times, and what was verified, in 80 columns."""
-    from dicompiler.cli.tables import print_table
+    from dicompiler.cli.table import print_table
 
     work, weights = f"{result.flops / 1e9:.3g} GFLOP a frame", f"{result.weights / 2**20:.3g} MiB of weights"
     click.echo(f"{result.network}: {result.layers} layers, {work}, {weights}")
@@ -97,8 +97,8 @@ def _show_demo(result: DemoResult) -> None:
 
 def _show_times(result: DemoResult) -> None:
     """Seconds of a frame with this plan and on one board, what they mean, and why they are no better."""
-    from dicompiler.cli.tables import print_table, wrap_text
-    from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN
+    from dicompiler.cli.table import print_table, wrap_text
+    from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
     many, played = f"{len(result.shares)} board{'' if len(result.shares) == 1 else 's'}", result.emulated
     pairs = [("predicted for the boards", result.predicted_s, result.predicted_single_device_s)]
@@ -133,7 +133,7 @@ def _explain_speedup(result: DemoResult) -> str:
 
 
 def _show_checks(verification: Verification) -> None:
-    from dicompiler.cli.tables import wrap_text
+    from dicompiler.cli.table import wrap_text
 
     width = max(len(check.name) for check in verification.checks)
     for check in verification.checks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.atomic import check_writable
+from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.options import (
     PATH,
@@ -28,10 +28,10 @@ from dicompiler.cli.options import (
     timeout_option,
     warn_of_expiry,
 )
-from dicompiler.target.records import InstalledDevice, RunOptions
+from dicompiler.target.run_records import InstalledDevice, RunOptions
 
 if TYPE_CHECKING:
-    from dicompiler.driver.fidelity import ExpectedTiming
+    from dicompiler.analysis.prediction_error import ExpectedTiming
 
 
 @click.command("deploy")
@@ -109,7 +109,7 @@ def command(
 
 
 def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
-    from dicompiler.cli.tables import print_json, print_table
+    from dicompiler.cli.table import print_json, print_table
     from dicompiler.driver.artifact import open_service
 
     ran = open_service(directory, options).stop()
@@ -120,7 +120,7 @@ def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
 
 
 def _write_units(directory: Path, options: RunOptions, place: Path, as_json: bool) -> None:
-    from dicompiler.cli.tables import print_json
+    from dicompiler.cli.table import print_json
     from dicompiler.driver.artifact import install, open_service
 
     installed = install(directory, options)
@@ -148,12 +148,12 @@ def _copy_and_run(
     expected: ExpectedTiming | None,
     as_json: bool,
 ) -> None:
-    from dicompiler.cli.files import read_inputs, write_npz
+    from dicompiler.cli.compile_output import show_verification
+    from dicompiler.cli.file_io import read_inputs, write_npz
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_verification
-    from dicompiler.cli.runs import show_discrepancies, show_prediction, show_run
-    from dicompiler.cli.tables import print_json
-    from dicompiler.driver import summary
+    from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
+    from dicompiler.cli.table import print_json
+    from dicompiler.driver import compile_summary
     from dicompiler.driver.artifact import install, open_service, verify_run
     from dicompiler.verify.comparison import Verification
 
@@ -176,7 +176,7 @@ def _copy_and_run(
             click.echo()
             log = report["run"]
             show_run(result, log["in_flight"])
-            show_prediction(summary.load_summary(directory), result, log["where"], log["in_flight"])
+            show_prediction(compile_summary.load_summary(directory), result, log["where"], log["in_flight"])
             show_discrepancies(expected, log)
         if stream.outputs is not None and failed is None:
             write_npz(stream.outputs, result.outputs[0])
@@ -191,7 +191,7 @@ def _copy_and_run(
 
 def _show_installed(installed: Sequence[InstalledDevice]) -> None:
     """Prints for each device where it is, what was copied and what runs it there."""
-    from dicompiler.cli.tables import print_table
+    from dicompiler.cli.table import print_table
 
     programs = list(installed[0].versions)
     rows = [

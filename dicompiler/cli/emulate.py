@@ -23,10 +23,10 @@ from dicompiler.cli.options import (
     timeout_option,
     warn_of_expiry,
 )
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 
 if TYPE_CHECKING:
-    from dicompiler.driver.emulate import EmulationResult
+    from dicompiler.emulation.emulate import EmulationResult
 
 
 @click.command("emulate")
@@ -74,10 +74,10 @@ def command(
     long as on its board, and lets the target's own programs do the rest. Prints what they measured, and the prediction
     beside it.
     """
-    from dicompiler.cli.files import read_inputs, write_json
+    from dicompiler.cli.file_io import read_inputs, write_json
     from dicompiler.cli.progress import progress
-    from dicompiler.driver.emulate import emulate
     from dicompiler.driver.run_log import run_document
+    from dicompiler.emulation.emulate import emulate
 
     stream.check_paths()
     warn_of_expiry(options.keys)
@@ -94,9 +94,9 @@ def command(
 
 def _show_emulation(found: EmulationResult, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
-    from dicompiler.cli.runs import show_discrepancies, show_run
-    from dicompiler.cli.tables import print_entries, print_json
-    from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
+    from dicompiler.cli.run_output import show_discrepancies, show_run
+    from dicompiler.cli.table import print_entries, print_json
+    from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
 
     if as_json:
         figures = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dicompiler.base.atomic import check_writable
+from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     CompileRequest,
@@ -20,7 +20,7 @@ from dicompiler.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dicompiler.search.fronts import ParetoFront
+    from dicompiler.search.pareto_front import ParetoFront
 
 MAX_SHOWN_PLANS = 20
 
@@ -57,9 +57,9 @@ def command(
     Writes front.json, front.csv, a picture (front.svg) and each plan, which 'dicompiler compile --plan' takes. Ctrl-C
     ends the search with the front so far.
     """
+    from dicompiler.analysis.explore import explore, override_options
     from dicompiler.cli.progress import progress
     from dicompiler.driver.executors import open_executor
-    from dicompiler.driver.explore import explore, override_options
     from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET
 
     platform = request.platform
@@ -85,7 +85,7 @@ def command(
 def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) -> None:
     """The points, or as JSON what front.json holds and where it is."""
     from dicompiler.base.schema import load_json
-    from dicompiler.cli.tables import print_json, print_table, wrap_text
+    from dicompiler.cli.table import print_json, print_table, wrap_text
 
     if front.interrupted:
         click.echo("dicompiler: interrupted: this is the front so far", err=True)

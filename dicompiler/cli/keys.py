@@ -37,9 +37,9 @@ def command(
     that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME; after --revoke copy to all of them
     again, as 'dicompiler deploy' does.
     """
-    from dicompiler.cli.tables import print_json
+    from dicompiler.cli.table import print_json
+    from dicompiler.target.integrity import load_artifact
     from dicompiler.target.remote.certificates import make_keys
-    from dicompiler.target.seal import load_artifact
 
     document = load_artifact(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")

@@ -11,7 +11,7 @@ from dicompiler.base.errors import UsageError, did_you_mean
 from dicompiler.cli.options import json_option
 
 if TYPE_CHECKING:
-    from dicompiler.ir.devices import Device
+    from dicompiler.ir.cluster import Device
     from dicompiler.ir.platform import Platform, PlatformFamily
     from dicompiler.plugin.registry import Registry, RegistryEntry
 
@@ -29,7 +29,7 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
     KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of
     that kind: each of its options, what it means and what it is by default; of a platform its hosts and its network.
     """
-    from dicompiler.cli.tables import print_json, print_table
+    from dicompiler.cli.table import print_json, print_table
     from dicompiler.plugin.registry import registry
 
     if name is not None and kind in ("plugins", NETWORKS_KIND_NAME):
@@ -70,7 +70,7 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
 
 def _show_entry(record: dict[str, Any]) -> None:
     """What it is, and a row for each option."""
-    from dicompiler.cli.tables import print_table, wrap_text
+    from dicompiler.cli.table import print_table, wrap_text
 
     click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
     if record["options"]:
@@ -127,7 +127,7 @@ def _describe_family(known: Registry, name: str) -> str:
 
 def _show_platform(known: Registry, name: str) -> None:
     """Hosts, devices and network of a built-in platform, as its file would have them."""
-    from dicompiler.cli.tables import print_table, wrap_text
+    from dicompiler.cli.table import print_table, wrap_text
 
     platform = _find_member(known, name)
     if platform is None:
@@ -142,7 +142,7 @@ def _show_platform(known: Registry, name: str) -> None:
 def _show_networks(as_json: bool) -> None:
     """The architectures with seeded weights that `dicompiler.networks.build` makes."""
     from dicompiler import networks
-    from dicompiler.cli.tables import print_json, print_table
+    from dicompiler.cli.table import print_json, print_table
 
     def record(name: str) -> dict[str, Any]:
         known = [{"name": key, "default": value} for key, value in networks.network_options(name).items()]
@@ -173,7 +173,7 @@ def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
 
 
 def _option_records(value: Any) -> list[dict[str, Any]]:
-    from dicompiler.base.specs import options_of
+    from dicompiler.base.option_specs import options_of
 
     if not isinstance(value, type):
         return []
@@ -182,7 +182,7 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
 
 def _summary(value: Any) -> str:
     """A class's first docstring line, a platform's description, how an operator is cut."""
-    from dicompiler.ir.rule import OperatorRule
+    from dicompiler.ir.operator_rule import OperatorRule
 
     if isinstance(value, OperatorRule):
         kind = "element-wise" if value.is_elementwise else _first_line(inspect.unwrap(value.piece).__doc__)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cli.building import BuildSystemOptions, build_system_options, print_paths
+from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.options import (
     PATH,
     CompileRequest,
@@ -26,10 +26,10 @@ from dicompiler.cli.options import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dicompiler.base.specs import Spec
-    from dicompiler.driver.diagnostics import LayerStatistics
-    from dicompiler.ir.compilation import PipelineState
-    from dicompiler.plugin.passes import Instrument, Pass
+    from dicompiler.base.option_specs import Spec
+    from dicompiler.driver.debug_instruments import LayerStatistics
+    from dicompiler.ir.pipeline_state import PipelineState
+    from dicompiler.plugin.pass_base import Instrument, Pass
 
 NORMALISE_PASS, INFER_SHAPES_PASS, PARTITION_PASS = "normalise", "infer-shapes", "partition"
 
@@ -74,8 +74,8 @@ def command(
     platform, devices are called d0, d1, ….
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import print_json
-    from dicompiler.driver.diagnostics import PartitionStatistics, Reproducer, VerifyEach
+    from dicompiler.cli.table import print_json
+    from dicompiler.driver.debug_instruments import PartitionStatistics, Reproducer, VerifyEach
     from dicompiler.plugin.instruments import DumpAfterPass, PassTiming, PrintAfterPass
 
     _check_output_paths(output, save_plan, (dump_after_all, reproducer))
@@ -124,7 +124,7 @@ def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[P
 
 def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
     """The pipeline's passes, normalise first where the text leaves it out, with --shape given to infer-shapes."""
-    from dicompiler.base.specs import Spec, parse_pipeline
+    from dicompiler.base.option_specs import Spec, parse_pipeline
     from dicompiler.plugin.registry import registry
 
     specs = parse_pipeline(text)
@@ -138,7 +138,7 @@ def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
 
 
 def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
-    from dicompiler.base.specs import Spec
+    from dicompiler.base.option_specs import Spec
 
     if spec.name != INFER_SHAPES_PASS or not shapes:
         return spec
@@ -147,10 +147,10 @@ def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _load_inputs(request: CompileRequest) -> PipelineState:
-    from dicompiler.cli.files import read_plan
+    from dicompiler.cli.file_io import read_plan
     from dicompiler.driver.prepare import resolve_platform
-    from dicompiler.ir.compilation import PipelineState
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.ir.pipeline_state import PipelineState
 
     return PipelineState(
         platform=None if request.platform is None else resolve_platform(request.platform),
@@ -162,7 +162,7 @@ def _load_inputs(request: CompileRequest) -> PipelineState:
 def _run_passes(
     passes: Sequence[Pass], compilation: PipelineState, instruments: Sequence[Instrument], request: CompileRequest
 ) -> PipelineState:
-    from dicompiler.driver.sending import warn_not_narrowed
+    from dicompiler.driver.wire_types import warn_not_narrowed
     from dicompiler.plugin.pass_manager import PassManager
     from dicompiler.plugin.registry import registry
 
@@ -181,7 +181,7 @@ def _run_passes(
 
 def _set_wire_types(compilation: PipelineState, request: CompileRequest) -> PipelineState:
     """The compilation whose plan says that tensors travel as asked, with their ranges where there are samples."""
-    from dicompiler.driver.sending import apply_wire_types, measure_wire_ranges, resolve_wire_types
+    from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types
 
     plan, wire = resolve_wire_types(compilation.plan, request.wire_dtype, request.wire_samples)
     compilation = replace(apply_wire_types(compilation, wire), plan=plan)
@@ -197,7 +197,7 @@ def _timing_records(rows: Sequence[tuple[str, float, bool]]) -> list[dict[str, A
 
 
 def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:
-    from dicompiler.cli.tables import print_table
+    from dicompiler.cli.table import print_table
 
     shown = [(text + (" (failed)" if failed else ""), f"{1000 * seconds:.1f}") for text, seconds, failed in rows]
     total = sum(seconds for _, seconds, _ in rows)
@@ -205,7 +205,7 @@ def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:
 
 
 def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
-    from dicompiler.cli.tables import print_table
+    from dicompiler.cli.table import print_table
 
     headers = ("layer", "parts", "devices", "elements received", "multiplications", "of them redundant")
     counts = [(row.parts, row.devices, row.halo, row.macs, row.redundant_macs) for row in rows]
@@ -216,7 +216,7 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 
 def _write_outputs(compilation: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
     """Writes the model and, where asked, the plan; neither where one of them cannot be. What was written."""
-    from dicompiler.base.atomic import atomic_file
+    from dicompiler.base.atomic_output import atomic_file
     from dicompiler.ir.plan import dumps
 
     if save_plan is None:

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dicompiler.base.atomic import check_writable
+from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import objective_terms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.driver.compiled import CompileResult
-    from dicompiler.driver.fidelity import ExpectedTiming
-    from dicompiler.target.records import RunOptions, RunResult
+    from dicompiler.analysis.prediction_error import ExpectedTiming
+    from dicompiler.driver.compile_result import CompileResult
+    from dicompiler.target.run_records import RunOptions, RunResult
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -191,7 +191,7 @@ class CompileRequest:
 
     def compile(self, **more: Any) -> CompileResult:
         """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
-        from dicompiler.cli.files import read_plan
+        from dicompiler.cli.file_io import read_plan
         from dicompiler.driver.compiler import compile
 
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -273,9 +273,9 @@ class StreamOptions:
         compiled with needs options and none is given."""
         import logging
 
-        from dicompiler.driver.fidelity import expect_timing
+        from dicompiler.analysis.prediction_error import expect_timing
         from dicompiler.driver.run_log import frames_in_flight
-        from dicompiler.target.seal import load_artifact
+        from dicompiler.target.integrity import load_artifact
 
         if self.log is None:
             return None
@@ -292,7 +292,7 @@ class StreamOptions:
         self, directory: Path, result: RunResult, options: RunOptions, expected: ExpectedTiming | None
     ) -> dict[str, Any]:
         """The log of the run, written where one is wanted."""
-        from dicompiler.cli.files import write_json
+        from dicompiler.cli.file_io import write_json
         from dicompiler.driver.run_log import run_document
 
         log = run_document(directory, result, options, self.log, None if expected is None else expected.document())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.cli.building import BuildSystemOptions, build_system_options, make_plugins, print_paths
+from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, make_plugins, print_paths
 from dicompiler.cli.options import (
     CompileRequest,
     check_output_file,
@@ -36,9 +36,9 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
 
     Prints what the plan is predicted to cost.
     """
-    from dicompiler.cli.files import write_text
+    from dicompiler.cli.compile_output import show_plan
+    from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_plan
     from dicompiler.ir.plan import dumps
 
     check_output_file(output)

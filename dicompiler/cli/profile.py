@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.atomic import check_writable
+from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     PATH,
@@ -23,7 +23,7 @@ from dicompiler.cli.options import (
 
 if TYPE_CHECKING:
     from dicompiler.cost.profile import Profile
-    from dicompiler.cost.runtime import RuntimeCosts
+    from dicompiler.cost.runtime_overhead import RuntimeCosts
 
 
 @click.command("profile")
@@ -78,9 +78,9 @@ def command(
     another: -o is then the platform with what was measured, and the profiles lie in a directory beside it.
     """
     from dicompiler.cli.progress import progress
-    from dicompiler.driver import profile as profiling
     from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
+    from dicompiler.measure import profile_package as profiling
     from dicompiler.plugin.registry import registry
 
     if (output is None) == (package is None):
@@ -104,7 +104,7 @@ def command(
     if package is not None:
         _write_package(write, package, as_json)
     elif output is not None and hosts is not None:
-        from dicompiler.cli.boards import ProfileBoardsOptions, profile_boards
+        from dicompiler.cli.profile_boards import ProfileBoardsOptions, profile_boards
 
         profile_boards(
             ProfileBoardsOptions(hosts, platform, logs, force, timeout_s or 3600.0, threads, repeat),
@@ -118,9 +118,9 @@ def command(
 
 def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
     """The package that measures elsewhere, and what to do with it."""
-    from dicompiler.base.atomic import atomic_file
-    from dicompiler.cli.tables import print_json
-    from dicompiler.driver import profile as profiling
+    from dicompiler.base.atomic_output import atomic_file
+    from dicompiler.cli.table import print_json
+    from dicompiler.measure import profile_package as profiling
 
     with atomic_file(package) as stage:
         stage.mkdir()
@@ -137,11 +137,11 @@ def _measure_here(write: Callable[[Path], None], output: Path, threads: int | No
     import tempfile
     from dataclasses import replace
 
-    from dicompiler.base.atomic import atomic_file
+    from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import print_json
+    from dicompiler.cli.table import print_json
     from dicompiler.cost.profile import load_profile
-    from dicompiler.driver import profile as profiling
+    from dicompiler.measure import profile_package as profiling
 
     scratch = tempfile.TemporaryDirectory(prefix="dicompiler-")
     with scratch as temporary, atomic_file(output) as result, progress("making pieces of the layers") as tell:
@@ -159,7 +159,7 @@ def _measure_here(write: Callable[[Path], None], output: Path, threads: int | No
 
 def _profile_document(profile: Profile) -> dict[str, Any]:
     """What was measured, in numbers."""
-    from dicompiler.cost.accuracy import fit_roofline, interpolation_error, linear_fit_error
+    from dicompiler.cost.profile_accuracy import fit_roofline, interpolation_error, linear_fit_error
 
     layers = profile.layers.values()
     return {

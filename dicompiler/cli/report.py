@@ -12,7 +12,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import PATH, check_output_file, cost_option, directory_argument, json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.report.facts import ReportData
+    from dicompiler.report.report_data import ReportData
 
 
 @click.command("report")
@@ -39,12 +39,12 @@ def command(
     DIR is what 'dicompiler compile' or 'dicompiler explore' wrote. Shows who computes which part of which layer, a
     frame in time, memory, and bytes between devices. The page needs no network.
     """
-    from dicompiler.cli.files import write_text
+    from dicompiler.analysis.explore import FRONT_FILE
+    from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.tables import print_json
-    from dicompiler.driver.explore import FRONT_FILE
-    from dicompiler.report.facts import load_front, load_report_data
+    from dicompiler.cli.table import print_json
     from dicompiler.report.page import render_front, render_report
+    from dicompiler.report.report_data import load_front, load_report_data
 
     if compare is not None and strategies is not None:
         raise UsageError("report: --compare and --strategies exclude each other: one of them fills the table")
@@ -70,9 +70,9 @@ def _add_comparison(facts: ReportData, strategies: str, tell: Any) -> ReportData
     """With the comparison of strategies that is made now."""
     from dataclasses import replace
 
+    from dicompiler.analysis.compare import compare
     from dicompiler.cli.compare import parse_strategies
-    from dicompiler.cli.results import comparison_document
-    from dicompiler.driver.compare import compare
+    from dicompiler.cli.compile_output import comparison_document
 
     document: Mapping[str, Any] = comparison_document(compare(facts.problem, parse_strategies(strategies), tell))
     return replace(facts, comparison=document)

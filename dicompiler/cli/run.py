@@ -22,7 +22,7 @@ from dicompiler.cli.options import (
     timeout_option,
     warn_of_expiry,
 )
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 
 
 @click.command("run")
@@ -47,11 +47,11 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     Devices on other hosts are started there by hand: --elsewhere prints the command, for which --listen gives an
     address of this host that they reach. With --log it says too where prediction and measurement part.
     """
-    from dicompiler.cli.files import read_inputs, write_npz
-    from dicompiler.cli.results import show_wire
-    from dicompiler.cli.runs import show_discrepancies, show_prediction, show_run
-    from dicompiler.cli.tables import print_json
-    from dicompiler.driver import summary
+    from dicompiler.cli.compile_output import show_wire
+    from dicompiler.cli.file_io import read_inputs, write_npz
+    from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
+    from dicompiler.cli.table import print_json
+    from dicompiler.driver import compile_summary
     from dicompiler.ir.plan import load_plan
     from dicompiler.target.manifest import PLAN_FILE
 
@@ -66,6 +66,6 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
         print_json(log)
     else:
         show_run(result, log["in_flight"])
-        show_prediction(summary.load_summary(directory), result, log["where"], log["in_flight"])
+        show_prediction(compile_summary.load_summary(directory), result, log["where"], log["in_flight"])
         show_discrepancies(expected, log)
         show_wire(load_plan(directory / PLAN_FILE))

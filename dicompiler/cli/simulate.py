@@ -48,13 +48,13 @@ def command(
     """
     from dataclasses import replace
 
-    from dicompiler.cli.files import write_text
+    from dicompiler.cli.compile_output import show_simulation
+    from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_simulation
-    from dicompiler.cost.losses import parse_outage
-    from dicompiler.cost.trace import dumps
-    from dicompiler.search.losses import simulate_failures
-    from dicompiler.target.records import default_in_flight
+    from dicompiler.cost.failure_timeline import parse_outage
+    from dicompiler.cost.perfetto_trace import dumps
+    from dicompiler.search.failure_cases import simulate_failures
+    from dicompiler.target.run_records import default_in_flight
 
     check_output_file(trace)
     aways = [parse_outage(text) for text in lose]

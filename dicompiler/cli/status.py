@@ -10,7 +10,7 @@ import click
 
 from dicompiler.base.errors import RunError
 from dicompiler.cli.options import directory_argument, json_option, keys_option, options_as, timeout_option
-from dicompiler.target.records import DeviceStatus, RunOptions
+from dicompiler.target.run_records import DeviceStatus, RunOptions
 
 
 @click.command("status")
@@ -26,7 +26,7 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
     so far, the memory that it takes, and how its last run failed. Exit code 1 where one does not answer.
     """
     from dicompiler.base.units import format_bytes
-    from dicompiler.cli.tables import print_json, print_table
+    from dicompiler.cli.table import print_json, print_table
     from dicompiler.driver.artifact import open_service
 
     found = open_service(directory, options).status()

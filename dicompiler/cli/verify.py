@@ -20,9 +20,9 @@ def command(directory: Path, inputs: Path | None, timeout_s: float | None, as_js
     Exit code 0 only where every output is the same within the tolerance of its type, and every transfer had the bytes
     that were predicted.
     """
-    from dicompiler.cli.files import read_inputs
+    from dicompiler.cli.compile_output import show_verification
+    from dicompiler.cli.file_io import read_inputs
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.results import show_verification
     from dicompiler.driver.artifact import verify
 
     given = read_inputs(inputs)

@@ -12,7 +12,7 @@ from itertools import accumulate
 
 import onnx
 
-from dicompiler.ir.onnx.structure import tensors_read
+from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.program import DeviceProgram, Program, Segment, TensorSpec
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dicompiler.cost.counting import weight_regions
+from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import LiveRange, peak_nbytes
-from dicompiler.cost.model import CostModel
-from dicompiler.cost.runtime import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
-from dicompiler.cost.simulation import SimulationResult
+from dicompiler.cost.op_counts import weight_regions
+from dicompiler.cost.runtime_overhead import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
+from dicompiler.cost.simulation_result import SimulationResult
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload, task_flops, task_seconds
 from dicompiler.ir.layers import LayerGraph

@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.remembering import Memoizing, memoized
+from dicompiler.base.memoize import Memoizing, memoized
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.counting import count_operations
-from dicompiler.cost.curve import TimeCurve
-from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.ir.devices import Device, Link
+from dicompiler.cost.op_counts import count_operations
+from dicompiler.cost.piecewise_linear import TimeCurve
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.ir.cluster import Device, Link
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import is_fixed_size, raw_nbytes
+from dicompiler.ir.operator_rule import TensorInfo
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.regions import full_region
-from dicompiler.ir.rule import TensorInfo
 from dicompiler.partition.bounds_inference import output_shape
 
 log = logging.getLogger("dicompiler")

@@ -13,8 +13,8 @@ from itertools import accumulate, count
 from typing import Any
 
 from dicompiler.base.collecting import gc_paused
-from dicompiler.cost.lines import Flow, LinkScheduler
-from dicompiler.cost.simulation import SimulationResult, Span
+from dicompiler.cost.link_sharing import Flow, LinkScheduler
+from dicompiler.cost.simulation_result import SimulationResult, Span
 from dicompiler.cost.workload import Message, Workload
 from dicompiler.ir.platform import Platform
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from dicompiler.cost.counting import count_flops
-from dicompiler.cost.model import CostModel
-from dicompiler.cost.runtime import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
+from dicompiler.cost.cost_model import CostModel
+from dicompiler.cost.op_counts import count_flops
+from dicompiler.cost.runtime_overhead import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
+from dicompiler.ir.operator_rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
 from dicompiler.ir.regions import Region, region_shape
 from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing, assembly_leaves
-from dicompiler.ir.rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.ir.tasks import ShareTask, Task, TaskId, TensorKey, task_id
-from dicompiler.ir.wire import effective_wire_dtypes
+from dicompiler.ir.wire_dtype import effective_wire_dtypes
 
 
 @dataclass(frozen=True)

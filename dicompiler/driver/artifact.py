@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.asked import validate_arguments
 from dicompiler.driver.prepare import DEFAULT_COST_MODEL, make_problem, prepare
-from dicompiler.driver.sending import apply_wire_types
+from dicompiler.driver.validate_args import validate_arguments
+from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir import plan as plans
-from dicompiler.ir.compilation import Decision, PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import Decision, PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
+from dicompiler.ir.recurrent_states import read_states
 from dicompiler.ir.routing import Routing
-from dicompiler.ir.states import read_states
 from dicompiler.partition.lowering import lower, lower_unchecked
 from dicompiler.partition.routing import route_on_platform
 from dicompiler.partition.tiling import single_device_plan
 from dicompiler.plugin.registry import registry
-from dicompiler.search.losses import failure_metrics
+from dicompiler.search.failure_cases import failure_metrics
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import Service, Target
+from dicompiler.target.integrity import check_files, load_artifact
 from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, PROVENANCE_FILE, REFERENCE_FILE
-from dicompiler.target.records import InstalledDevice, RunOptions, RunResult
-from dicompiler.target.seal import check_files, load_artifact
+from dicompiler.target.run_records import InstalledDevice, RunOptions, RunResult
+from dicompiler.target.target_base import Service, Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -138,7 +138,7 @@ def run_opened(
     options: RunOptions,
 ) -> RunResult:
     """As `run`, of an artifact that was opened to run it: its target, and a model with its inputs."""
-    from dicompiler.verify.given import first_and_later_inputs, hint_on_input_error
+    from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
     if options.start_without and not target.can_tolerate_failures:
         raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
@@ -171,8 +171,8 @@ def verify(
     enough for."""
     from dicompiler.verify.comparison import Verification, check_exact, check_transfers
     from dicompiler.verify.deadline import Deadline, deadline_scope
-    from dicompiler.verify.given import hint_on_input_error, verification_frames
-    from dicompiler.verify.narrowed import check_wire_range
+    from dicompiler.verify.run_inputs import hint_on_input_error, verification_frames
+    from dicompiler.verify.wire_error import check_wire_range
 
     deadline = Deadline(RunOptions().with_timeout(timeout).timeout_s)
     path, target, model = _open_artifact(directory, weights=True, runs=True)
@@ -240,7 +240,7 @@ class _VerifiedRun:
 
     def checks(self, model: Model, target: Target, routing: Routing) -> list[Check]:
         """Whether it is what onnxruntime gives for them."""
-        from dicompiler.verify.narrowed import wire_error_bound
+        from dicompiler.verify.wire_error import wire_error_bound
 
         return _compare_outputs(model, self.frames, self.result, target, wire_error_bound(routing), self.failed)
 
@@ -256,8 +256,8 @@ def verify_run(
     """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
     onnxruntime."""
     from dicompiler.verify.comparison import Verification
-    from dicompiler.verify.given import first_and_later_inputs
-    from dicompiler.verify.narrowed import wire_error_bound
+    from dicompiler.verify.run_inputs import first_and_later_inputs
+    from dicompiler.verify.wire_error import wire_error_bound
 
     path, target, model = _open_artifact(directory, weights=True)
     (given, _), plan, more = first_and_later_inputs(model, inputs), plans.load_plan(path / PLAN_FILE), 0.0
@@ -279,9 +279,9 @@ def _compare_outputs(
     """A check for each output that a device delivered of the frames `given`: one for each role, or several in a row
     where there are states. more: the share of max|reference| that is allowed beside what the target and the type allow.
     lost: without whom it ran."""
-    from dicompiler.ir.drawing import random_tensors
+    from dicompiler.ir.random_ops import random_tensors
     from dicompiler.verify import comparison
-    from dicompiler.verify.given import reference_outputs
+    from dicompiler.verify.run_inputs import reference_outputs
     from dicompiler.verify.tolerances import output_tolerances
 
     what = "step" if read_states(model.proto) else "replica"

@@ -14,13 +14,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.base.atomic import atomic_directory, check_output_directory
+from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.collecting import gc_paused
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import MemoryUse
-from dicompiler.cost.model import CostModel
-from dicompiler.driver.asked import Shapes, check_instruments, format_shapes, validate_arguments
-from dicompiler.driver.compiled import CompileResult
+from dicompiler.driver.compile_result import CompileResult
+from dicompiler.driver.compile_summary import summarize
 from dicompiler.driver.prepare import (
     DEFAULT_COST_MODEL,
     DEFAULT_TARGET,
@@ -29,25 +29,25 @@ from dicompiler.driver.prepare import (
     resolve_platform,
     resolve_states,
 )
-from dicompiler.driver.sending import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
-from dicompiler.driver.summary import summarize
+from dicompiler.driver.validate_args import Shapes, check_instruments, format_shapes, validate_arguments
+from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
 from dicompiler.ir import plan as plans
-from dicompiler.ir.compilation import Decision, PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import Decision, PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, platform_to_toml
-from dicompiler.ir.wire import WireFormat
+from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.lowering import lower
 from dicompiler.partition.routing import route_on_platform
+from dicompiler.plugin.pass_base import Instrument
 from dicompiler.plugin.pass_manager import PassManager
-from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints, check_program_memory, check_target_support
-from dicompiler.search.losses import FailureSelection, failure_metrics
+from dicompiler.search.failover_planning import add_failover_plans
+from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
-from dicompiler.search.survival import add_failover_plans
-from dicompiler.target.interface import Target
+from dicompiler.target.integrity import write_integrity
 from dicompiler.target.manifest import (
     ARTIFACT_FILE,
     ARTIFACT_NOUN,
@@ -57,7 +57,7 @@ from dicompiler.target.manifest import (
     PROVENANCE_FORMAT,
     REFERENCE_FILE,
 )
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.target_base import Target
 
 if TYPE_CHECKING:
     import onnx
@@ -322,7 +322,7 @@ def add_metrics(
 def write_artifact(compilation: PipelineState, target: Target, output: Path) -> PipelineState:
     """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
-    from dicompiler.verify.tables import find_lookup_tables
+    from dicompiler.verify.lookup_tables import find_lookup_tables
 
     log.info("target %s writes %s", target.name, output)
     with atomic_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN) as stage:

@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.specs import option_files
-from dicompiler.ir.onnx.importing import external_files
+from dicompiler.base.option_specs import option_files
+from dicompiler.ir.onnx.loader import external_files
 from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
 from dicompiler.plugin.registry import registry

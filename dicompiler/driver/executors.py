@@ -53,7 +53,7 @@ def open_executor(text: str | None) -> Iterator[Executor | None]:
         return
     kind, value = parse_executor(text)
     if kind == "dask":
-        from dicompiler.driver.dask_cluster import DaskExecutor
+        from dicompiler.driver.dask_executor import DaskExecutor
 
         opened: Executor = DaskExecutor(value)
     else:

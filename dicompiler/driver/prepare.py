@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 import onnx
 
 from dicompiler.base.errors import UsageError
-from dicompiler.base.specs import Spec
-from dicompiler.cost.model import AnalyticModel, CostModel
-from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.driver.sending import apply_wire_types
-from dicompiler.ir.compilation import PipelineState
+from dicompiler.base.option_specs import Spec
+from dicompiler.cost.cost_model import AnalyticModel, CostModel
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.soundness import check_known_operators
+from dicompiler.ir.onnx.sanity_checks import check_known_operators
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import WireFormat, parse_wire_format
+from dicompiler.ir.wire_dtype import WireFormat, parse_wire_format
+from dicompiler.plugin.pass_base import Instrument
 from dicompiler.plugin.pass_manager import PassManager
-from dicompiler.plugin.passes import Instrument
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
-from dicompiler.target.interface import Target
+from dicompiler.target.target_base import Target
 
 if TYPE_CHECKING:
     import onnx

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from dicompiler.base.remembering import Memoizing, memoized
+from dicompiler.base.memoize import Memoizing, memoized
+from dicompiler.ir.operator_rule import Node, Operation, OperatorRule, Piece, TensorInfo, whole_tensor
 from dicompiler.ir.regions import Interval, Region, full_region
-from dicompiler.ir.rule import Node, Operation, OperatorRule, Piece, TensorInfo, whole_tensor
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.wire import WireFormat, wire_format_from_json, wire_format_to_json
+from dicompiler.ir.wire_dtype import WireFormat, wire_format_from_json, wire_format_to_json
 
 FORMAT = "dicompiler.plan/1"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
-from dicompiler.base.remembering import Memoizing, memoized
+from dicompiler.base.memoize import Memoizing, memoized
 from dicompiler.base.schema import read_text, validate
 from dicompiler.base.units import (
     BANDWIDTH,
@@ -27,8 +27,8 @@ from dicompiler.base.units import (
     parse_bytes,
     parse_quantity,
 )
-from dicompiler.ir.boards import BOARDS, BuiltinBoard
-from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
+from dicompiler.ir.builtin_boards import BOARDS, BuiltinBoard
+from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind
 
 if TYPE_CHECKING:
     import numpy as np

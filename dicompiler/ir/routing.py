@@ -15,7 +15,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Region, region_shape
 from dicompiler.ir.tasks import Task, TaskId, TensorKey
-from dicompiler.ir.wire import sent_dtype
+from dicompiler.ir.wire_dtype import sent_dtype
 
 
 class Box(NamedTuple):

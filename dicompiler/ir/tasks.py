@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from dicompiler.ir.operator_rule import Node, Piece
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Node, Piece
 
 TaskKind = Literal["plain", "partial", "merger"]
 TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)

@@ -15,9 +15,9 @@ from typing import Any
 import onnx
 
 from dicompiler.base.errors import UsageError, did_you_mean
-from dicompiler.networks import classic, decoder, detection, edge, residual, transformers
+from dicompiler.networks import classic, decoder, detection, mlperf_tiny, residual, transformers
 from dicompiler.networks.builder import NetworkBuilder
-from dicompiler.networks.light import LIGHT_NAMES, build_light
+from dicompiler.networks.onnx_light_models import LIGHT_NAMES, build_light
 
 __all__ = ["LIGHT_NAMES", "NAMES", "build", "build_light", "count_parameters", "describe", "network_options"]
 
@@ -37,21 +37,21 @@ class _Network:
 
 _NETWORKS = {
     "alexnet": _Network(classic.alexnet),
-    "autoencoder": _Network(edge.autoencoder, 640, 0, size_axes=1),
+    "autoencoder": _Network(mlperf_tiny.autoencoder, 640, 0, size_axes=1),
     "bert_base": _Network(
         transformers.bert_base, 128, 0, size_axes=1, token_inputs=("input_ids", "attention_mask", "token_type_ids")
     ),
     "densenet121": _Network(residual.densenet, fixed_arguments={"depth": 121}),
-    "ds_cnn": _Network(edge.ds_cnn, (49, 10), 1),
+    "ds_cnn": _Network(mlperf_tiny.ds_cnn, (49, 10), 1),
     "lenet": _Network(classic.lenet, 32, 1),
     "llama_small": _Network(decoder.llama_small, 128, 0, size_axes=1, token_inputs=("input_ids",)),
     "mobilenet_v2": _Network(residual.mobilenet_v2),
-    "person_detection": _Network(edge.person_detection, 96),
+    "person_detection": _Network(mlperf_tiny.person_detection, 96),
     "quirks": _Network(residual.quirks, 32),
     "resnet101": _Network(residual.resnet, fixed_arguments={"depth": 101}),
     "resnet18": _Network(residual.resnet, fixed_arguments={"depth": 18}),
     "resnet50": _Network(residual.resnet, fixed_arguments={"depth": 50}),
-    "resnet8": _Network(edge.resnet8, 32),
+    "resnet8": _Network(mlperf_tiny.resnet8, 32),
     "segformer_b0": _Network(transformers.segformer_b0, 512),
     "squeezenet": _Network(classic.squeezenet),
     "tiny": _Network(residual.tiny, 32),

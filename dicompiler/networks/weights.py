@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.base.seeded import named_generator
+from dicompiler.base.rng import named_generator
 
 Role = Literal["filter", "bias", "scale", "shift", "mean", "variance"]
 #: Roles that a training framework does not count as parameters: a BatchNormalization's running statistics.

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dicompiler.ir.rule import OperatorRule
+from dicompiler.ir.operator_rule import OperatorRule
 
 
 def builtin_rules() -> Iterable[OperatorRule]:
     """All rules of this package, in a fixed order."""
     from dicompiler.operators import (
         attention,
-        axes,
-        dense,
+        conv_pool,
+        data_movement,
         elementwise,
-        ml,
-        quantised,
-        resampling,
-        shaping,
-        slicing,
-        windows,
+        matmul,
+        onnx_ml,
+        quantized,
+        reductions,
+        resize,
+        slice_pad,
     )
 
-    for module in (elementwise, windows, dense, quantised, axes, attention, shaping, slicing, resampling, ml):
+    for module in (
+        elementwise,
+        conv_pool,
+        matmul,
+        quantized,
+        reductions,
+        attention,
+        data_movement,
+        slice_pad,
+        resize,
+        onnx_ml,
+    ):
         yield from module.RULES

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from dicompiler.ir.operator_rule import ORT_DOMAIN, OpCost, Operation, OperatorRule, Piece, counted_rules, whole_tensor
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval
-from dicompiler.ir.rule import ORT_DOMAIN, OpCost, Operation, OperatorRule, Piece, counted_rules, whole_tensor
 from dicompiler.operators.elementwise import broadcast_need
 
 

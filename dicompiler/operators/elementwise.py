@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dicompiler.ir.operator_rule import (
+    ORT_DOMAIN,
+    Operation,
+    OperatorRule,
+    Piece,
+    cost_per_output,
+    whole_tensor,
+    zero_cost,
+)
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import ORT_DOMAIN, Operation, OperatorRule, Piece, cost_per_output, whole_tensor, zero_cost
 
 UNARY_OPERATORS = (
     "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Cast Ceil Celu Clip Cos Cosh Elu Erf Exp Floor Gelu "

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicompiler.base.remembering import memoized
+from dicompiler.base.memoize import memoized
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.operator_rule import Node
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.regions import Interval, Region, Shape, bounding_region, full_region, with_interval
-from dicompiler.ir.rule import Node
 from dicompiler.ir.tasks import ShareTask, Task, TaskKind, TaskNode, TensorKey
 
 

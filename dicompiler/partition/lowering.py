@@ -12,19 +12,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.narrowing import check_wire_dtypes
+from dicompiler.partition.onnx_writer import write_placed_model
 from dicompiler.partition.placed_graph import ModelFacts
 from dicompiler.partition.placement import place_parts
 from dicompiler.partition.routing import route, route_on_platform
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import single_device_plan
-from dicompiler.partition.writing import write_placed_model
+from dicompiler.partition.wire_casts import check_wire_dtypes
 
 log = logging.getLogger("dicompiler")
 

@@ -17,14 +17,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
+from dicompiler.ir.onnx.graph_structure import body_names, body_reads, control_flow_bodies, rename_captures
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.names import unique_name
-from dicompiler.ir.onnx.structure import body_names, body_reads, control_flow_bodies, rename_captures
 from dicompiler.ir.onnx.weights import is_fixed_size
+from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, Piece
 from dicompiler.ir.program import TensorSpec
+from dicompiler.ir.recurrent_states import StatePairs, StatePiece, read_states
 from dicompiler.ir.regions import Region, full_region, region_shape, with_interval
-from dicompiler.ir.rule import STAND_IN_DOMAIN, Piece
-from dicompiler.ir.states import StatePairs, StatePiece, read_states
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import format_region
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from dicompiler.ir.operator_rule import Node, Piece
 from dicompiler.ir.plan import Plan
+from dicompiler.ir.recurrent_states import StatePiece
 from dicompiler.ir.regions import Region, full_region
 from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing
-from dicompiler.ir.rule import Node, Piece
-from dicompiler.ir.states import StatePiece
 from dicompiler.ir.tasks import Task, TaskId, TensorKey, task_id
-from dicompiler.partition.narrowing import WireCasts
 from dicompiler.partition.placed_graph import (
     ModelFacts,
     NodePlacement,
@@ -23,6 +22,7 @@ from dicompiler.partition.placed_graph import (
     WeightSlice,
 )
 from dicompiler.partition.routing import format_region
+from dicompiler.partition.wire_casts import WireCasts
 
 
 def place_parts(given: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:

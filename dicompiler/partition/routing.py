@@ -27,9 +27,9 @@ from dicompiler.ir.routing import (
     assembly_leaves,
 )
 from dicompiler.ir.tasks import Task, TaskId, TensorKey, task_id
-from dicompiler.ir.wire import with_wire_dtypes
+from dicompiler.ir.wire_dtype import with_wire_dtypes
 from dicompiler.partition.bounds_inference import make_tasks
-from dicompiler.partition.plan_rules import check_plan, failure_plan_in_errors
+from dicompiler.partition.plan_validation import check_plan, failure_plan_in_errors
 
 if TYPE_CHECKING:
     from dicompiler.ir.platform import Platform

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import onnx
 
+from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.structure import tensors_read
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
-from dicompiler.ir.states import read_state_pieces
+from dicompiler.ir.recurrent_states import read_state_pieces
 from dicompiler.partition.annotations import read_annotation, read_source_and_sinks
 from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedGraph, PlacedNode
 

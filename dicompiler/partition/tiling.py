@@ -12,7 +12,7 @@ from typing import Literal
 from onnx import TensorProto
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.remembering import memoized
+from dicompiler.base.memoize import memoized
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.regions import Interval, Region, bounding_region, full_region, split_proportionally, with_interval

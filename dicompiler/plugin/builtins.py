@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from dicompiler.plugin.hookspecs import API_VERSION, hookimpl
 
 if TYPE_CHECKING:
-    from dicompiler.cost.model import CostModel
+    from dicompiler.cost.cost_model import CostModel
+    from dicompiler.ir.operator_rule import OperatorRule
     from dicompiler.ir.platform import PlatformFamily
-    from dicompiler.ir.rule import OperatorRule
 
 dicompiler_api = API_VERSION
 
@@ -26,10 +26,10 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
     """The analytic cost model, the roofline, the fit for each layer kind, and what was measured."""
-    from dicompiler.cost.linear import LinearModel
-    from dicompiler.cost.measured import ProfileModel
-    from dicompiler.cost.model import AnalyticModel
-    from dicompiler.cost.roofline import RooflineModel
+    from dicompiler.cost.cost_model import AnalyticModel
+    from dicompiler.cost.linear_model import LinearModel
+    from dicompiler.cost.profile_model import ProfileModel
+    from dicompiler.cost.roofline_model import RooflineModel
 
     return [AnalyticModel, RooflineModel, LinearModel, ProfileModel]
 

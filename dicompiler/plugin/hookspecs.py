@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 import pluggy
 
 if TYPE_CHECKING:
-    from dicompiler.cost.model import CostModel
+    from dicompiler.cost.cost_model import CostModel
+    from dicompiler.ir.operator_rule import OperatorRule
     from dicompiler.ir.platform import PlatformFamily
-    from dicompiler.ir.rule import OperatorRule
-    from dicompiler.plugin.passes import Pass
+    from dicompiler.plugin.pass_base import Pass
     from dicompiler.search.strategy import Strategy
-    from dicompiler.target.interface import Target
+    from dicompiler.target.target_base import Target
 
 API_VERSION = 2
 PLUGGY_PROJECT = "dicompiler"

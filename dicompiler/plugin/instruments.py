@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from dicompiler.ir.compilation import PipelineState
-    from dicompiler.plugin.passes import Pass
+    from dicompiler.ir.pipeline_state import PipelineState
+    from dicompiler.plugin.pass_base import Pass
 
 
 class NoOpInstrument:

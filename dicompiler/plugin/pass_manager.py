@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.specs import parse_pipeline
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.plugin.passes import Instrument, Pass, PassError
+from dicompiler.base.option_specs import parse_pipeline
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.plugin.pass_base import Instrument, Pass, PassError
 from dicompiler.plugin.registry import registry
 
 

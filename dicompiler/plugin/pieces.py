@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from dicompiler.ir.operator_rule import Operation, Piece
 from dicompiler.ir.regions import Region, contains, full_region
-from dicompiler.ir.rule import Operation, Piece
 
 
 def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:

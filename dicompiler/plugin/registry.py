@@ -21,9 +21,9 @@ from typing import Any
 import pluggy
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, describe_exception, did_you_mean
-from dicompiler.base.specs import Spec, instantiate, options_of, parse_spec
-from dicompiler.ir.rule import OperatorRule
-from dicompiler.plugin import guard, guests, hookspecs
+from dicompiler.base.option_specs import Spec, instantiate, options_of, parse_spec
+from dicompiler.ir.operator_rule import OperatorRule
+from dicompiler.plugin import guests, hookspecs, plugin_wrappers
 from dicompiler.plugin.entry_points import (
     BUILTIN_PLUGINS,
     ENTRY_POINT_GROUP,
@@ -56,11 +56,13 @@ class PluginKind:
 
 PLUGIN_KINDS: Mapping[str, PluginKind] = MappingProxyType(
     {
-        "passes": PluginKind("pass", "dicompiler_passes", "dicompiler.plugin.passes:Pass"),
+        "passes": PluginKind("pass", "dicompiler_passes", "dicompiler.plugin.pass_base:Pass"),
         "strategies": PluginKind("strategy", "dicompiler_strategies", "dicompiler.search.strategy:Strategy"),
-        "targets": PluginKind("target", "dicompiler_targets", "dicompiler.target.interface:Target"),
-        "operators": PluginKind("operator rule", "dicompiler_operators", "dicompiler.ir.rule:OperatorRule", False),
-        "cost_models": PluginKind("cost model", "dicompiler_cost_models", "dicompiler.cost.model:CostModel"),
+        "targets": PluginKind("target", "dicompiler_targets", "dicompiler.target.target_base:Target"),
+        "operators": PluginKind(
+            "operator rule", "dicompiler_operators", "dicompiler.ir.operator_rule:OperatorRule", False
+        ),
+        "cost_models": PluginKind("cost model", "dicompiler_cost_models", "dicompiler.cost.cost_model:CostModel"),
         "platforms": PluginKind("platform", "dicompiler_platforms", "dicompiler.ir.platform:PlatformFamily", False),
     }
 )
@@ -133,7 +135,7 @@ class Registry:
         """An instance of a pass, strategy, target or cost model from its text or Spec. UsageError as `find` and
         `specs.instantiate`."""
         parsed = parse_spec(spec, PLUGIN_KINDS[kind].noun) if isinstance(spec, str) else spec
-        return guard.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
+        return plugin_wrappers.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
 
     def resolve(self, kind: str, given: Any) -> Any:
         """What `make` gives for a text or a Spec; an instance as if it had been made here. Of a class that no plugin
@@ -141,12 +143,14 @@ class Registry:
         if isinstance(given, str | Spec):
             return self.make(kind, given)
         one = self._find_entry(kind, given)
-        unnamed = guard.CallGuard(PLUGIN_KINDS[kind].noun, one.origin)
-        return guard.with_wrapped_class(given, one.value if one.name else guard.wrap_class(one.value, unnamed))
+        unnamed = plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, one.origin)
+        return plugin_wrappers.with_wrapped_class(
+            given, one.value if one.name else plugin_wrappers.wrap_class(one.value, unnamed)
+        )
 
     def describe(self, kind: str, thing: Any) -> str:
         """A pass, strategy, target or cost model and where it is from: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
-        return guard.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
+        return plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
 
     def _find_entry(self, kind: str, thing: Any) -> RegistryEntry:
         """What is provided with the thing's class; nameless where no plugin provides it."""
@@ -299,8 +303,8 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     packages = {top_level_package(plugin.value), top_level_package(code.__module__)} - {
         top_level_package(module) for _, module in BUILTIN_PLUGINS
     }
-    watch = guard.CallGuard(PLUGIN_KINDS[kind].noun, one.origin, str(plugin), frozenset(packages))
-    return replace(one, value=guard.wrap_provided(value, name, watch))
+    watch = plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, one.origin, str(plugin), frozenset(packages))
+    return replace(one, value=plugin_wrappers.wrap_provided(value, name, watch))
 
 
 def _get_base_class(kind: PluginKind) -> Any:
@@ -331,7 +335,7 @@ def _get_valid_name(kind: PluginKind, value: Any) -> str:
 
 def _check_pass_fields(step: Any) -> None:
     """TypeError where a pass requires or provides what a Compilation does not have."""
-    from dicompiler.ir.compilation import PipelineState
+    from dicompiler.ir.pipeline_state import PipelineState
 
     for name in (*step.requires, *step.provides):
         if name not in PipelineState.__dataclass_fields__:

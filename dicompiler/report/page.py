@@ -7,11 +7,11 @@ from importlib import resources
 from typing import Any
 
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_seconds
-from dicompiler.driver.summary import find_bottleneck
-from dicompiler.report.facts import ReportData
-from dicompiler.report.graph import device_chip, device_label, draw_layer_graph
-from dicompiler.report.markup import Markup, element, html_table, join_markup, replace_unprintable
-from dicompiler.report.memory import draw_memory
+from dicompiler.driver.compile_summary import find_bottleneck
+from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable
+from dicompiler.report.layer_graph_svg import device_chip, device_label, draw_layer_graph
+from dicompiler.report.memory_charts import draw_memory
+from dicompiler.report.report_data import ReportData
 from dicompiler.report.tables import (
     comparison_table,
     explanation_tables,

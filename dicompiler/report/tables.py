@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dicompiler.analysis.explain import break_even_text
 from dicompiler.base.objectives import speed_metric
 from dicompiler.base.units import format_bytes, format_joules, format_seconds
-from dicompiler.driver.why import break_even_text
-from dicompiler.report.facts import ReportData
-from dicompiler.report.graph import device_label
-from dicompiler.report.markup import Markup, element, html_table, join_markup, replace_unprintable, svg
-from dicompiler.search.fronts import objective_values
+from dicompiler.report.html import Markup, element, html_table, join_markup, replace_unprintable, svg
+from dicompiler.report.layer_graph_svg import device_label
+from dicompiler.report.report_data import ReportData
+from dicompiler.search.pareto_front import objective_values
 
 FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
 """Pixels of a front's picture, and of what stands at its axes."""

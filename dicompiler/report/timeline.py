@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dicompiler.base.units import format_bytes, format_seconds
-from dicompiler.report.facts import ReportData
-from dicompiler.report.graph import colour_class, device_chip
-from dicompiler.report.markup import Markup, element, replace_unprintable
+from dicompiler.report.html import Markup, element, replace_unprintable
+from dicompiler.report.layer_graph_svg import colour_class, device_chip
+from dicompiler.report.report_data import ReportData
 
 ROW_HEIGHT_PX, COMPUTE_HEIGHT_PX, SEND_HEIGHT_PX = 36, 18, 9
 """Pixels of a device's row, of its computing and of its sending."""

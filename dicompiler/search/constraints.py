@@ -11,17 +11,17 @@ from typing import Literal
 
 from dicompiler.base.errors import DicompilerError, did_you_mean
 from dicompiler.base.units import format_bytes
-from dicompiler.cost.counting import activation_nbytes, weight_regions
 from dicompiler.cost.memory import MemoryUse
-from dicompiler.ir.compilation import PipelineState
+from dicompiler.cost.op_counts import activation_nbytes, weight_regions
 from dicompiler.ir.metrics import DeviceFootprint, Metrics
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.routing import Routing, assembly_leaves
-from dicompiler.partition.plan_rules import failure_plan_in_errors
+from dicompiler.partition.plan_validation import failure_plan_in_errors
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import Target
+from dicompiler.target.target_base import Target
 
 
 @dataclass(frozen=True)

@@ -18,33 +18,33 @@ import onnx
 from dicompiler.base.collecting import gc_paused
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.memory import MemoryUse, program_memory
 from dicompiler.cost.metrics import estimate_metrics, metrics_of_simulation
-from dicompiler.cost.model import AnalyticModel, CostModel
-from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.simulation import SimulationResult
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.cost.simulation_result import SimulationResult
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import Workload, build_workload
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.devices import Device
-from dicompiler.ir.drawing import random_layers
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.lineage import NodeOrigins
 from dicompiler.ir.metrics import Metrics
+from dicompiler.ir.node_origins import NodeOrigins
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, raw_nbytes
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program
+from dicompiler.ir.random_ops import random_layers
 from dicompiler.ir.regions import full_region
-from dicompiler.ir.wire import WireFormat
+from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import build_program_only, lower_unchecked
 from dicompiler.partition.placed_graph import ModelFacts
 
 if TYPE_CHECKING:
     from dicompiler.ir.routing import Routing
-    from dicompiler.target.interface import Target
+    from dicompiler.target.target_base import Target
 
 
 MAX_SIMULATED_DEVICE_KINDS = 4

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.constraints import check_constraints
-from dicompiler.search.fronts import ParetoFront, ProgressCallback, build_single_point_front
+from dicompiler.search.pareto_front import ParetoFront, ProgressCallback, build_single_point_front
 from dicompiler.search.problem import Problem
+from dicompiler.search.work_budget import WorkBudget
 
 INTERRUPTED_NOTE = "the search was interrupted"
 """The note of a plan that is the best one that a strategy had found when Ctrl-C came."""

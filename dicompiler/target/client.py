@@ -22,8 +22,8 @@ from types import NoneType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dicompiler.base.errors import DicompilerError, check_type, did_you_mean
-from dicompiler.target.records import DeviceReport, RunOptions
-from dicompiler.target.seal import check_files, load_artifact
+from dicompiler.target.integrity import check_files, load_artifact
+from dicompiler.target.run_records import DeviceReport, RunOptions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLIENT_ENTRY_POINT_GROUP = "dicompiler.clients"
 """The entry points of targets whose artifacts can be connected to: the target's name = "module:function", which is
 called with a directory (Path) and RunOptions, and returns a Session."""
-BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.client:connect"}
+BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.open_session:connect"}
 """Those of an uninstalled checkout: the same as in pyproject.toml."""
 
 
@@ -65,7 +65,7 @@ class Session(Protocol):
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """`stream` for `async for`: it waits in another thread, and the frames may come from an async iterator, which
         is awaited in the caller's loop. Who leaves it early waits until the frame that is on its way is there."""
-        from dicompiler.target.awaited import stream_async
+        from dicompiler.target.async_stream import stream_async
 
         async for outputs in stream_async(self.stream, frames):
             yield outputs

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.model import validate_seconds
+from dicompiler.cost.cost_model import validate_seconds
 from dicompiler.plugin_api import (
     CostModel,
     Device,
@@ -23,9 +23,9 @@ from dicompiler.plugin_api import (
     reduction_length,
     with_interval,
 )
-from dicompiler.testing.elsewhere import call_in_subprocess
-from dicompiler.testing.faults import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import as_instance, describe, error_context, require
 from dicompiler.testing.samples import Sample, samples
+from dicompiler.testing.subprocess_call import call_in_subprocess
 
 
 def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 
-from dicompiler.base.specs import parse_spec, spec_of
+from dicompiler.base.option_specs import parse_spec, spec_of
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import uniform_platform
@@ -25,7 +25,7 @@ from dicompiler.plugin_api import (
     run_model,
     single_device_plan,
 )
-from dicompiler.testing.faults import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import as_instance, describe, error_context, require
 from dicompiler.testing.samples import NETWORKS, build_network
 
 

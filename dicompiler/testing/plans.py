@@ -22,9 +22,9 @@ from dicompiler.plugin_api import (
     registry,
     run_model,
 )
-from dicompiler.testing.faults import require
+from dicompiler.testing.assertions import require
 from dicompiler.verify.comparison import check_exact, check_transfers
-from dicompiler.verify.given import prepare_inputs
+from dicompiler.verify.run_inputs import prepare_inputs
 
 
 def check_legal(problem: Problem, plan: Plan) -> None:

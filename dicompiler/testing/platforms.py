@@ -7,7 +7,7 @@ from typing import Any
 
 from dicompiler.ir.platform import platform_from_toml, platform_to_toml
 from dicompiler.plugin_api import Platform, PlatformFamily, PlatformFormat
-from dicompiler.testing.faults import error_context, require
+from dicompiler.testing.assertions import error_context, require
 
 
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -> None:

@@ -38,7 +38,7 @@ from dicompiler.plugin_api import (
     run_model,
     with_interval,
 )
-from dicompiler.testing.faults import error_context, require
+from dicompiler.testing.assertions import error_context, require
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ import onnx
 
 from dicompiler import networks as built
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import NetworkKind
+from dicompiler.ir.cluster import NetworkKind
 from dicompiler.networks.weights import make_weight as filled
 from dicompiler.plugin_api import OBJECTIVES, Device, Host, Network, Platform, Problem
 

@@ -8,10 +8,10 @@ from typing import Any
 from dicompiler.ir.plan import dumps
 from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Strategy
 from dicompiler.search.constraints import check_memory
-from dicompiler.testing.elsewhere import call_in_subprocess
-from dicompiler.testing.faults import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import as_instance, describe, error_context, require
 from dicompiler.testing.plans import check_legal, check_plan
 from dicompiler.testing.samples import Sample, memory_limited, samples
+from dicompiler.testing.subprocess_call import call_in_subprocess
 
 
 def check_strategy(

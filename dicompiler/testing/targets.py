@@ -33,11 +33,11 @@ from dicompiler.plugin_api import (
     tile_layer,
 )
 from dicompiler.target.manifest import ARTIFACT_FILE
-from dicompiler.testing.elsewhere import call_in_subprocess
-from dicompiler.testing.faults import as_instance, describe, error_context, require
+from dicompiler.testing.assertions import as_instance, describe, error_context, require
 from dicompiler.testing.samples import Sample, make_cluster, samples
+from dicompiler.testing.subprocess_call import call_in_subprocess
 from dicompiler.verify.comparison import check_transfers
-from dicompiler.verify.given import reference_outputs, verification_frames
+from dicompiler.verify.run_inputs import reference_outputs, verification_frames
 from dicompiler.verify.tolerances import output_tolerances
 
 SPLIT_STRATEGIES = ("single", "modnn", "pipeline")

@@ -19,7 +19,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program, TensorSpec, Transfer
 from dicompiler.ir.regions import to_slices
 from dicompiler.verify.exact import CheckModel, NotExactError, ReadMasks, Relaxation, build_check_model, seeds_needed
-from dicompiler.verify.exact.facts import Rules
+from dicompiler.verify.exact.graph_facts import Rules
 from dicompiler.verify.executor import Execution, ProgramExecutor, run_model
 from dicompiler.verify.tolerances import RELATIVE_TOLERANCES, Tolerance
 

@@ -18,13 +18,13 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, did_you_mean
-from dicompiler.base.given import coerce_input
-from dicompiler.base.sessions import create_session
+from dicompiler.base.input_arrays import coerce_input
+from dicompiler.base.ort_session import create_session
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_placeholder
 from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, TensorSpec, Transfer
+from dicompiler.ir.recurrent_states import inputs_with_states, read_state_pieces
 from dicompiler.ir.regions import to_slices
-from dicompiler.ir.states import inputs_with_states, read_state_pieces
 from dicompiler.verify.deadline import run_interruptibly
 from dicompiler.verify.levels import Optimization
 

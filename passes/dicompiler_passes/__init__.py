@@ -12,14 +12,14 @@ dicompiler_api = API_VERSION
 @hookimpl
 def dicompiler_passes() -> Iterable[type[Pass]]:
     """From a model to layers, annotations by hand, and the one pass that rewrites."""
-    from dicompiler_passes.channels import FusePass, LipPass, LopPass
+    from dicompiler_passes.channel_partition import FusePass, LipPass, LopPass
     from dicompiler_passes.form_layers import FormLayers
     from dicompiler_passes.infer_shapes import InferShapes
     from dicompiler_passes.keep_states import KeepStates
     from dicompiler_passes.normalise import Normalise
     from dicompiler_passes.partition import PartitionPass
     from dicompiler_passes.quantise import Quantise
-    from dicompiler_passes.tiles import FuseTiles, PlacePass, TileGrid, TileHeight
+    from dicompiler_passes.spatial_partition import FuseTiles, PlacePass, TileGrid, TileHeight
     from dicompiler_passes.trim import Trim
 
     splitting: list[type[Pass]] = [

@@ -29,7 +29,7 @@ from dicompiler.plugin_api import (
     is_random,
     read_states,
 )
-from dicompiler_passes.quantised import dequantize_by_reader
+from dicompiler_passes.qdq_grouping import dequantize_by_reader
 
 _CONCAT_TYPES_BEFORE_OPSET_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
 """What Concat takes before opset 4."""

@@ -28,11 +28,11 @@ from dicompiler.plugin_api import (
     Variable,
     did_you_mean,
 )
-from dicompiler_passes.folding import STANDARD_DOMAINS, fold_constants
-from dicompiler_passes.foreign import infer_contrib_shapes
-from dicompiler_passes.legality import check_nodes, check_sizes, infer_checked
-from dicompiler_passes.tidying import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices
-from dicompiler_passes.unfusing import unfuse
+from dicompiler_passes.constant_folding import STANDARD_DOMAINS, fold_constants
+from dicompiler_passes.contrib_shapes import infer_contrib_shapes
+from dicompiler_passes.normalize_rewrites import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices
+from dicompiler_passes.shape_checks import check_nodes, check_sizes, infer_checked
+from dicompiler_passes.unfuse import unfuse
 
 _USUAL_IMAGE_SHAPE, _USUAL_SEQUENCE_SHAPE = (1, 3, 224, 224), (128,)
 """Sizes that inputs often have: those of a picture; behind the first those of a text, or of a recording."""

@@ -26,7 +26,7 @@ from dicompiler.plugin_api import (
     unique_name,
     write_states,
 )
-from dicompiler_passes.tidying import int64_array
+from dicompiler_passes.normalize_rewrites import int64_array
 
 log = logging.getLogger("dicompiler")
 

@@ -9,11 +9,16 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dicompiler.plugin_api import Model, Pass, PipelineState
-from dicompiler_passes.folding import fold_constants
-from dicompiler_passes.legality import propagate_shapes
-from dicompiler_passes.quantised import duplicate_dequantize
-from dicompiler_passes.sendable import has_sequence_outputs, labels_to_indices, maps_to_tensors, sequences_to_tensors
-from dicompiler_passes.tidying import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
+from dicompiler_passes.constant_folding import fold_constants
+from dicompiler_passes.normalize_rewrites import fix_initializers, outputs_from_nodes, split_to_slices, trim_outputs
+from dicompiler_passes.output_types import (
+    has_sequence_outputs,
+    labels_to_indices,
+    maps_to_tensors,
+    sequences_to_tensors,
+)
+from dicompiler_passes.qdq_grouping import duplicate_dequantize
+from dicompiler_passes.shape_checks import propagate_shapes
 
 
 @dataclass(frozen=True)

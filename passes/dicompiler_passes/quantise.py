@@ -26,8 +26,8 @@ from dicompiler.plugin_api import (
     copy_without,
     read_samples,
 )
-from dicompiler_passes.before_quantising import simplify_for_quantization
 from dicompiler_passes.normalise import normalise
+from dicompiler_passes.prequantize import simplify_for_quantization
 
 MIN_OPSET = 13
 """The first in which weights have a scale for each channel."""

@@ -22,11 +22,11 @@ from dicompiler.plugin_api import (
     objective_terms,
     registry,
 )
-from dicompiler_strategies.candidates import CandidateSearch, EvaluatedPlan, evaluate_plans
+from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan, evaluate_plans
 from dicompiler_strategies.cpsat import DEFAULT_TRIES, MAX_GRADIENT_SIZE, CpSat
-from dicompiler_strategies.heads import best_row_plans, has_attention, reduced_choices
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables
+from dicompiler_strategies.transformer_heads import best_row_plans, has_attention, reduced_choices
 
 log = logging.getLogger("dicompiler")
 

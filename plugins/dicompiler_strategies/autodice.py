@@ -13,7 +13,7 @@ from typing import Any
 
 from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, did_you_mean, load_json, read_text
 
-# AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/boards.py.
+# AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/builtin_boards.py.
 CORE_FLOPS = 91e9 / 6
 GPU_FLOPS = 342e9
 MEMORY_BYTES = 8 * 2**30

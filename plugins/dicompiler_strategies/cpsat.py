@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dicompiler.plugin_api import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, Plan, Problem, Strategy, UsageError, WorkBudget
-from dicompiler_strategies.candidates import CandidateSearch, EvaluatedPlan
+from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan
 from dicompiler_strategies.tables.choices import MERGE_KINDS, ROW_CUTS, SHARE_KINDS, SPLIT_KINDS, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables
 
 if TYPE_CHECKING:
-    from dicompiler_strategies.joint.search import JointSolution
+    from dicompiler_strategies.joint.solve import JointSolution
 
 log = logging.getLogger("dicompiler")
 DEFAULT_TRIES = 200
@@ -101,8 +101,8 @@ class CpSat(Strategy):
 
     def solve(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> JointSolution:
         """The best plan found over the tables, with its bound; the solver stops where the allowance is over."""
-        from dicompiler_strategies.joint.search import solve_jointly
-        from dicompiler_strategies.joint.solving import SolverEffort
+        from dicompiler_strategies.joint.cpsat_solver import SolverEffort
+        from dicompiler_strategies.joint.solve import solve_jointly
 
         solution = solve_jointly(
             cost_tables, SolverEffort(self.time, self.workers, self.seed, allowance or WorkBudget())
@@ -128,7 +128,7 @@ class CpSat(Strategy):
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
         """That set, or the richest of some smaller ones for whose tables half of so many seconds do."""
-        from dicompiler_strategies.joint.fitting import affordable_choices
+        from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)
 

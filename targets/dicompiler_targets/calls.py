@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import CopyFunction, DeviceProgram, SegmentCall
 from dicompiler_targets.boxes import StridedCopy
-from dicompiler_targets.moves import HoistedSegment, make_copies
-from dicompiler_targets.seams import hoist_device_copies
+from dicompiler_targets.copy_hoisting import HoistedSegment, make_copies
+from dicompiler_targets.segment_io import hoist_device_copies
 
 CopyViews = tuple[NDArray[Any], NDArray[Any]]
 """Of memory, into the first of which the second is copied."""

@@ -11,7 +11,7 @@ import pytest
 from support.building import SPLIT, dicompiler, later, run
 
 from dicompiler import networks
-from dicompiler.base.atomic import TRACKED_LIST_NAME, tracked_files
+from dicompiler.base.atomic_output import TRACKED_LIST_NAME, tracked_files
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from dicompiler.driver.compiler import compile
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.mpi import tools
+from dicompiler_targets.mpi import toolchain
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "dicompiler" / "cli" / "cmake"
@@ -231,9 +231,9 @@ def test_the_example_builds_for_a_board_with_its_libraries_alone_and_emulated_ra
     # What is of this machine is refused, and what is nowhere missed.
     package = ("cmake", "-S", made / "lenet" / "here", f"-DCMAKE_TOOLCHAIN_FILE={source}/aarch64.cmake")
     for name, value, words in (
-        ("ONNXRUNTIME_LIBRARY", tools.find_library(), "is not for aarch64: give that of the target machine"),
-        ("MPI_mpi_LIBRARY", tools.find_library(), "is not for aarch64: give that of the target machine"),
-        ("DICOMPILER_FETCHED", tmp_path, "or fetch it: 'python3 -m dicompiler_targets.mpi.cross aarch64'"),
+        ("ONNXRUNTIME_LIBRARY", toolchain.find_library(), "is not for aarch64: give that of the target machine"),
+        ("MPI_mpi_LIBRARY", toolchain.find_library(), "is not for aarch64: give that of the target machine"),
+        ("DICOMPILER_FETCHED", tmp_path, "or fetch it: 'python3 -m dicompiler_targets.mpi.fetch_libraries aarch64'"),
     ):
         said = call(*package, "-B", tmp_path / name, f"-D{name}={value}", code=1)
         assert words in " ".join(said.split()), said

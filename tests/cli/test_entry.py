@@ -14,7 +14,7 @@ from support.commands import SHAPE, command, failed
 
 import dicompiler
 from dicompiler.base.objectives import OBJECTIVES
-from dicompiler.cli.group import COMMANDS
+from dicompiler.cli.command_group import COMMANDS
 
 HEAVY = set(
     "jsonschema logging matplotlib numpy onnx onnx_graphsurgeon onnxruntime ortools pluggy pymoo rich scipy".split()
@@ -181,7 +181,7 @@ class TestEnds:
         """Extension modules then say that they cannot be loaded."""
         done = run_python(
             """
-            import dicompiler.cli.entry as entry
+            import dicompiler.cli.command_line as entry
             def load(*_, **__):
                 try:
                     raise KeyboardInterrupt

@@ -21,10 +21,10 @@ from support.refusing import Refused
 
 import dicompiler as public
 from dicompiler import networks
+from dicompiler.analysis.explore import explore
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.driver import dask_cluster
-from dicompiler.driver.explore import explore
+from dicompiler.driver import dask_executor
 from dicompiler.driver.prepare import load_problem
 from dicompiler.plugin.registry import registry
 
@@ -116,7 +116,7 @@ def test_dask_finds_the_same_front_though_a_worker_is_lost_and_a_lost_scheduler_
         assert not armed.exists() and sorted(one.poll() is None for one in running.values()) == [False, True, True]
         with pytest.raises(ZeroDivisionError):  # what goes wrong in the work is no fault of the cluster
             pool.map(divmod, [1], [0])
-        monkeypatch.setattr(dask_cluster, "identity", lambda: "0.0.9")
+        monkeypatch.setattr(dask_executor, "identity", lambda: "0.0.9")
         with pytest.raises(DicompilerError, match=r"a worker runs dicompiler .*, and 0\.0\.9 is here: install"):
             pool.map(abs, [1])
         monkeypatch.undo()
@@ -128,16 +128,16 @@ def test_dask_finds_the_same_front_though_a_worker_is_lost_and_a_lost_scheduler_
 def test_a_cluster_that_cannot_be_used_is_told_in_a_line(
     boards: Cluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    monkeypatch.setattr(dask_cluster, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(dask_executor, "PATIENCE_S", 1.0)
     line = ("explore", "absent.onnx", "--platform", "rpi4x2", "-o", "out", "--executor", f"dask={farming.ADDRESS}")
     said = f"executor dask={farming.ADDRESS}: "
     empty = replace(boards, boards={})
     with boards.inside():
         assert refused(1, *line).startswith(f"{said}no scheduler of Dask ")
-        monkeypatch.setattr(dask_cluster, "PATIENCE_S", 20.0)
+        monkeypatch.setattr(dask_executor, "PATIENCE_S", 20.0)
         with farming.dask(empty, tmp_path_factory.mktemp("other"), start=farming.OTHER):
             with pytest.raises(DicompilerError, match=r"the scheduler runs Dask distributed 2024\.1\.0, and 20"):
-                dask_cluster.DaskExecutor(farming.ADDRESS)
+                dask_executor.DaskExecutor(farming.ADDRESS)
             monkeypatch.setattr(versions, "_version_cached", lambda _name: "2024.1.0")
-            monkeypatch.setattr(dask_cluster, "PATIENCE_S", 1.0)
+            monkeypatch.setattr(dask_executor, "PATIENCE_S", 1.0)
             assert refused(1, *line) == f"{said}the scheduler has no worker: start some with 'dask worker'"

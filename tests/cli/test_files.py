@@ -9,9 +9,9 @@ import pytest
 from support.commands import command, failed
 
 from dicompiler import networks
-from dicompiler.base.atomic import atomic_file
+from dicompiler.base.atomic_output import atomic_file
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cli.files import read_npz, write_npz
+from dicompiler.cli.file_io import read_npz, write_npz
 from dicompiler.ir.onnx.model import Model
 
 

@@ -13,7 +13,7 @@ from support.commands import command, failed
 from support.handmade import partial
 from support.running import emit
 
-from dicompiler.cli.entry import main
+from dicompiler.cli.command_line import main
 
 
 def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> None:

@@ -14,7 +14,7 @@ from support.commands import SHAPE, command, failed
 from support.refusing import COMPILE, Refused, image, network
 
 from dicompiler.cli import main
-from dicompiler.cli.files import read_npz
+from dicompiler.cli.file_io import read_npz
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import load_plan
 from dicompiler.verify.executor import run_model

@@ -14,9 +14,9 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.cli.list import PLUGIN_KIND_NAMES
-from dicompiler.cli.tables import print_table
+from dicompiler.cli.table import print_table
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.driver.summary import CompileSummary, load_summary
+from dicompiler.driver.compile_summary import CompileSummary, load_summary
 
 UNPOWERED = """
 [[host]]

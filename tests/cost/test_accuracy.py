@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.profiles import document, entry, network
 
-from dicompiler.cost import accuracy
+from dicompiler.cost import profile_accuracy
 from dicompiler.cost.profile import Profile, parse_profile
 
 
@@ -20,18 +20,18 @@ def profile(seconds: dict[int, float]) -> Profile:
 
 
 def test_a_piece_is_compared_with_a_curve_that_did_not_see_it() -> None:
-    exact = accuracy.interpolation_error(profile({2: 2e-3, 4: 4e-3, 8: 8e-3}))
+    exact = profile_accuracy.interpolation_error(profile({2: 2e-3, 4: 4e-3, 8: 8e-3}))
     assert exact is not None and exact.count == 1 and exact.worst == pytest.approx(0)
-    off = accuracy.interpolation_error(profile({2: 2e-3, 4: 8e-3, 8: 8e-3, 12: 12e-3}))
+    off = profile_accuracy.interpolation_error(profile({2: 2e-3, 4: 8e-3, 8: 8e-3, 12: 12e-3}))
     assert off is not None and off.count == 2
     assert off.worst == pytest.approx(0.5)  # 4 ms said, 8 ms measured
     assert off.median == pytest.approx((0.5 + 0.25) / 2)  # 10 ms said, 8 ms measured
-    assert accuracy.interpolation_error(profile({2: 2e-3, 4: 4e-3})) is None
+    assert profile_accuracy.interpolation_error(profile({2: 2e-3, 4: 4e-3})) is None
 
 
 def test_linear_and_roofline_say_again_what_follows_their_law() -> None:
     given = profile({2: 2e-3, 4: 4e-3, 8: 8e-3})
-    linear, roof = accuracy.linear_fit_error(given), accuracy.fit_roofline(given)
+    linear, roof = profile_accuracy.linear_fit_error(given), profile_accuracy.fit_roofline(given)
     assert linear is not None and linear.count == 4 and linear.worst == pytest.approx(0, abs=1e-9)
     assert roof is not None and roof.error.worst == pytest.approx(0, abs=1e-9)
     assert roof.rate == pytest.approx(1e6) or roof.memory_bandwidth == pytest.approx(1e5)
@@ -39,10 +39,12 @@ def test_linear_and_roofline_say_again_what_follows_their_law() -> None:
 
 def test_pieces_that_take_less_than_a_call_do_not_count() -> None:
     made = profile({2: 2e-3, 4: 8e-3, 8: 8e-3})
-    assert accuracy.interpolation_error(replace(made, call_s=3.9e-3)) is not None
+    assert profile_accuracy.interpolation_error(replace(made, call_s=3.9e-3)) is not None
     for call_s in (4.1e-3, 1.0):  # the pieces of 8 ms are no longer than that without it
         short = replace(made, call_s=call_s)
-        assert accuracy.interpolation_error(short) is None
+        assert profile_accuracy.interpolation_error(short) is None
     assert (
-        accuracy.linear_fit_error(replace(made, call_s=1.0)) is accuracy.fit_roofline(replace(made, call_s=1.0)) is None
+        profile_accuracy.linear_fit_error(replace(made, call_s=1.0))
+        is profile_accuracy.fit_roofline(replace(made, call_s=1.0))
+        is None
     )

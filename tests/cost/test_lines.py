@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.cost.lines import Flow, LinkScheduler
+from dicompiler.cost.link_sharing import Flow, LinkScheduler
 
 
 def played(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.workloads import cluster, job, work
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.losses import FAILURE_DETECTION_S, FailureCase, Outage, parse_outage, simulate_outages
+from dicompiler.cost.failure_timeline import FAILURE_DETECTION_S, FailureCase, Outage, parse_outage, simulate_outages
 
 NAMES = ("d0", "d1", "d2")
 

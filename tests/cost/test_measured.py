@@ -15,12 +15,12 @@ from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost import profile as profile_module
-from dicompiler.cost.counting import count_flops, count_operations
-from dicompiler.cost.linear import LinearModel
-from dicompiler.cost.measured import ProfileModel
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.linear_model import LinearModel
+from dicompiler.cost.op_counts import count_flops, count_operations
 from dicompiler.cost.profile import layer_input_nbytes, network_digest
-from dicompiler.cost.runtime import FREE_RUNTIME, RuntimeCosts
+from dicompiler.cost.profile_model import ProfileModel
+from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import LayerShare

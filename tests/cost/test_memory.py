@@ -21,7 +21,7 @@ from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.ir.program import DeviceProgram, Program, Transfer
 from dicompiler.partition.lowering import lower
-from dicompiler.target.interface import Target
+from dicompiler.target.target_base import Target
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import ProgramExecutor
 from dicompiler_targets.sockets import SocketsTarget

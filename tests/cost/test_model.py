@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 from support.profiles import FAST, NONE, SLOW, network
 
-from dicompiler.cost.counting import count_flops, count_macs, count_operations
-from dicompiler.cost.linear import LinearModel
-from dicompiler.cost.model import AnalyticModel, CostModel
-from dicompiler.cost.roofline import RooflineModel
-from dicompiler.ir.devices import Device
+from dicompiler.cost.cost_model import AnalyticModel, CostModel
+from dicompiler.cost.linear_model import LinearModel
+from dicompiler.cost.op_counts import count_flops, count_macs, count_operations
+from dicompiler.cost.roofline_model import RooflineModel
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.regions import full_region, split_proportionally, with_interval

@@ -14,10 +14,10 @@ from support.profiles import FAST, document, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import format_seconds
-from dicompiler.cost.curve import TimeCurve
-from dicompiler.cost.linear import LinearModel
-from dicompiler.cost.measured import ProfileModel
+from dicompiler.cost.linear_model import LinearModel
+from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.profile import layer_signature, network_digest, parse_profile
+from dicompiler.cost.profile_model import ProfileModel
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import LayerShare
 

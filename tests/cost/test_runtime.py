@@ -12,10 +12,16 @@ from support.commands import failed
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import UsageError
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.cost.runtime import FREE_RUNTIME, REFERENCE_FLOPS_PER_S, RuntimeCosts, runtime_slowdown, scale_to_device
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.runtime_overhead import (
+    FREE_RUNTIME,
+    REFERENCE_FLOPS_PER_S,
+    RuntimeCosts,
+    runtime_slowdown,
+    scale_to_device,
+)
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Network
+from dicompiler.ir.cluster import Device, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 

@@ -15,14 +15,14 @@ from support.layer_graphs import rules
 from support.workloads import MEGABIT, cluster, fan, job, work
 
 from dicompiler import networks
-from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.cost.simulation import SimulationResult
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.cost.simulation_result import SimulationResult
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, build_workload
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
+from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform, uniform_platform
 from dicompiler.partition.lowering import lower, lower_unchecked
 from dicompiler.plugin.registry import registry

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
 from support.workloads import cluster, fan
 
+from dicompiler.cost.perfetto_trace import dumps
 from dicompiler.cost.simulator import simulate
-from dicompiler.cost.trace import dumps
 
 
 def test_the_trace_holds_every_span_on_a_track_of_its_device() -> None:

@@ -11,12 +11,12 @@ from support.dealing import cluster, lenet
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import compile, networks
-from dicompiler.cost.counting import count_macs
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.op_counts import count_macs
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.workload import build_workload, count_copies, task_seconds
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import LayerShare, Part
@@ -24,7 +24,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import full_region, with_interval
 from dicompiler.ir.routing import Box
 from dicompiler.ir.tasks import task_id
-from dicompiler.ir.wire import with_wire_dtypes
+from dicompiler.ir.wire_dtype import with_wire_dtypes
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import AxisLabel, tile_layer
 

@@ -22,12 +22,12 @@ from dicompiler.driver.artifact import reopen_artifact, run, verify, verify_run
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.ir.plan import dumps
-from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators.elementwise import elementwise
 from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry, temporarily_registered
-from dicompiler.target.seal import load_artifact
+from dicompiler.target.integrity import load_artifact
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.exact import check_model

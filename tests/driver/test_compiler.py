@@ -14,7 +14,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.compiler import compile
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 

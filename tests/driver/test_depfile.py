@@ -15,7 +15,7 @@ from support.building import SPLIT, dicompiler, later, run
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cli.files import write_npz
+from dicompiler.cli.file_io import write_npz
 from dicompiler.driver import depfile
 from dicompiler.ir.platform import Platform, platform_to_toml
 

@@ -12,8 +12,8 @@ from support.running import emit
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.run_log import load_log, run_document
-from dicompiler.target.records import DeviceReport, RunResult, TimelineEntry
-from dicompiler.target.seal import load_artifact
+from dicompiler.target.integrity import load_artifact
+from dicompiler.target.run_records import DeviceReport, RunResult, TimelineEntry
 
 REPORTS = tuple(
     DeviceReport(name, 0.5 * place, 0.25, 0.125, {place: 100, 10 + place: 7}, (0.1, 0.2), 2**20 + place, timeline)

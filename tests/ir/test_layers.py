@@ -9,8 +9,8 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.operator_rule import OperatorRule, Piece, whole_tensor
 from dicompiler.ir.regions import full_region
-from dicompiler.ir.rule import OperatorRule, Piece, whole_tensor
 
 DIAMOND = """<ir_version: 8, opset_import: ["": 17]>
 g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y, float[1, 8, 6, 6] z)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.plan import FailurePlan, Part, Plan, dumps, load_plan, plan_from_json
-from dicompiler.ir.wire import WireFormat
+from dicompiler.ir.wire_dtype import WireFormat
 
 DESIGN = """
 {"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {

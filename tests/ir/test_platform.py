@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.devices import Device, Host, Link, Network, NetworkKind
+from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.platform import (
     Platform,
     PlatformFamily,

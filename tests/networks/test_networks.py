@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.counting import count_macs
+from dicompiler.cost.op_counts import count_macs
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 

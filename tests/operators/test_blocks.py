@@ -11,8 +11,8 @@ import pytest
 from support.generators import random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.partition.bounds_inference import cuttable_axes
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.comparison import compare_value

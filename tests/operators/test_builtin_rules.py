@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 
 from dicompiler.operators import builtin_rules
-from dicompiler.operators.axes import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
 from dicompiler.operators.elementwise import BROADCASTING_OPERATORS, ORT_OPERATORS, UNARY_OPERATORS
+from dicompiler.operators.reductions import MERGE_OPERATORS, UNMERGEABLE_REDUCTIONS
 
 TESTED = {
     *"Conv ConvTranspose MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool Gemm MatMul".split(),

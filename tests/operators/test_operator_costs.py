@@ -13,12 +13,12 @@ from onnx import TensorProto, helper
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import PluginError
-from dicompiler.cost.counting import count_flops, count_macs, count_operations
+from dicompiler.cost.op_counts import count_flops, count_macs, count_operations
 from dicompiler.cost.profile import layer_kind
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece, whole_tensor
 from dicompiler.ir.regions import Interval, Region, Shape, full_region, with_interval
-from dicompiler.ir.rule import OpCost, Operation, OperatorRule, Piece, whole_tensor
 from dicompiler.operators import builtin_rules
 from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
 from dicompiler.plugin.registry import registry, temporarily_registered
@@ -267,8 +267,8 @@ TRANSFORMED = [
 ]  # fmt: skip
 
 NODES = (*CONVOLUTIONS, *PRODUCTS, *ATTENTIONS, *RECURRENT, *OTHERS, *RESAMPLED, *TRANSFORMED)
-ELSEWHERE = "dicompiler.operators.ml"
-"""tests/operators/test_ml.py has the closed forms of these."""
+ELSEWHERE = "dicompiler.operators.onnx_ml"
+"""tests/operators/test_onnx_ml.py has the closed forms of these."""
 COSTLY = [node for node in NODES if node.cost != OpCost()]
 
 

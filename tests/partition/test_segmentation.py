@@ -7,8 +7,8 @@ import onnx
 import pytest
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.partition.segmentation import build_program

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.routing import Routing

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from support.normalising import assert_same, model, normal, ops
 
 from dicompiler.ir.onnx.model import Model, is_placeholder
-from dicompiler_passes.folding import fold_constants
+from dicompiler_passes.constant_folding import fold_constants
 
 
 def test_constant_nodes_of_every_kind_become_initializers_of_their_own_type() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, numpy_helper
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler_passes.infer_shapes import InferShapes, parse_shapes
 from dicompiler_passes.normalise import normalise
 

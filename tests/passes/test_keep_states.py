@@ -19,8 +19,8 @@ from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import FailurePlan
 from dicompiler.ir.platform import uniform_platform
-from dicompiler.ir.states import read_states
-from dicompiler.verify.given import prepare_inputs
+from dicompiler.ir.recurrent_states import read_states
+from dicompiler.verify.run_inputs import prepare_inputs
 
 CELL = """<ir_version: 8, opset_import: ["" : 17]>
 cell ({dtype}[1, 4] x, {before}[{past}] h, float[1, 4] other) => ({dtype}[1, 4] y, {dtype}[1, 4] hn, float[1, 2] part)

@@ -12,11 +12,11 @@ from support import modern
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.counting import count_flops
+from dicompiler.cost.op_counts import count_flops
 from dicompiler.driver.prepare import load_problem, prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Region
 from dicompiler.partition.routing import route

@@ -13,7 +13,7 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
-from dicompiler.verify.given import prepare_inputs
+from dicompiler.verify.run_inputs import prepare_inputs
 
 SMALL = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
 CONVOLUTIONS: dict[str, dict[str, Any]] = {

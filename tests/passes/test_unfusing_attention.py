@@ -17,8 +17,8 @@ from support.modern_net import MS, Net
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import ProgramExecutor, run_model

@@ -15,13 +15,13 @@ from support import bad_plugins as bad
 
 import dicompiler
 from dicompiler.base.errors import PluginError
-from dicompiler.base.specs import options_of, spec_of
-from dicompiler.cli import entry
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.base.option_specs import options_of, spec_of
+from dicompiler.cli import command_line
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.ir.plan import LayerShare, Plan
-from dicompiler.ir.rule import OperatorRule
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
 from dicompiler.plugin.registry import PLUGIN_KINDS, Registry, registry
@@ -148,4 +148,4 @@ def test_nothing_but_the_registry_and_the_command_line_knows_of_guards() -> None
     root = Path(dicompiler.__file__).parent
     importing = re.compile(r"^\s*(from|import) .*\bguard\b", re.MULTILINE)
     found = {path for path in root.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))}
-    assert found == {Path(plugins.__file__), Path(entry.__file__)}
+    assert found == {Path(plugins.__file__), Path(command_line.__file__)}

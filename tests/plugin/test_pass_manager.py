@@ -9,13 +9,13 @@ import pytest
 from support.example_passes import Annotate, Breaks, Rename, compilation
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.plugin import pass_manager
 from dicompiler.plugin import registry as plugins
 from dicompiler.plugin.entry_points import Plugin
+from dicompiler.plugin.pass_base import Pass, PassError
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
-from dicompiler.plugin.passes import Pass, PassError
 
 
 @dataclass(frozen=True)

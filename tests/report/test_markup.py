@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dicompiler.report.markup import element
+from dicompiler.report.html import element
 
 
 class TestMarkup:

@@ -21,10 +21,10 @@ from support.reports import made
 import dicompiler
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.report.facts import load_report_data
 from dicompiler.report.page import render_report
+from dicompiler.report.report_data import load_report_data
 from dicompiler.report.timeline import measured_bars, predicted_bars
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.integrity import write_integrity
 
 ODD = "a<b>&\"c'</script>"
 

@@ -12,7 +12,7 @@ from support.browser import Browser, browser
 import dicompiler
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.report.facts import load_report_data
+from dicompiler.report.report_data import load_report_data
 
 PHONE = 360
 

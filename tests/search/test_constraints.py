@@ -13,7 +13,7 @@ from support.planning import make_cluster as rated
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.metrics import DeviceFootprint
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
@@ -29,7 +29,7 @@ from dicompiler.search.constraints import (
     used_memory,
 )
 from dicompiler.search.problem import Problem
-from dicompiler.target.interface import Target
+from dicompiler.target.target_base import Target
 from dicompiler_targets.sockets import SocketsTarget
 
 

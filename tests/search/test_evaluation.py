@@ -15,7 +15,7 @@ from support.weighing import check_weighed
 
 from dicompiler import networks
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.ir.devices import Device, Host, Network, NetworkKind
+from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform

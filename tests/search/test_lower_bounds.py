@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.ir.devices import Device
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import LayerShare, Part

@@ -12,7 +12,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.metrics import DeviceFootprint
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform

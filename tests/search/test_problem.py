@@ -7,9 +7,9 @@ from support.layer_graphs import stack, vgg16
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.devices import Device, Host, Link, Network
+from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part

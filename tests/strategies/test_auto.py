@@ -19,16 +19,16 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Host, Network
+from dicompiler.ir.cluster import Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
-from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
+from dicompiler.search.work_budget import WorkBudget
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidates import find_optima, neighbours
+from dicompiler_strategies.candidate_search import find_optima, neighbours
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.tables.cost_tables import build_cost_tables

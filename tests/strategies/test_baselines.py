@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.layer_graphs import alexnet, formed, stack, vgg16
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part
 from dicompiler.ir.platform import Platform, uniform_platform

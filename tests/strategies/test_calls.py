@@ -9,14 +9,14 @@ import pytest
 from support.layer_graphs import stack
 
 from dicompiler import networks
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler.testing import make_cluster
-from dicompiler_strategies.genetic.analytic import build_batched_model
+from dicompiler_strategies.genetic.batched_model import build_batched_model
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.layer_graphs import stack, vgg16
 
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.cost.metrics import estimate_metrics
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.cost.runtime import RuntimeCosts
-from dicompiler.ir.devices import Device, Host, Link, Network
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import WireDtypes, with_wire_dtypes
+from dicompiler.ir.wire_dtype import WireDtypes, with_wire_dtypes
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
 from dicompiler.search.problem import Problem

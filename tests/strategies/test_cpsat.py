@@ -20,24 +20,24 @@ from support.modern_net import Net
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.partition.routing import route
-from dicompiler.search.allowance import WorkBudget
 from dicompiler.search.constraints import check_constraints
 from dicompiler.search.problem import Problem
+from dicompiler.search.work_budget import WorkBudget
 from dicompiler_strategies.cpsat import CpSat
-from dicompiler_strategies.joint import relaxation
-from dicompiler_strategies.joint.elimination import build_elimination_order, min_marginals, minimise_exactly
-from dicompiler_strategies.joint.fitting import affordable_choices
-from dicompiler_strategies.joint.model import JointModel, build_joint_model
-from dicompiler_strategies.joint.relaxation import RelaxedProblem, coordinate_descent, relax_with_prices
-from dicompiler_strategies.joint.search import JointSolution, solve_jointly
-from dicompiler_strategies.joint.solving import SolverEffort, solve_remaining
+from dicompiler_strategies.joint import lagrangian
+from dicompiler_strategies.joint.choice_budget import affordable_choices
+from dicompiler_strategies.joint.cpsat_solver import SolverEffort, solve_remaining
+from dicompiler_strategies.joint.joint_model import JointModel, build_joint_model
+from dicompiler_strategies.joint.lagrangian import RelaxedProblem, coordinate_descent, relax_with_prices
+from dicompiler_strategies.joint.solve import JointSolution, solve_jointly
+from dicompiler_strategies.joint.variable_elimination import build_elimination_order, min_marginals, minimise_exactly
 from dicompiler_strategies.modnn import Modnn
 from dicompiler_strategies.single import Single
 from dicompiler_strategies.tables.choices import ChoiceSet
@@ -255,9 +255,9 @@ def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
     edge = {(i, j): 0.1 * random.random((4, 4)) for i in range(6) for j in range(i + 1, 6)}
     model = JointModel(node, edge, kept_choices=tuple(np.arange(4) for _ in range(6)))
     best = min(model.value(selection) for selection in itertools.product(range(4), repeat=6))
-    monkeypatch.setattr(relaxation, "LIMIT", 2**6)
-    monkeypatch.setattr(relaxation, "coordinate_descent", lambda _model, selection, _allowance: selection)
-    found = relaxation.bound_without_elimination(model, [(0,) * 6])
+    monkeypatch.setattr(lagrangian, "LIMIT", 2**6)
+    monkeypatch.setattr(lagrangian, "coordinate_descent", lambda _model, selection, _allowance: selection)
+    found = lagrangian.bound_without_elimination(model, [(0,) * 6])
     assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)
 
 

@@ -15,14 +15,14 @@ from support.layer_graphs import formed, rules, stack, vgg16
 from support.planning import FREE, make_cluster, verify
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import with_wire_dtypes
+from dicompiler.ir.wire_dtype import with_wire_dtypes
 from dicompiler.networks import build
 from dicompiler.partition.bounds_inference import make_share_task, output_shape
 from dicompiler.partition.segmentation import build_program
@@ -32,15 +32,15 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 from dicompiler_strategies.dp import Dp
-from dicompiler_strategies.dp.boxes import DeviceBoxes, missing_elements
-from dicompiler_strategies.dp.coopai import ConvolutionalLayer, FullyConnectedLayer, build_chain
-from dicompiler_strategies.dp.moves import CandidateRules, build_candidate_runs, run_parts
-from dicompiler_strategies.dp.rows import bounding_rows, build_row_maps
+from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
+from dicompiler_strategies.dp.candidate_runs import CandidateRules, build_candidate_runs, run_parts
+from dicompiler_strategies.dp.device_team import DeviceTeam, ProblemFacts, TensorForm
+from dicompiler_strategies.dp.row_maps import bounding_rows, build_row_maps
 from dicompiler_strategies.dp.search import RunPricing, find_cheapest_path
 from dicompiler_strategies.dp.strategy import candidate_counts
-from dicompiler_strategies.dp.team import DeviceTeam, ProblemFacts, TensorForm
-from dicompiler_strategies.stahl import Stahl
-from dicompiler_strategies.tables.lines import LinkLoads, build_link_loads
+from dicompiler_strategies.papers.coopai import ConvolutionalLayer, FullyConnectedLayer, build_chain
+from dicompiler_strategies.papers.stahl import Stahl
+from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 
 def test_the_chain_has_the_pools_with_their_convolutions() -> None:
@@ -224,7 +224,7 @@ def test_blocks_that_are_left_out_would_not_have_been_chosen(kind: str, monkeypa
         team = DeviceTeam.build(ProblemFacts(problem), [device.name for device in problem.platform.devices])
         few = build_candidate_runs(team, CandidateRules())
         with monkeypatch.context() as patch:
-            patch.setattr("dicompiler_strategies.dp.moves._exchange", lambda *_: float("inf"))
+            patch.setattr("dicompiler_strategies.dp.candidate_runs._exchange", lambda *_: float("inf"))
             every = build_candidate_runs(team, CandidateRules())
         assert sum(map(len, few)) < sum(map(len, every))
         least = [find_cheapest_path(team, some, RunPricing(problem)).cost for some in (few, every)]

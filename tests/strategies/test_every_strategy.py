@@ -15,7 +15,7 @@ from support.planning import make_cluster
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.platform import Platform

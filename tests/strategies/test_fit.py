@@ -14,18 +14,18 @@ from support.fitting import boards, fitted, same_bits
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
-from dicompiler.cli.entry import main
+from dicompiler.cli.command_line import main
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.platform import platform_to_toml
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.partition.bounds_inference import make_share_task
 from dicompiler.plugin.registry import registry
 from dicompiler_strategies.fit_memory import estimate_arena
-from dicompiler_targets.tflm import measure
+from dicompiler_targets.tflm import arena_size
 from dicompiler_targets.tflm.target import TflmTarget
 
 KIB = 1024
@@ -83,7 +83,7 @@ def test_an_arena_that_is_shared_is_the_least_that_runs(tmp_path: Path) -> None:
     arenas = {segment["model"]: segment["arena"] for segment in manifest["segments"] if segment["model"]}
     assert 1 < len(arenas) < len(manifest["segments"])
     for name, arena in arenas.items():
-        trials = measure.ArenaTrials((tmp_path / "out" / "m1" / name).read_bytes())
+        trials = arena_size.ArenaTrials((tmp_path / "out" / "m1" / name).read_bytes())
         assert trials.fits_arena(arena) and not trials.fits_arena(arena - 64)
         trials.close()
 

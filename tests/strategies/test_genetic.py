@@ -13,17 +13,17 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cost.runtime import RuntimeCosts
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.devices import Device, Host, Link, Network
+from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform, uniform_platform
-from dicompiler.ir.wire import WireDtypes, with_wire_dtypes
+from dicompiler.ir.wire_dtype import WireDtypes, with_wire_dtypes
 from dicompiler.networks import build
-from dicompiler.search.fronts import (
+from dicompiler.search.pareto_front import (
     AUTODICE_OBJECTIVES,
     FRONT_OBJECTIVES,
     MeasuredMetrics,
@@ -31,10 +31,10 @@ from dicompiler.search.fronts import (
     objective_values,
 )
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.genetic.analytic import build_batched_model
-from dicompiler_strategies.genetic.exploring import ExplorationOptions, explore, plan_stages
+from dicompiler_strategies.genetic.batched_model import build_batched_model
+from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore, plan_stages
 from dicompiler_strategies.genetic.measuring import OnThisHost
-from dicompiler_strategies.genetic.search import select_spread
+from dicompiler_strategies.genetic.nsga2 import select_spread
 from dicompiler_strategies.genetic.strategy import Genetic
 
 SMALL = ExplorationOptions(population=20, generations=12, measured=4)

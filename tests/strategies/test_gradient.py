@@ -13,23 +13,23 @@ from support.generators import random_model
 from support.layer_graphs import formed, stack, vgg16
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.specs import instantiate, parse_spec
-from dicompiler.cost.model import AnalyticModel
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.base.option_specs import instantiate, parse_spec
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler_strategies import dicompiler_strategies
-from dicompiler_strategies.gradient import paper
-from dicompiler_strategies.gradient.landscape import ObjectiveTables
-from dicompiler_strategies.gradient.opportunities import OpportunitySpace, build_space, cover_extent
-from dicompiler_strategies.gradient.polish import LocalSearch
-from dicompiler_strategies.gradient.relax import DescentSettings, FlatTables, minimise_relaxation
+from dicompiler_strategies.gradient.local_search import LocalSearch
+from dicompiler_strategies.gradient.objective_tables import ObjectiveTables
+from dicompiler_strategies.gradient.relaxation import DescentSettings, FlatTables, minimise_relaxation
 from dicompiler_strategies.gradient.strategy import Gradient, default_device_counts
-from dicompiler_strategies.joint.elimination import build_elimination_order, minimise_exactly
+from dicompiler_strategies.joint.variable_elimination import build_elimination_order, minimise_exactly
+from dicompiler_strategies.papers import diapason
+from dicompiler_strategies.papers.partition_opportunities import OpportunitySpace, build_space, cover_extent
+from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
-from dicompiler_strategies.tables.footprints import Floats
 
 FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 QUICK = Gradient(restarts=8, iterations=10)
@@ -136,8 +136,8 @@ def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None
 def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> None:
     made = build_space(Problem(branched(), platform(1, 2, 1.5), FREE), ("equal", "proportional"), 2, not penalty)
     rng = np.random.default_rng(3)
-    W = paper.initial_weights(made, 2, 0, heuristics=False)
-    g = paper.relaxed_loss(made, W, penalty).gradient
+    W = diapason.initial_weights(made, 2, 0, heuristics=False)
+    g = diapason.relaxed_loss(made, W, penalty).gradient
 
     def slope(layer: int | None, place: tuple[int, ...]) -> Floats:
         """The central difference in W_l of a layer, or in W_dev."""
@@ -145,7 +145,7 @@ def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> Non
         for sign in (1, -1):
             W_l, W_dev = [own.copy() for own in W.W_l], W.W_dev.copy()
             np.moveaxis(W_dev if layer is None else W_l[layer], 0, -1)[place] += sign * 1e-6
-            ends.append(paper.relaxed_loss(made, paper.RelaxationWeights(tuple(W_l), W_dev), penalty).L)
+            ends.append(diapason.relaxed_loss(made, diapason.RelaxationWeights(tuple(W_l), W_dev), penalty).L)
         return (ends[0] - ends[1]) / 2e-6
 
     scale = np.abs(g.W_dev).max()
@@ -185,18 +185,18 @@ def test_the_papers_equations_come_to_what_they_come_to_by_hand() -> None:
     ln3 = np.log(3.0)
     W_dev = np.zeros((1, 3, 2, 2))
     W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]  # softmax: ¾ ¼ and ¼ ¾; everywhere else ½ ½
-    W = paper.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)  # softmax(W_l): ¼ ¾ and 1
+    W = diapason.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)  # softmax(W_l): ¼ ¾ and 1
     # (3) whole: ½·10 + ½·20 = 15; slices: ¾·4 + ¼·8 = 5 and ¼·6 + ¾·12 = 10.5; layer 1: 4.
     # (4) X = ‖(¾ ¼) − (¼ ¾)‖ / √2 = ½; (5), (6) L_pen = ½ · min(5, 10.5) = 2.5; (1) L_part = 15 and 13.
     # (7) L_0 = ¼·15 + ¾·13 = 13.5, L_1 = 4.
     # (8)-(10) whole: 2 bytes · 3 · (½·½ + ½·½) = 3; slices: 1·3·½ twice = 3; (11) 3.
     # (12) whole: 4·½·0.5 = 1; slices: 2·¼·0.5 + 2·¾·0.5 = 1; (13) 1. (14), (15) 6·½·0.25 = 0.75.
-    latency = paper.relaxed_loss(by_hand(), W).L
+    latency = diapason.relaxed_loss(by_hand(), W).L
     assert latency == pytest.approx([13.5 + 4 + 3 + 1 + 0.75])
     # (2) energy without L_pen: ¼·15 + ¾·15.5.
-    energy = paper.relaxed_loss(by_hand(), W, penalty=False).L
+    energy = diapason.relaxed_loss(by_hand(), W, penalty=False).L
     assert energy == pytest.approx([15.375 + 4 + 3 + 1 + 0.75])
-    assert paper.decode_weights(by_hand(), W, 0)[0] == (1, (0, 1))
+    assert diapason.decode_weights(by_hand(), W, 0)[0] == (1, (0, 1))
 
 
 def test_fused_slices_pass_nothing_but_to_their_own_parents() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.specs import instantiate, parse_spec
+from dicompiler.base.option_specs import instantiate, parse_spec
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Part, Plan, dumps
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml, uniform_platform

@@ -14,7 +14,7 @@ from support.planning import make_cluster as rated
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.prepare import load_problem, prepare
-from dicompiler.ir.devices import Host
+from dicompiler.ir.cluster import Host
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program

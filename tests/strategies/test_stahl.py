@@ -14,7 +14,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.plan import Part
 from dicompiler.networks import build
 from dicompiler.search.problem import Problem
-from dicompiler_strategies.stahl import (
+from dicompiler_strategies.papers.stahl import (
     IlpLayer,
     IlpSolution,
     PartitionScheme,

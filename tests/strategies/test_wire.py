@@ -10,7 +10,7 @@ from strategies.test_every_strategy import SPECS
 from dicompiler import networks
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.wire import WireFormat
+from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.registry import registry
 
 HALVED = WireFormat((("*", "float16"),))

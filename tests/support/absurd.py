@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from dicompiler.ir.onnx.file import encode_varint
+from dicompiler.ir.onnx.protobuf_io import encode_varint
 
 HUGE = 2**62
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

@@ -18,9 +18,9 @@ from support.generators import random_plan
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.ir.regions import full_region, split_proportionally, with_interval

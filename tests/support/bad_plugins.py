@@ -14,22 +14,22 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.cost.model import AnalyticModel, CostModel
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.devices import Device
+from dicompiler.cost.cost_model import AnalyticModel, CostModel
+from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, full_region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
-from dicompiler.operators.windows import pool
-from dicompiler.plugin.passes import Pass
+from dicompiler.operators.conv_pool import pool
+from dicompiler.plugin.pass_base import Pass
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
-from dicompiler.target.interface import Target
-from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.run_records import RunOptions, RunResult
+from dicompiler.target.target_base import Target
 from dicompiler.testing import make_cluster
 
 

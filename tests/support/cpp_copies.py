@@ -15,7 +15,7 @@ from typing import Any
 
 import dicompiler_targets.mpi
 from dicompiler_targets.boxes import StridedCopy
-from dicompiler_targets.mpi import tools
+from dicompiler_targets.mpi import toolchain
 
 RUNTIME = Path(dicompiler_targets.mpi.__file__).with_name("runtime")
 SHIM = """
@@ -75,7 +75,7 @@ def library() -> Any:
         source, made = Path(scratch, "shim.cc"), Path(scratch, "shim.so")
         source.write_text(SHIM, encoding="utf-8")
         options = ["-std=c++17", "-O3", "-Wall", "-shared", "-fPIC", f"-I{RUNTIME}"]
-        subprocess.run([tools.find_program("g++"), *options, source, "-o", made], check=True)
+        subprocess.run([toolchain.find_program("g++"), *options, source, "-o", made], check=True)
         own = ctypes.CDLL(str(made))
     own.ready.restype = ctypes.c_void_p
     return own

@@ -9,7 +9,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from dicompiler_targets.mpi import cross
+from dicompiler_targets.mpi import fetch_libraries
 
 SYSTEM = Path("/usr/aarch64-linux-gnu/lib")
 CORE = """processor\t: {}
@@ -34,5 +34,5 @@ def emulator(place: Path) -> list[str]:
     (place / "own").mkdir()
     empty = ["-shared", "-nostdlib", "-Wl,-soname,libz.so.1", "-x", "c++", "/dev/null"]
     subprocess.run(["aarch64-linux-gnu-g++", *empty, "-o", str(place / "own" / "libz.so.1")], check=True)
-    libraries = f"LD_LIBRARY_PATH={cross.fetch_libraries('aarch64') / 'lib'}:{place / 'own'}"
+    libraries = f"LD_LIBRARY_PATH={fetch_libraries.fetch_libraries('aarch64') / 'lib'}:{place / 'own'}"
     return ["qemu-aarch64", "-cpu", "cortex-a72", "-L", str(place), "-E", libraries]

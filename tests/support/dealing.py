@@ -12,9 +12,9 @@ from support.layer_graphs import rules
 
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import dumps, plan_from_json
 from dicompiler.ir.platform import Platform
 from dicompiler.partition.lowering import lower

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.cli.files import write_json
-from dicompiler.driver.emulate import MAX_COMPUTE_SLOWDOWN, EmulationResult, emulate
+from dicompiler.cli.file_io import write_json
 from dicompiler.driver.run_log import run_document
-from dicompiler.ir.devices import Network
+from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN, EmulationResult, emulate
+from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
 
 FRAMES, ATTEMPTS = 8, 5

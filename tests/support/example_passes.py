@@ -8,10 +8,10 @@ from typing import ClassVar
 import onnx
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.plugin.passes import Pass
+from dicompiler.plugin.pass_base import Pass
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]>
           g (float[2, 3] x) => (float[2, 3] y) { h = Relu (x)  y = Neg (h) }"""

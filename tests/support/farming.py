@@ -19,7 +19,7 @@ from typing import Any
 from support.boards import HUB, Cluster
 from support.building import environment
 
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 
 PORT = 8786
 ADDRESS = f"{HUB}:{PORT}"

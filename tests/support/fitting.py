@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 
 from dicompiler.driver.compiler import compile
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform, platform_from_toml
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
-from dicompiler.target.records import RunOptions, RunResult
+from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.tflm.target import TflmTarget
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from dicompiler_targets.sockets.runtime.device import DeviceRun
-from dicompiler_targets.sockets.runtime.frames import (
+from dicompiler_targets.sockets.runtime.mailbox import Mailbox
+from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
     MAGIC,
     MAX_JSON_BYTES,
@@ -28,7 +29,6 @@ from dicompiler_targets.sockets.runtime.frames import (
     ReceiveFilter,
     read_messages,
 )
-from dicompiler_targets.sockets.runtime.mailbox import Mailbox
 
 IN_FLIGHT = 3
 NUMBERS = (0, 1, 2, 3, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1)

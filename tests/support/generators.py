@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from support.generator_steps import ANY, SPATIAL
 
-from dicompiler.ir.devices import Device, Host, Network
-from dicompiler.ir.drawing import random_layers
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.ir.random_ops import random_layers
 from dicompiler.ir.regions import Interval, Region, full_region, with_interval
 from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
 

@@ -19,13 +19,13 @@ from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import MessageHeader, MessageType, decode_json
-from dicompiler_targets.sockets.runtime.greeting import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
-from dicompiler_targets.sockets.runtime.line import TlsKeys, open_connection, split_address
-from dicompiler_targets.sockets.runtime.lines import EventLoop
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
+from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, decode_json
+from dicompiler_targets.sockets.runtime.transport import TlsKeys, open_connection, split_address
 
 
 class Hostile:

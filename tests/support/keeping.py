@@ -17,7 +17,7 @@ from pathlib import Path
 from support.running import pids, wait_until
 
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.kept import ResidentCluster
+from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
 TEXT = "no stranger knows this"

@@ -10,7 +10,7 @@ import onnx
 
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.rule import Node, TensorInfo
+from dicompiler.ir.operator_rule import Node, TensorInfo
 from dicompiler.operators import builtin_rules
 from dicompiler_passes.form_layers import form_layers
 

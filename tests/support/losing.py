@@ -21,11 +21,11 @@ from support.layer_graphs import rules
 
 from dicompiler import networks
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import FailurePlan, Part, Plan
 from dicompiler.partition.lowering import lower
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.integrity import write_integrity
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers

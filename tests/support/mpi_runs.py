@@ -13,9 +13,9 @@ from typing import Any
 
 from support.handmade import Made
 
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.target.seal import write_integrity
-from dicompiler_targets.mpi import MpiTarget, tools
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.target.integrity import write_integrity
+from dicompiler_targets.mpi import MpiTarget, toolchain
 
 
 def emit(made: Made, directory: Path, **options: Any) -> Path:
@@ -64,11 +64,13 @@ def _ours(pid: int) -> bool:
 def environment() -> dict[str, str]:
     """Ours, in which root may start ranks, and programs and headers are found as the target finds them."""
     roots = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
-    path = os.pathsep.join([str(Path(sys.executable).parent), tools.get_search_path()])  # cmake asks the first python3
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), toolchain.get_search_path()]
+    )  # cmake asks the first python3
     own = {
         "PATH": path,
         "VIRTUAL_ENV": sys.prefix,
-        tools.INCLUDE_VARIABLE: str(tools.find_include_directory()),
+        toolchain.INCLUDE_VARIABLE: str(toolchain.find_include_directory()),
         "OMPI_MCA_btl": "^ofi",
     }
     return os.environ | roots | own

@@ -10,8 +10,8 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler_passes.normalise import Normalise, normalise
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full_region
 from dicompiler.partition.bounds_inference import output_shape

@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass

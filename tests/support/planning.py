@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx
 
-from dicompiler.cost.model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform

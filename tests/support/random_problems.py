@@ -9,7 +9,7 @@ import onnx
 from support.generators import DEVICES, random_model, random_plan
 from support.layer_graphs import formed
 
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform

@@ -15,14 +15,14 @@ from typing import Any
 from support.handmade import Made
 
 from dicompiler.base.schema import load_json
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.target.seal import write_integrity
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.target.integrity import write_integrity
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import MessageHeader, MessageType, decode_json
-from dicompiler_targets.sockets.runtime.greeting import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
-from dicompiler_targets.sockets.runtime.line import Connection
-from dicompiler_targets.sockets.runtime.lines import EventLoop
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
+from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, decode_json
+from dicompiler_targets.sockets.runtime.transport import Connection
 
 LIMIT_S = 2.0
 """From a failure to the end of everything."""

@@ -16,11 +16,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.specs import Spec
+from dicompiler.base.option_specs import Spec
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import TensorSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from dicompiler_strategies.stahl import IlpLayer, PartitionScheme, scaled_cost
+from dicompiler_strategies.papers.stahl import IlpLayer, PartitionScheme, scaled_cost
 
 
 def chained(sizes: Sequence[int]) -> tuple[IlpLayer, ...]:

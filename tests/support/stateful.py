@@ -13,9 +13,9 @@ from onnx import helper, numpy_helper
 from support.generators import integers, random_model, random_plan
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.states import read_states, write_states
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.ir.recurrent_states import read_states, write_states
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass

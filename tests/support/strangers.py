@@ -22,7 +22,7 @@ from typing import Any
 
 from support.running import pids
 
-from dicompiler_targets.sockets.runtime.frames import (
+from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
     MAGIC,
     PROTOCOL_VERSION,

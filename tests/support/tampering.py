@@ -13,7 +13,7 @@ from typing import Any
 
 from dicompiler.base.schema import load_json
 from dicompiler.target.digests import make_file_record
-from dicompiler.target.seal import format_checksummed_json, write_integrity
+from dicompiler.target.integrity import format_checksummed_json, write_integrity
 
 
 def flip(path: Path, random: Random) -> tuple[int, bytes]:

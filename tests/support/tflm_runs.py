@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 
 from dicompiler.driver.compiler import choose_plan, lower
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.plugin.registry import registry
-from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.integrity import write_integrity
+from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.normalise import normalise
 from dicompiler_passes.quantise import quantise
 from dicompiler_targets.tflm.lowering import lower_segment
-from dicompiler_targets.tflm.proof import MicroRuntime, ModelRuntime
+from dicompiler_targets.tflm.reference_checks import MicroRuntime, ModelRuntime
 from dicompiler_targets.tflm.target import TflmTarget
 
 CODES = Path(__file__).parents[1] / "fixtures" / "tflm"

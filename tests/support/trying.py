@@ -59,7 +59,7 @@ def outcomes(lines: Sequence[Sequence[object]]) -> list[Outcome]:
 
 
 def _child(line: Sequence[str], said: int) -> None:
-    from dicompiler.cli.entry import main
+    from dicompiler.cli.command_line import main
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(said, 2)
@@ -86,7 +86,7 @@ def _serve() -> None:
     import onnx
     import onnxruntime  # noqa: F401
 
-    from dicompiler.cli.entry import main
+    from dicompiler.cli.command_line import main
 
     # What it imports on its way all of them have then; no thread is left behind.
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float y) {y = Relu(x)}')

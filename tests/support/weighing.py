@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dicompiler.cost.simulation import SimulationResult
+from dicompiler.cost.simulation_result import SimulationResult
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import build_workload
 from dicompiler.ir.onnx.model import Model

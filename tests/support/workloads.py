@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload
-from dicompiler.ir.devices import Device, Host, Network, NetworkKind
+from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
 from dicompiler.ir.platform import Platform
 
 MEGABIT = 10**6 // 8  # bytes that take a second on a line of 1 Mbit/s

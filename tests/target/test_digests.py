@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dicompiler.target.digests import content_digest, make_file_record
-from dicompiler_targets.sockets.runtime import files
+from dicompiler_targets.sockets.runtime import integrity
 
 MIB = 1 << 20
 DATA = np.random.default_rng(0).bytes(2 * MIB + 20003)
@@ -29,7 +29,7 @@ def defined(data: bytes) -> str:
 def digest(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     found = content_digest(path, "lanes")
-    there = files.FileIntegrity(path.parent, {"files": {path.name: {"bytes": len(data), "digest": found}}})
+    there = integrity.FileIntegrity(path.parent, {"files": {path.name: {"bytes": len(data), "digest": found}}})
     there.begin_digests()
     there.check()
     return found
@@ -43,7 +43,7 @@ def test_digests_are_as_defined(size: int, tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime takes these files, too, in several pieces."""
-    monkeypatch.setattr(files, "PIECE", MIB)
+    monkeypatch.setattr(integrity, "PIECE", MIB)
 
 
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
@@ -55,7 +55,7 @@ def test_any_byte_that_is_another_changes_it(tmp_path_factory: pytest.TempPathFa
     changed[at] ^= other
     right = digest(path, DATA)
     assert digest(path, changed) != right
-    there = files.FileIntegrity(path.parent, {"files": {path.name: {"bytes": len(DATA), "digest": right}}})
+    there = integrity.FileIntegrity(path.parent, {"files": {path.name: {"bytes": len(DATA), "digest": right}}})
     there.begin_digests()
     with pytest.raises(ValueError, match="file flipped is damaged"):
         there.check()

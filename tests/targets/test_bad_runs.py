@@ -24,7 +24,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import artifact as sockets_artifact
-from dicompiler_targets.sockets import processes
+from dicompiler_targets.sockets import device_process
 
 
 def compiled(place: Path, seed: int = 7) -> Path:
@@ -76,7 +76,7 @@ def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
         reseal(artifact)
-        monkeypatch.setattr(processes, "ENTRY", ("-m", "runtime"))
+        monkeypatch.setattr(device_process, "ENTRY", ("-m", "runtime"))
         monkeypatch.setattr(sockets_artifact, "check_sources", lambda *_: None)
 
     return change

@@ -27,12 +27,12 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import validate
-from dicompiler.cli.entry import main
+from dicompiler.cli.command_line import main
 from dicompiler.driver.artifact import install
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler_targets.sockets.runtime.greeting import TOKEN_VARIABLE
+from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.session import ClusterSession
 
 NAMES = ("pi01", "pi02")

@@ -22,13 +22,13 @@ import dicompiler_targets.mpi
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver import artifact as artifacts
-from dicompiler.target.records import RunOptions
+from dicompiler.target.integrity import check_files, load_artifact
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.seal import check_files, load_artifact
-from dicompiler_targets.mpi import build, tools
+from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.mpi import build, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact as MpiArtifact
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.runtime.files import FileIntegrity, read_manifest
+from dicompiler_targets.sockets.runtime.integrity import FileIntegrity, read_manifest
 
 KINDS = ("artifact.json", "plan.json", "platform.toml", "/model.onnx", "/model.onnx.data", "/made.json",
          "/manifest.json", "/weights.bin", "segment000.onnx", "runtime/")  # fmt: skip
@@ -191,10 +191,10 @@ def test_zeros_in_the_middle_of_weights_are_refused(sockets: Path) -> None:
 
 def test_a_program_that_was_damaged_since_it_was_built_is_built_again(mpi: Path) -> None:
     package = MpiArtifact.load(mpi).packages["pi01"]
-    program = build.build_program(package, tools.find_toolchain())
+    program = build.build_program(package, toolchain.find_toolchain())
     before = program.read_bytes()
     program.write_bytes(before[:1000] + bytes([before[1000] ^ 1]) + before[1001:])
-    assert build.build_program(package, tools.find_toolchain()).read_bytes() == before
+    assert build.build_program(package, toolchain.find_toolchain()).read_bytes() == before
 
 
 @pytest.fixture(scope="module")

@@ -28,12 +28,12 @@ from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
 from dicompiler.target.digests import make_file_record
-from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.integrity import write_integrity
+from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.mpi import MpiTarget, build, tools
+from dicompiler_targets.mpi import MpiTarget, build, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
-from dicompiler_targets.mpi.source import assign_output_files, make_string_literal
+from dicompiler_targets.mpi.codegen import assign_output_files, make_string_literal
 
 MOVING = ("Slice", "Concat")
 
@@ -250,7 +250,7 @@ def test_the_files_of_autodice_give_its_ranks_cores_and_gpu_flags(tmp_path: Path
 def test_a_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) -> None:
     _, _, inputs = one = halo()
     place = emit(one, tmp_path / "a")
-    found = tools.find_toolchain()
+    found = toolchain.find_toolchain()
     artifact = MpiArtifact.load(place)
     program = build.build_program(artifact.packages["a"], found, sanitize=True)
     log = (program.parent.parent / "log").read_text()

@@ -20,11 +20,11 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.cli.entry import main
+from dicompiler.cli.command_line import main
 from dicompiler.driver.artifact import install, run
 from dicompiler.ir.onnx.model import Model
-from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget

@@ -23,11 +23,11 @@ from support.mpi_runs import Alike, emit, environment, ranks
 from support.running import wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.target.records import RunOptions
-from dicompiler.target.seal import write_integrity
-from dicompiler_targets.mpi import MpiTarget, build, headers, packages, source, tools
+from dicompiler.target.integrity import write_integrity
+from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.mpi import MpiTarget, build, codegen, fetch_headers, package_files, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
 
 
@@ -56,7 +56,7 @@ def playing(name: str) -> dict[int, int]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
 def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: Path) -> None:
-    program = build.build_program(MpiArtifact.load(made).packages["a"], tools.find_toolchain())
+    program = build.build_program(MpiArtifact.load(made).packages["a"], toolchain.find_toolchain())
 
     def end() -> None:
         os.kill(playing(program.name)[1], number)
@@ -72,7 +72,7 @@ def test_a_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made
 
 def test_a_rank_that_stops_is_named(made: Path) -> None:
     """By one that waits for it; or by itself, where it was told to end first and then finds how late it is."""
-    program = build.build_program(MpiArtifact.load(made).packages["a"], tools.find_toolchain())
+    program = build.build_program(MpiArtifact.load(made).packages["a"], toolchain.find_toolchain())
     stopped = list[float]()
 
     def stop() -> None:
@@ -155,10 +155,10 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
     program, _, inputs = halo()
     device = [Device(name, name, 1e9, gpu=name == "b") for name in "abc"]
     platform = Platform("gpus", tuple(Host(n, 1 << 30) for n in "abc"), tuple(device), Network("switch", 1e9))
-    places = packages.place_ranks(program, platform, 0)
+    places = package_files.place_ranks(program, platform, 0)
     from dicompiler_targets.mpi.emit import write_artifact
 
-    write_artifact(program, places, "extended", "CUDA", source.ImagePreprocessing("RGB", (0.0,), (1.0,)), tmp_path)
+    write_artifact(program, places, "extended", "CUDA", codegen.ImagePreprocessing("RGB", (0.0,), (1.0,)), tmp_path)
     write_integrity(tmp_path)
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
         MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))
@@ -171,20 +171,22 @@ def test_a_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
 def test_a_program_that_is_missing_is_named_with_the_command_that_installs_it(name: str, tmp_path: Path) -> None:
     for other in ("mpirun", "mpicxx", "cmake", "g++", "make"):
         if other != name:
-            (tmp_path / other).symlink_to(tools.find_program(other))
+            (tmp_path / other).symlink_to(toolchain.find_program(other))
     with pytest.raises(
         DicompilerError, match=rf"^target mpi: {re.escape(name)} is missing: install it with .*apt install"
     ):
-        tools.find_toolchain(str(tmp_path))
+        toolchain.find_toolchain(str(tmp_path))
 
 
 def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(tools.INCLUDE_VARIABLE, raising=False)
-    monkeypatch.setattr(tools, "HEADER", "onnxruntime_cxx_api.h.not")
-    monkeypatch.setitem(tools.INSTALL_HINTS, tools.HEADER_FILE, tools.INSTALL_HINTS["onnxruntime_cxx_api.h"])
+    monkeypatch.delenv(toolchain.INCLUDE_VARIABLE, raising=False)
+    monkeypatch.setattr(toolchain, "HEADER", "onnxruntime_cxx_api.h.not")
+    monkeypatch.setitem(
+        toolchain.INSTALL_HINTS, toolchain.HEADER_FILE, toolchain.INSTALL_HINTS["onnxruntime_cxx_api.h"]
+    )
     with pytest.raises(DicompilerError, match=r"is missing: install it with .*dicompiler_targets\.mpi\.headers"):
-        tools.find_include_directory()
+        toolchain.find_include_directory()
 
 
 def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_path: Path) -> None:
@@ -196,19 +198,19 @@ def test_the_sources_of_apt_are_those_of_this_system_with_another_release(tmp_pa
         "Types: deb\nURIs: http://b.test/debian\n http://c.test/debian\nSuites: bookworm bookworm-updates\n"
         "Components: main\nSigned-By: /keys.gpg\n\nTypes: deb\nURIs: http://d.test\nSuites: bookworm-security\n"
     )
-    assert headers.find_apt_sources(tmp_path, "bookworm") == [
+    assert fetch_headers.find_apt_sources(tmp_path, "bookworm") == [
         "deb [arch=amd64] http://a.test/debian trixie main\n",
         "deb [signed-by=/keys.gpg] http://b.test/debian trixie main\n",
         "deb [signed-by=/keys.gpg] http://c.test/debian trixie main\n",
     ]
     with pytest.raises(DicompilerError, match="there is no source of the release sid"):
-        headers.find_apt_sources(tmp_path, "sid")
+        fetch_headers.find_apt_sources(tmp_path, "sid")
 
 
 def test_a_source_that_does_not_compile_is_named(artifact: Path) -> None:
     (artifact / "a" / "main.cc").write_text("int main() { return nothing; }\n")
     with pytest.raises(DicompilerError, match=r"cannot be built: .*main\.cc:1:.*error: .*nothing"):
-        build.build_program(artifact / "a", tools.find_toolchain())
+        build.build_program(artifact / "a", toolchain.find_toolchain())
 
 
 # -- the program itself, as run.sh starts it

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dicompiler_targets.sockets.runtime.packed import decode_value, encode_value
+from dicompiler_targets.sockets.runtime.value_codec import decode_value, encode_value
 
 numbers = st.sampled_from(["<f4", "<f8", "<i8", "|b1", "<f2", "|u1"]).flatmap(
     lambda kind: st.lists(st.integers(0, 3), max_size=3).map(lambda shape: np.ones(shape, kind))

@@ -19,12 +19,12 @@ from support.tampering import rewrite
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
-from dicompiler.ir.compilation import PipelineState
-from dicompiler.ir.devices import Device, Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Weight
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform
-from dicompiler.target.records import RunOptions
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.integrity import write_integrity
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import values as runtime_values

@@ -18,7 +18,7 @@ from support.stateful import fed_back, integer_frames, random_stateful
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g'

@@ -14,7 +14,7 @@ from support.running import pids
 
 import dicompiler
 from dicompiler.base.errors import RunError
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.session import GRACE_S, ClusterSession
 
 TIMEOUT_S = 4.0

@@ -23,10 +23,11 @@ from support.tampering import reseal
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
-from dicompiler.target.records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget, processes
+from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.sockets import SocketsTarget, device_process
 from dicompiler_targets.sockets import artifact as sockets_artifact
-from dicompiler_targets.sockets.runtime.frames import (
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
     MAGIC,
     PROTOCOL_VERSION,
@@ -37,8 +38,7 @@ from dicompiler_targets.sockets.runtime.frames import (
     ProtocolError,
     ReceiveFilter,
 )
-from dicompiler_targets.sockets.runtime.line import Connection
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.runtime.transport import Connection
 
 
 class Run(threading.Thread):
@@ -167,7 +167,7 @@ def test_a_runtime_that_does_not_start_is_told_with_its_last_words(
     path = emit(halo(), tmp_path) / "c" / "runtime" / "values.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     reseal(tmp_path)
-    monkeypatch.setattr(processes, "ENTRY", ("-m", "runtime"))  # as by hand on a board
+    monkeypatch.setattr(device_process, "ENTRY", ("-m", "runtime"))  # as by hand on a board
     monkeypatch.setattr(sockets_artifact, "check_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))

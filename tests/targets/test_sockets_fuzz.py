@@ -20,12 +20,12 @@ from support.handmade import halo, partial
 from support.running import MEMBER, by_hand, control, emit, fake, wait_until
 
 from dicompiler.base.schema import load_json
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import MessageType
-from dicompiler_targets.sockets.runtime.line import Connection
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.protocol import MessageType
+from dicompiler_targets.sockets.runtime.transport import Connection
 
 
 @pytest.mark.parametrize(("made", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])

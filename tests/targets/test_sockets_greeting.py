@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dicompiler_targets.sockets.runtime.frames import MessageType, PeerRefused, ProtocolError
-from dicompiler_targets.sockets.runtime.greeting import MAX_GREETINGS, ConnectionAcceptor, RunCredentials
-from dicompiler_targets.sockets.runtime.line import Connection
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.handshake import MAX_GREETINGS, ConnectionAcceptor, RunCredentials
+from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
+from dicompiler_targets.sockets.runtime.transport import Connection
 
 
 def meet(channel: MessageChannel, _: str, deadline: float) -> MessageChannel:

@@ -17,11 +17,11 @@ from support.running import LIMIT_S, MEMBER, emit, fake, pids, wait_until
 
 import dicompiler
 from dicompiler.base.errors import RunError
-from dicompiler.target.records import RunOptions
-from dicompiler_targets.sockets.runtime.frames import MessageType
-from dicompiler_targets.sockets.runtime.line import Connection
-from dicompiler_targets.sockets.runtime.lines import EventLoop
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.protocol import MessageType
+from dicompiler_targets.sockets.runtime.transport import Connection
 
 HEARTBEAT_S = 0.4
 FOUND_S = 3.75 * HEARTBEAT_S

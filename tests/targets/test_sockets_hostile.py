@@ -13,10 +13,10 @@ from support.hostile import Hostile, outcome
 from support.running import MEMBER, by_hand, emit, fake, pids
 
 from dicompiler.base.errors import RunError
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets.runtime.frames import MessageType
+from dicompiler_targets.sockets.runtime.protocol import MessageType
 
 OPTIONS = RunOptions(timeout_s=20, start_manually=("b",))
 

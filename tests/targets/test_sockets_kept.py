@@ -31,14 +31,14 @@ from dicompiler.base.errors import RunError, UsageError
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
 from dicompiler.driver.artifact import open_service
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.kept import DaemonConnector, ResidentCluster
+from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
-from dicompiler_targets.sockets.runtime.greeting import TOKEN_VARIABLE
-from dicompiler_targets.sockets.runtime.service import MAX_LOG_BYTES
+from dicompiler_targets.sockets.runtime.daemon import MAX_LOG_BYTES
+from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.session import ClusterSession
 
 TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
@@ -197,7 +197,7 @@ def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
 def test_a_log_is_bounded(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:];"
-        "from dicompiler_targets.sockets.runtime.service import Log; import os;"
+        "from dicompiler_targets.sockets.runtime.daemon import Log; import os;"
         "log = Log(Path(sys.argv[1]));"
         "[(log.say('x' * 10_000), os.write(1, b'native\\n')) for _ in range(300)]"
     )

@@ -19,8 +19,8 @@ from support.strangers import Strangers
 
 import dicompiler
 from dicompiler.base.errors import RunError
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.session import ClusterSession
 
 

@@ -15,11 +15,13 @@ import pytest
 from support.handmade import integers, partial
 from support.running import emit, fake
 
-from dicompiler.cli.entry import main
-from dicompiler.target.records import RunOptions
+from dicompiler.cli.command_line import main
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.frames import (
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.event_loop import EventLoop
+from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
     PROTOCOL_VERSION,
     MessageHeader,
@@ -27,9 +29,7 @@ from dicompiler_targets.sockets.runtime.frames import (
     MessageType,
     ProtocolError,
 )
-from dicompiler_targets.sockets.runtime.line import Connection, TlsKeys, open_connection
-from dicompiler_targets.sockets.runtime.lines import EventLoop
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.runtime.transport import Connection, TlsKeys, open_connection
 
 LARGE = 24 << 20
 """Bytes that no connection holds."""

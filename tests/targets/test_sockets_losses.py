@@ -25,25 +25,25 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import validate
 from dicompiler.driver.run_log import run_document
 from dicompiler.search.constraints import check_target_support
-from dicompiler.target.records import RunEvent, RunOptions
 from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.crew import ClusterState
-from dicompiler_targets.sockets.joining import ANY_LOOPBACK_PORT, RunAcceptor
+from dicompiler_targets.sockets.cluster_state import ClusterState
+from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.failures import RANK_CAUSE, RANK_DISCONNECTED, DeviceFailure
 from dicompiler_targets.sockets.leaving import EventLog, FailedProcesses
-from dicompiler_targets.sockets.processes import DeviceProcess
-from dicompiler_targets.sockets.root_cause import RANK_CAUSE, RANK_DISCONNECTED, DeviceFailure
+from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.runtime.device import DeviceRun
-from dicompiler_targets.sockets.runtime.frames import (
+from dicompiler_targets.sockets.runtime.mailbox import Mailbox
+from dicompiler_targets.sockets.runtime.protocol import (
     FrameWindow,
     MessageHeader,
     MessageType,
     ProtocolError,
     ReceiveFilter,
 )
-from dicompiler_targets.sockets.runtime.mailbox import Mailbox
-from dicompiler_targets.sockets.runtime.roles import RoleSchedule
+from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 from dicompiler_targets.sockets.session import ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 

@@ -14,7 +14,7 @@ from dicompiler import networks
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver.artifact import run
 from dicompiler.driver.compiler import compile
-from dicompiler_targets.sessions import MIB_BYTES, WeightLoading, analyze_weight_loading, workspace_bytes
+from dicompiler_targets.ort_memory import MIB_BYTES, WeightLoading, analyze_weight_loading, workspace_bytes
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.memory import PROCESS_BYTES
 

@@ -13,8 +13,8 @@ from support.handmade import halo
 from support.running import emit
 
 import dicompiler
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import pace

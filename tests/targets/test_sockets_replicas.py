@@ -22,13 +22,13 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.target.records import RunOptions, RunResult
-from dicompiler.target.seal import write_integrity
+from dicompiler.target.integrity import write_integrity
+from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import compare_value, random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.runtime.frames import (
+from dicompiler_targets.sockets.runtime.protocol import (
     FrameWindow,
     MessageHeader,
     MessageType,

@@ -13,8 +13,8 @@ from support.hostile import outcome
 from support.running import by_hand, emit, wait_until
 from support.strangers import Strangers, listening
 
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 

@@ -23,8 +23,8 @@ from support.running import by_hand, emit, pids, wait_until
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
-from dicompiler.cli.entry import main
-from dicompiler.target.records import RunOptions
+from dicompiler.cli.command_line import main
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact

@@ -25,16 +25,16 @@ from support.handmade import halo, partial
 from support.running import control, emit, pids, wait_until
 
 from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.records import RunOptions
 from dicompiler.target.remote.certificates import make_keys
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget, coordinator
 from dicompiler_targets.sockets.artifact import Manifest
-from dicompiler_targets.sockets.processes import DeviceProcess, launch_process, local_starter
-from dicompiler_targets.sockets.runtime.frames import MessageType, PeerRefused, ProtocolError
-from dicompiler_targets.sockets.runtime.greeting import TOKEN_VARIABLE
-from dicompiler_targets.sockets.runtime.line import TlsKeys, is_loopback, open_connection, split_address
-from dicompiler_targets.sockets.runtime.wire import MessageChannel
+from dicompiler_targets.sockets.device_process import DeviceProcess, launch_process, local_starter
+from dicompiler_targets.sockets.runtime.channel import MessageChannel
+from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
+from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
+from dicompiler_targets.sockets.runtime.transport import TlsKeys, is_loopback, open_connection, split_address
 
 
 @pytest.fixture(scope="module")

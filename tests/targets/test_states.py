@@ -17,7 +17,7 @@ from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.ir.regions import full_region, split_proportionally, with_interval
 from dicompiler.partition.bounds_inference import cuttable_axes, output_shape
-from dicompiler.target.interface import Target
+from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
 from dicompiler_targets.sockets import SocketsTarget

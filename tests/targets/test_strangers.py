@@ -16,9 +16,9 @@ from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
 from dicompiler.target.digests import make_file_record
+from dicompiler.target.integrity import write_integrity
 from dicompiler.target.manifest import format_json
-from dicompiler.target.seal import write_integrity
-from dicompiler_targets.mpi.source import generate_main
+from dicompiler_targets.mpi.codegen import generate_main
 
 SECRET = "a line that is nobody's business"
 HOSTS = '[[host]]\nname = "pi01"\nssh = "nowhere.invalid"\n[[host]]\nname = "pi02"\nssh = "nowhere.invalid"\n'

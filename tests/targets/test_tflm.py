@@ -24,15 +24,15 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.driver.artifact import verify
 from dicompiler.driver.compiler import compile, lower
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import platform_from_toml, uniform_platform
 from dicompiler.partition.segmentation import build_program
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.tflm import measure
+from dicompiler_targets.tflm import arena_size
 from dicompiler_targets.tflm.flatbuffer import read_operator_codes
 from dicompiler_targets.tflm.target import TflmTarget
 
@@ -116,7 +116,7 @@ def test_the_least_arena_runs_and_64_bytes_less_do_not(tmp_path: Path) -> None:
     for place in sorted((tmp_path / "out").glob("*/manifest.json")):
         for segment in (s for s in load_json(place)["segments"] if s["model"] is not None):
             data = (place.parent / segment["model"]).read_bytes()
-            trials = measure.ArenaTrials(data)
+            trials = arena_size.ArenaTrials(data)
             assert trials.fits_arena(segment["arena"])
             assert not trials.fits_arena(segment["arena"] - 64)
             trials.close()
@@ -234,7 +234,7 @@ def test_without_the_packages_one_line_names_the_extra(monkeypatch: pytest.Monke
 
 def test_a_model_that_ends_the_interpreter_is_one_line() -> None:
     with pytest.raises(DicompilerError, match="segment 'x': TFLite-micro cannot run it: "):
-        measure.measure_arenas([b"TFL3" * 30], ["segment 'x'"])
+        arena_size.measure_arenas([b"TFL3" * 30], ["segment 'x'"])
 
 
 def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None:

@@ -24,12 +24,12 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.driver.compiler import lower
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.partition.bounds_inference import reduction_length
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
-from dicompiler.target.records import RunOptions
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.quantise import take_int8

@@ -14,7 +14,7 @@ from dicompiler import networks
 from dicompiler.ir.onnx.model import Model
 from dicompiler.partition.tiling import single_device_plan
 from dicompiler.verify.comparison import Tolerance, compare_value
-from dicompiler_targets.tflm.proof import LiteRtRuntime, make_tolerances
+from dicompiler_targets.tflm.reference_checks import LiteRtRuntime, make_tolerances
 
 NAMES = ("autoencoder", "ds_cnn", "resnet8", "person_detection")
 TILES = ("pipeline", "height", "grid", "lop", "fused-height", "fused-grid")

@@ -15,9 +15,9 @@ from support import bad_plugins as bad
 
 from dicompiler.base.errors import UsageError
 from dicompiler.driver.prepare import prepare
-from dicompiler.driver.profile import run_package, write_package
 from dicompiler.ir.onnx.model import Model
-from dicompiler.plugin.passes import Pass
+from dicompiler.measure.profile_package import run_package, write_package
+from dicompiler.plugin.pass_base import Pass
 from dicompiler.plugin.registry import PLUGIN_KINDS, registry
 from dicompiler.testing import (
     CHECKS,

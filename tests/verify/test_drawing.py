@@ -13,15 +13,15 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.driver.prepare import load_problem, prepare
-from dicompiler.ir.drawing import random_layers, random_tensors
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
+from dicompiler.ir.random_ops import random_layers, random_tensors
 from dicompiler.partition.routing import route_on_platform
 from dicompiler.plugin.registry import registry
 from dicompiler.verify.comparison import check_exact
 from dicompiler.verify.comparison import compare_type_only as compared_drawn
-from dicompiler.verify.exact import magnitudes
+from dicompiler.verify.exact import exactness_check
 
 HEAD = '<ir_version: 8, opset_import: ["" : 17]>'
 CONV = "Conv <pads = [1, 1, 1, 1]>"
@@ -151,7 +151,7 @@ def test_a_check_model_that_grows_is_left_out(monkeypatch: pytest.MonkeyPatch) -
             "one = Constant <value_int = 1> () zero = Constant <value_int = 0> () z = Range (zero, f, one) }"
         )
     )
-    monkeypatch.setattr(magnitudes, "available_memory", lambda: 2**30)
+    monkeypatch.setattr(exactness_check, "available_memory", lambda: 2**30)
     layers = prepare(model).layers
     assert layers is not None
 

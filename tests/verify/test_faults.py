@@ -17,12 +17,12 @@ from support.splits import Case, splits
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region, full_region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.partition.segmentation import build_program
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.verify.comparison import Check, check_exact

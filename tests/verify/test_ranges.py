@@ -13,8 +13,8 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.given import prepare_inputs
-from dicompiler.verify.ranges import ValueLimit, find_value_limits
+from dicompiler.verify.index_inputs import ValueLimit, find_value_limits
+from dicompiler.verify.run_inputs import prepare_inputs
 
 TABLES = {"words": 5, "kinds": 2, "places": 8, "wide": 16}
 NUMBERS = {"first": [0], "two": [2], "shape": [1, 8], "nine": 9, "depth": 3}

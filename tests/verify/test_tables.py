@@ -19,8 +19,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.executor import run_model
-from dicompiler.verify.given import prepare_inputs
-from dicompiler.verify.tables import check_indices, find_lookup_tables
+from dicompiler.verify.lookup_tables import check_indices, find_lookup_tables
+from dicompiler.verify.run_inputs import prepare_inputs
 
 ROWS, SHAPE = 10, (2, 6)
 CONSTANTS: dict[str, Any] = {

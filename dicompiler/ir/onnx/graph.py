@@ -19,8 +19,8 @@ from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
 from onnx_graphsurgeon.util.misc import SynchronizedList
 
-from dicompiler.ir.onnx.file import copy_without
 from dicompiler.ir.onnx.names import unique_name
+from dicompiler.ir.onnx.protobuf_io import copy_without
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, raw_nbytes, to_dense
 
 _KINDS = onnx.AttributeProto

@@ -18,8 +18,8 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 from onnx_graphsurgeon.logger import G_LOGGER
 
-from dicompiler.ir.onnx.file import copy_without
 from dicompiler.ir.onnx.graph import ConstantValues, GraphNode, ModelGraph, OpaqueAttribute, adopt_graph, tensor_info
+from dicompiler.ir.onnx.protobuf_io import copy_without
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, is_placeholder, make_placeholder
 
 _KINDS = onnx.AttributeProto

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.base.atomic import atomic_file
+from dicompiler.base.atomic_output import atomic_file
 from dicompiler.base.errors import DicompilerError, did_you_mean
-from dicompiler.ir.onnx import file as modelfile
-from dicompiler.ir.onnx import importing, structure
+from dicompiler.ir.onnx import graph_structure, loader
+from dicompiler.ir.onnx import protobuf_io as modelfile
 from dicompiler.ir.onnx.weights import (
     MIN_WEIGHT_BYTES,
     PLACEHOLDER_LOCATION,
@@ -31,8 +31,8 @@ from dicompiler.ir.onnx.weights import (
     make_placeholder,
     to_dense,
 )
+from dicompiler.ir.operator_rule import TensorInfo
 from dicompiler.ir.regions import Shape
-from dicompiler.ir.rule import TensorInfo
 
 if TYPE_CHECKING:
     import onnx_graphsurgeon as gs
@@ -72,7 +72,7 @@ class Model:
         """
         if isinstance(source, Model):
             return source
-        proto, weights = importing.load_model(source)
+        proto, weights = loader.load_model(source)
         place = str(source) if isinstance(source, (str, Path)) else "the model"
         return cls(proto, MappingProxyType(weights), place)
 
@@ -201,14 +201,14 @@ class Model:
         try:
             onnx.checker.check_model(light)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            cause = structure.describe_undefined_tensor(light.graph) or _describe_checker_error(str(error))
+            cause = graph_structure.describe_undefined_tensor(light.graph) or _describe_checker_error(str(error))
             raise DicompilerError(
                 f"{place}: not a legal ONNX model: {cause}: correct it, or export it again"
             ) from error
 
     def digest(self) -> str:
         """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""
-        return structure.structural_digest(self.proto)
+        return graph_structure.structural_digest(self.proto)
 
 
 def _describe_checker_error(said: str) -> str:

@@ -10,7 +10,7 @@ from itertools import chain
 
 import onnx
 
-from dicompiler.ir.onnx.structure import control_flow_bodies, rename_captures
+from dicompiler.ir.onnx.graph_structure import control_flow_bodies, rename_captures
 
 RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
 """With what onnxruntime begins the names of the tensors that it casts from float16 and back where it has no kernel:

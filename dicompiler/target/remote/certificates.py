@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dicompiler.base import atomic
+from dicompiler.base import atomic_output
 from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ def make_keys(
     same authority. DicompilerError where the directory holds something else, or its authority cannot be used. The set
     changes as a whole or not at all, and what else lies in the directory stays.
     """
-    atomic.check_output_directory(directory, _MARKER_FILE, _DIRECTORY_NOUN)
+    atomic_output.check_output_directory(directory, _MARKER_FILE, _DIRECTORY_NOUN)
     lost = {f"{DEVICES_DIRECTORY}/{name}" for name in revoke}
-    fresh = not (directory / atomic.TRACKED_LIST_NAME).is_file() or (renew and not lost)
+    fresh = not (directory / atomic_output.TRACKED_LIST_NAME).is_file() or (renew and not lost)
     files = {} if fresh else _read_own_files(directory)
     authority = (
         _CertificateAuthority.make(days) if fresh else _CertificateAuthority.load(directory / AUTHORITY_DIRECTORY)
@@ -71,7 +71,7 @@ def make_keys(
     files |= {f"{AUTHORITY_DIRECTORY}/{name}": content for name, content in authority.make_files().items()}
     for end in {name.rpartition("/")[0] for name in files} - {AUTHORITY_DIRECTORY}:
         files |= {f"{end}/ca.pem": files[_MARKER_FILE], f"{end}/crl.pem": files[f"{AUTHORITY_DIRECTORY}/crl.pem"]}
-    with atomic.atomic_directory(directory, _MARKER_FILE, _DIRECTORY_NOUN) as stage:
+    with atomic_output.atomic_directory(directory, _MARKER_FILE, _DIRECTORY_NOUN) as stage:
         stage.chmod(0o700)
         for name, content in files.items():
             _write_private_file(stage / name, content)
@@ -80,7 +80,7 @@ def make_keys(
 
 def _read_own_files(directory: Path) -> dict[str, bytes]:
     """What is there of the files that we made, by relative path."""
-    paths = {name: directory / name for name in atomic.tracked_files(directory)}
+    paths = {name: directory / name for name in atomic_output.tracked_files(directory)}
     return {name: path.read_bytes() for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TypeVar
 
+from dicompiler.base.captured_output import KEPT_BYTES, CapturedOutput
 from dicompiler.base.errors import DicompilerError, RunError, one_line
-from dicompiler.base.written import KEPT_BYTES, CapturedOutput
 from dicompiler.target.remote.hosts import DeviceLocation
 
 Item = TypeVar("Item")

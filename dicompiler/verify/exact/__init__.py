@@ -18,14 +18,15 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.ir.drawing import is_random
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, is_fixed_size, is_placeholder, make_placeholder
+from dicompiler.ir.random_ops import is_random
 from dicompiler.verify.deadline import DeadlineExceededError
-from dicompiler.verify.exact import left
-from dicompiler.verify.exact.covering import Coverage, ReadMasks, measure_coverage, seeds_needed
-from dicompiler.verify.exact.facts import (
+from dicompiler.verify.exact import excluded_layers as left
+from dicompiler.verify.exact.coverage import Coverage, ReadMasks, measure_coverage, seeds_needed
+from dicompiler.verify.exact.exactness_check import Peak, first_inexact_peaks, largest_peak
+from dicompiler.verify.exact.graph_facts import (
     GraphFacts,
     InputPlace,
     Relaxation,
@@ -35,12 +36,11 @@ from dicompiler.verify.exact.facts import (
     gather_facts,
     original_domain,
 )
-from dicompiler.verify.exact.magnitudes import Peak, first_inexact_peaks, largest_peak
-from dicompiler.verify.exact.patterns import weight_index
-from dicompiler.verify.exact.standins import DOMAIN, choose_stand_ins, declare_functions, prepare_node
-from dicompiler.verify.exact.values import SCHEDULES, integer_constants, integer_inputs
-from dicompiler.verify.ranges import find_value_limits, limit_values
-from dicompiler.verify.unsized import random_non_tensor_inputs
+from dicompiler.verify.exact.integer_values import SCHEDULES, integer_constants, integer_inputs
+from dicompiler.verify.exact.sparse_filters import weight_index
+from dicompiler.verify.exact.stand_ins import DOMAIN, choose_stand_ins, declare_functions, prepare_node
+from dicompiler.verify.index_inputs import find_value_limits, limit_values
+from dicompiler.verify.non_tensor_inputs import random_non_tensor_inputs
 
 __all__ = [
     "DOMAIN",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dicompiler.plugin_api import LayerGraph, Problem, WorkBudget, full_region
-from dicompiler_strategies.dp.boxes import DeviceBoxes, missing_elements
-from dicompiler_strategies.dp.moves import CandidateRun, bytes_per_element
-from dicompiler_strategies.dp.team import DeviceTeam, TensorForm
-from dicompiler_strategies.tables.footprints import Floats
+from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
+from dicompiler_strategies.dp.candidate_runs import CandidateRun, bytes_per_element
+from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
+from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.work import CANDIDATE_RUNS_PER_S
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")

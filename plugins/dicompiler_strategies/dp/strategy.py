@@ -23,11 +23,11 @@ from dicompiler.plugin_api import (
     needed_memory,
     raw_nbytes,
 )
-from dicompiler_strategies.dp.moves import CandidateRules, build_candidate_runs, run_parts
-from dicompiler_strategies.dp.paper import block_parts, choose_blocks
+from dicompiler_strategies.dp.candidate_runs import CandidateRules, build_candidate_runs, run_parts
+from dicompiler_strategies.dp.device_team import DeviceTeam, ProblemFacts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, RunPath, RunPricing, find_cheapest_path
-from dicompiler_strategies.dp.team import DeviceTeam, ProblemFacts
-from dicompiler_strategies.tables.footprints import Floats
+from dicompiler_strategies.papers.coopai_plan import block_parts, choose_blocks
+from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 

@@ -23,9 +23,9 @@ from dicompiler.plugin_api import (
     objective_values,
     used_memory,
 )
-from dicompiler_strategies.genetic.analytic import BatchedModel
+from dicompiler_strategies.genetic.batched_model import BatchedModel
 from dicompiler_strategies.genetic.encoding import ChoiceEncoding, Encoding, Genes, NaiveEncoding, SplitPointEncoding
-from dicompiler_strategies.genetic.search import Array
+from dicompiler_strategies.genetic.nsga2 import Array
 
 if TYPE_CHECKING:
     from dicompiler_strategies.tables.cost_tables import CostTables
@@ -144,8 +144,8 @@ class TiledLayerSpace:
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
         """The objectives from the sums of the tables."""
+        from dicompiler_strategies.tables.choice_footprints import device_host_matrix
         from dicompiler_strategies.tables.cost_tables import sum_tables
-        from dicompiler_strategies.tables.footprints import device_host_matrix
 
         platform = self.tables.problem.platform
         latency = self.tables.total_seconds_of(rows)

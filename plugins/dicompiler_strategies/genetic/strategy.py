@@ -15,7 +15,7 @@ from dicompiler.plugin_api import (
     missing_memory,
     objective_terms,
 )
-from dicompiler_strategies.genetic.exploring import ExplorationOptions, explore
+from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore
 
 log = logging.getLogger("dicompiler")
 

@@ -20,12 +20,12 @@ from dicompiler.plugin_api import (
     WorkBudget,
     missing_memory,
 )
-from dicompiler_strategies.gradient import paper
-from dicompiler_strategies.gradient.landscape import ObjectiveTables, build_objective_tables, check_objective
-from dicompiler_strategies.gradient.opportunities import build_space
-from dicompiler_strategies.gradient.polish import LocalSearch
-from dicompiler_strategies.gradient.relax import DescentInterrupted, DescentSettings, minimise_relaxation
-from dicompiler_strategies.joint.fitting import affordable_choices
+from dicompiler_strategies.gradient.local_search import LocalSearch
+from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, build_objective_tables, check_objective
+from dicompiler_strategies.gradient.relaxation import DescentInterrupted, DescentSettings, minimise_relaxation
+from dicompiler_strategies.joint.choice_budget import affordable_choices
+from dicompiler_strategies.papers import diapason as paper
+from dicompiler_strategies.papers.partition_opportunities import build_space
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables, to_kept_numbers, to_original_numbers
 

@@ -36,8 +36,8 @@ from dicompiler.plugin_api import (
     with_interval,
 )
 from dicompiler_strategies.named_axis import find_cuttable_axis
-from dicompiler_strategies.tables.near import rows_for_source
-from dicompiler_strategies.tables.runs import cut_channel_run, find_run_before, find_run_of
+from dicompiler_strategies.tables.channel_runs import cut_channel_run, find_run_before, find_run_of
+from dicompiler_strategies.tables.source_bias import rows_for_source
 
 SPLIT_KINDS = ("whole", "height", "grid", "lop", "lip")
 SHARE_KINDS = ("equal", "rate", "memory")

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import BudgetExceeded, DicompilerError, Layer, LayerGraph, Plan, Problem, WorkBudget
-from dicompiler_strategies.tables.choices import Choice, ChoiceSet, list_choices
-from dicompiler_strategies.tables.footprints import (
+from dicompiler_strategies.tables.choice_footprints import (
     ChoiceFootprint,
     Floats,
     Ints,
@@ -29,8 +28,9 @@ from dicompiler_strategies.tables.footprints import (
     state_slots,
     whole_tensor_boxes,
 )
-from dicompiler_strategies.tables.lines import LinkLoads, build_link_loads
-from dicompiler_strategies.tables.together import coalesced_layers
+from dicompiler_strategies.tables.choices import Choice, ChoiceSet, list_choices
+from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
+from dicompiler_strategies.tables.message_coalescing import coalesced_layers
 from dicompiler_strategies.work import FILLED_PARTS_PER_S
 
 LayerEdge = tuple[int, int]

@@ -19,10 +19,10 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, check_files, load_artifact, load_json
-from dicompiler_targets.copies import check_bundled_sources, hash_sources
-from dicompiler_targets.mpi import source
+from dicompiler_targets.bundled_runtime import check_bundled_sources, hash_sources
+from dicompiler_targets.mpi import codegen
+from dicompiler_targets.mpi.codegen import assign_output_files
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE, PROGRAM_FILE, UNBUILT_FILES, make_package_sources
-from dicompiler_targets.mpi.source import assign_output_files
 
 DeliveredFrames = tuple[dict[str, dict[str, NDArray[Any]]], ...]
 """For each frame, by device and name, what it delivered."""
@@ -94,7 +94,7 @@ def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Pa
         own = [name for name in files if name.startswith(f"{host}/")]
         check_files(directory, files, [f"{host}/{PROGRAM_FILE}"])
         described = load_json(directory / host / PROGRAM_FILE)
-        places = {place.device: place.host for place in source.read_placements(described)}
+        places = {place.device: place.host for place in codegen.read_placements(described)}
         owners |= {device: host for device, at in places.items() if at == host}
         if list(places) != document["devices"]:
             raise ValueError(f"{host}: its program is of other devices")

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError, file_digest
-from dicompiler_targets.mpi import tools
-from dicompiler_targets.mpi.tools import Toolchain
+from dicompiler_targets.mpi import toolchain as tools
+from dicompiler_targets.mpi.toolchain import Toolchain
 
 MAX_CACHED_PROGRAMS = 64
 """Executables that are kept for each set of tools; those used least recently go first."""

@@ -36,7 +36,7 @@ from dicompiler.plugin_api import (
     one_line,
     ssh,
 )
-from dicompiler_targets.mpi import mpirun, restart, tools
+from dicompiler_targets.mpi import failover, mpirun, toolchain
 from dicompiler_targets.mpi.artifact import (
     DeliveredFrames,
     MpiArtifact,
@@ -45,7 +45,7 @@ from dicompiler_targets.mpi.artifact import (
     write_inputs,
 )
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE
-from dicompiler_targets.mpi.watch import START_SCRIPT, FailedDevices, HostMonitor, MonitoredHost
+from dicompiler_targets.mpi.host_monitor import START_SCRIPT, FailedDevices, HostMonitor, MonitoredHost
 
 log = logging.getLogger("dicompiler")
 
@@ -172,15 +172,15 @@ def run_on_hosts(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], 
     """Runs an installed artifact for `frames` on its hosts: see Target.run."""
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
-    call = partial(_run_once, artifact, _find_package_hosts(artifact, options), tools.find_program("mpirun"))
-    return restart.run_with_failover(artifact, frames, options, call)
+    call = partial(_run_once, artifact, _find_package_hosts(artifact, options), toolchain.find_program("mpirun"))
+    return failover.run_with_failover(artifact, frames, options, call)
 
 
 def _run_once(
     artifact: MpiArtifact,
     every: Sequence[PackageHost],
     mpirun_here: Path,
-    frames: restart.Frames,
+    frames: failover.Frames,
     options: RunOptions,
     away: Collection[str],
     roles: tuple[int, int],
@@ -214,7 +214,7 @@ def _run_once(
             line += [f"{places[site.host]}/build/program", *_make_data_options(places[site.host], site), *words]
             line += _make_thread_options(site, device, package, options)
         more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
-        more |= {"PATH": f"{mpirun_here.parent}:{tools.get_search_path()}"}
+        more |= {"PATH": f"{mpirun_here.parent}:{toolchain.get_search_path()}"}
         more |= {"OMPI_MCA_mpi_ft_enable": "true"} if survives else {}
         watched = [
             MonitoredHost(s.host, s.location, s.run_directory, tuple({*s.devices} - {*away})) for s in sites if survives
@@ -232,7 +232,7 @@ def _run_once(
             with contextlib.suppress(ssh.UnreachableHost) if lost is not None else contextlib.nullcontext():
                 _fetch_outputs(calls, site, scratch / "outputs")
         if lost is not None:
-            raise restart.UnfinishedRun(lost, read_finished_outputs(artifact, scratch / "outputs", keep, roles[0]))
+            raise failover.UnfinishedRun(lost, read_finished_outputs(artifact, scratch / "outputs", keep, roles[0]))
         return report, read_outputs(artifact, scratch / "outputs", keep)
 
 
@@ -277,7 +277,7 @@ def _probe_host(calls: ssh.RemoteCommands, site: PackageHost, sums: Mapping[str,
         if answers.get(name, "-") == "-":
             said = f" ({one_line(done.errors.strip().splitlines()[-1])})" if done.errors.strip() else ""
             raise RunError(
-                f"{_describe_host(site)}: {name} is missing there{said}: install it with {tools.INSTALL_HINTS[name]}"
+                f"{_describe_host(site)}: {name} is missing there{said}: install it with {toolchain.INSTALL_HINTS[name]}"
             )
     held = frozenset(line.removeprefix("held ") for line in done.prefixed_lines if line.startswith("held "))
     place, stamp, version = (one_line(answers.get(name, "")) for name in ("place", "stamp", "version"))
@@ -288,7 +288,7 @@ def _list_package_files(artifact: MpiArtifact, site: PackageHost) -> dict[str, P
     """The files of a host's package by their path in it, and onnxruntime's headers, which not every system has."""
     names = [name for name in artifact.files if name.startswith(f"{site.host}/")]
     files = {name.removeprefix(f"{site.host}/"): artifact.directory / name for name in names}
-    return files | {f"include/{path.name}": path for path in sorted(tools.find_include_directory().glob("*.h"))}
+    return files | {f"include/{path.name}": path for path in sorted(toolchain.find_include_directory().glob("*.h"))}
 
 
 def _find_reusable_files(files: Mapping[str, Path], state: PackageState) -> frozenset[str]:
@@ -321,7 +321,7 @@ def _prepare_hosts(
             gone += [name for name in site.devices if name not in away]
             why = why or f"host {site.host!r} cannot be reached: {found.reason}"
     if gone:
-        raise restart.UnfinishedRun(mpirun.RankFailure(artifact, FailedDevices(tuple(gone), why)), ())
+        raise failover.UnfinishedRun(mpirun.RankFailure(artifact, FailedDevices(tuple(gone), why)), ())
     return places
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError, Program, is_fixed_size
-from dicompiler_targets.files import (
+from dicompiler_targets.artifact_files import (
     Json,
     describe_artifact,
     describe_value,
@@ -22,9 +22,9 @@ from dicompiler_targets.files import (
     read_runtime_sources,
     write_chunks,
 )
-from dicompiler_targets.mpi import packages, source
-from dicompiler_targets.mpi.source import ImagePreprocessing, RankPlacement, describe_program
-from dicompiler_targets.seams import hoist_device_copies, make_device_contents
+from dicompiler_targets.mpi import codegen, package_files
+from dicompiler_targets.mpi.codegen import ImagePreprocessing, RankPlacement, describe_program
+from dicompiler_targets.segment_io import hoist_device_copies, make_device_contents
 
 MANIFEST_FORMAT = "dicompiler.mpi/4"
 MANIFEST_FILE, CONTENTS_FILE, PROGRAM_FILE = "manifest.json", "contents.txt", "program.json"
@@ -60,8 +60,8 @@ def write_artifact(
     document = describe_program(program, places, names, ends, optimization, provider, preprocessing)
     common: dict[str, bytes] = {
         PROGRAM_FILE: format_json(document).encode(),
-        "sender.json": packages.make_sender_table(program).encode(),
-        "receiver.json": packages.make_receiver_table(program).encode(),
+        "sender.json": package_files.make_sender_table(program).encode(),
+        "receiver.json": package_files.make_receiver_table(program).encode(),
         **make_package_sources(document),
     }
     files = {}
@@ -92,12 +92,12 @@ def write_artifact(
 def make_package_sources(document: Json) -> dict[str, bytes]:
     """What of a package is built or run, and follows from its program.json, by path. KeyError, TypeError or ValueError
     where that is none."""
-    places = source.read_placements(document)
+    places = codegen.read_placements(document)
     return {
-        "main.cc": source.generate_main(document).encode(),
-        "run.sh": packages.make_run_script(places).encode(),
-        "rankfile": packages.make_rankfile(places).encode(),
-        "hostfile": packages.make_hostfile(places).encode(),
+        "main.cc": codegen.generate_main(document).encode(),
+        "run.sh": package_files.make_run_script(places).encode(),
+        "rankfile": package_files.make_rankfile(places).encode(),
+        "hostfile": package_files.make_hostfile(places).encode(),
         **read_common_sources(),
     }
 

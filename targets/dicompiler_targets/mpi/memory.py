@@ -6,8 +6,8 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 from __future__ import annotations
 
 from dicompiler.plugin_api import DeviceProgram, Optimization, Program, peak_nbytes, segment_value_sizes
-from dicompiler_targets import sessions
-from dicompiler_targets.sessions import MIB_BYTES
+from dicompiler_targets import ort_memory
+from dicompiler_targets.ort_memory import MIB_BYTES
 
 RANK_BASE_BYTES = 40 * MIB_BYTES
 """MPI, onnxruntime and two threads."""
@@ -15,7 +15,7 @@ RANK_BASE_BYTES = 40 * MIB_BYTES
 
 def predict_rank_memory(program: Program, optimization: Optimization) -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
-    held = sessions.predict_memory_overhead(program, RANK_BASE_BYTES, optimization)
+    held = ort_memory.predict_memory_overhead(program, RANK_BASE_BYTES, optimization)
     return {d.device: held[d.device] + _count_retained_bytes(program, d) for d in program.devices}
 
 

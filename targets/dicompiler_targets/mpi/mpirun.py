@@ -28,7 +28,7 @@ from dicompiler.plugin_api import (
     one_line,
 )
 from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
-from dicompiler_targets.mpi.watch import FailedDevices
+from dicompiler_targets.mpi.host_monitor import FailedDevices
 
 REPORT_GRACE_S = 5.0
 """Seconds beyond the time allowed in which the ranks themselves must have said who is late."""

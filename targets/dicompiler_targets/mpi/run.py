@@ -17,7 +17,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import Emulation, RunOptions, RunResult
-from dicompiler_targets.mpi import build, mpirun, restart, tools
+from dicompiler_targets.mpi import build, failover, mpirun
+from dicompiler_targets.mpi import toolchain as tools
 from dicompiler_targets.mpi.artifact import (
     DeliveredFrames,
     MpiArtifact,
@@ -34,14 +35,14 @@ def run_here(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], opti
     toolchain = tools.find_toolchain()
     program = build.build_program(next(iter(artifact.packages.values())), toolchain)
     line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
-    return restart.run_with_failover(artifact, frames, options, partial(_run_once, artifact, line, program))
+    return failover.run_with_failover(artifact, frames, options, partial(_run_once, artifact, line, program))
 
 
 def _run_once(
     artifact: MpiArtifact,
     line: Sequence[str],
     program: Path,
-    frames: restart.Frames,
+    frames: failover.Frames,
     options: RunOptions,
     _: Collection[str],
     roles: tuple[int, int],
@@ -67,7 +68,7 @@ def _run_once(
             report = mpirun.run_mpirun(artifact, [*line, *rest], scratch, options.timeout_s, more)
         except mpirun.RankFailure as lost:
             done = read_finished_outputs(artifact, scratch / "outputs", keep, roles[0])
-            raise restart.UnfinishedRun(lost, done) from None
+            raise failover.UnfinishedRun(lost, done) from None
         return report, read_outputs(artifact, scratch / "outputs", keep)
 
 

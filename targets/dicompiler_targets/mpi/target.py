@@ -66,9 +66,9 @@ class MpiTarget(Target):
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
         """Writes artifact.json and a package per host; rank i is the program's device i."""
+        from dicompiler_targets.mpi.codegen import ImagePreprocessing
         from dicompiler_targets.mpi.emit import write_artifact
-        from dicompiler_targets.mpi.packages import place_ranks
-        from dicompiler_targets.mpi.source import ImagePreprocessing
+        from dicompiler_targets.mpi.package_files import place_ranks
 
         program = compilation.program
         assert program is not None
@@ -106,7 +106,7 @@ class MpiTarget(Target):
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
         """The player, where this target and its tools are."""
-        from dicompiler_targets.copies import read_benchmark_player
+        from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("mpi")
 

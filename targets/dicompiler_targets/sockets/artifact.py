@@ -25,15 +25,15 @@ from dicompiler.plugin_api import (
     load_artifact,
     read_checksummed_json,
 )
-from dicompiler_targets.copies import WEIGHTS_FILE, check_bundled_sources, hash_sources, read_runtime_sources
-from dicompiler_targets.sockets.runtime.packed import (
+from dicompiler_targets.bundled_runtime import WEIGHTS_FILE, check_bundled_sources, hash_sources, read_runtime_sources
+from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule, active_roles, role_manifests
+from dicompiler_targets.sockets.runtime.value_codec import (
     NON_TENSOR_TYPE,
     STRING_TYPE,
     UNSIZED_TYPES,
     decode_value,
     encode_value,
 )
-from dicompiler_targets.sockets.runtime.roles import RoleSchedule, active_roles, role_manifests
 
 Manifest = Mapping[str, Any]
 MANIFEST = "manifest.json"

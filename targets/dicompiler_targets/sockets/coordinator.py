@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.daemon_control import make_connector
 from dicompiler_targets.sockets.deploy import RemoteStarter
-from dicompiler_targets.sockets.keeping import make_connector
-from dicompiler_targets.sockets.processes import StartDevice
+from dicompiler_targets.sockets.device_process import StartDevice
 from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, check_device_options
 
 

@@ -37,10 +37,10 @@ from dicompiler.plugin_api import (
     ssh,
 )
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
-from dicompiler_targets.sockets.joining import RunAcceptor
-from dicompiler_targets.sockets.kept import ResidentCluster
-from dicompiler_targets.sockets.processes import DeviceProcess
-from dicompiler_targets.sockets.runtime.line import KEY_FILES, join_address, split_address
+from dicompiler_targets.sockets.daemon_client import ResidentCluster
+from dicompiler_targets.sockets.device_process import DeviceProcess
+from dicompiler_targets.sockets.rendezvous import RunAcceptor
+from dicompiler_targets.sockets.runtime.transport import KEY_FILES, join_address, split_address
 from dicompiler_targets.sockets.session import check_device_options, check_frames_in_flight
 
 log = logging.getLogger("dicompiler")

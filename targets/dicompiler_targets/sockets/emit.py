@@ -20,7 +20,7 @@ from dicompiler.plugin_api import (
     format_checksummed_json,
     is_fixed_size,
 )
-from dicompiler_targets.files import (
+from dicompiler_targets.artifact_files import (
     DeviceContents,
     Json,
     describe_artifact,
@@ -31,8 +31,8 @@ from dicompiler_targets.files import (
     read_runtime_sources,
     write_chunks,
 )
-from dicompiler_targets.moves import HoistedSegment
-from dicompiler_targets.seams import describe_copies, hoist_device_copies, make_device_contents
+from dicompiler_targets.copy_hoisting import HoistedSegment
+from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, make_device_contents
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")

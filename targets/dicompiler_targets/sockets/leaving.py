@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dicompiler.plugin_api import RunEvent
-from dicompiler_targets.sockets.processes import DeviceProcess, end_all
-from dicompiler_targets.sockets.root_cause import RANK_DISCONNECTED, DeviceFailure, exit_failure
+from dicompiler_targets.sockets.device_process import DeviceProcess, end_all
+from dicompiler_targets.sockets.failures import RANK_DISCONNECTED, DeviceFailure, exit_failure
 
 log = logging.getLogger("dicompiler")
 

@@ -7,8 +7,8 @@ other versions differ most in it.
 from __future__ import annotations
 
 from dicompiler.plugin_api import Optimization, Program
-from dicompiler_targets import sessions
-from dicompiler_targets.sessions import MIB_BYTES
+from dicompiler_targets import ort_memory
+from dicompiler_targets.ort_memory import MIB_BYTES
 
 PROCESS_BYTES = 63 * MIB_BYTES
 """Python, numpy, onnxruntime and the runtime's threads."""
@@ -16,4 +16,4 @@ PROCESS_BYTES = 63 * MIB_BYTES
 
 def added_memory(program: Program, optimization: Optimization) -> dict[str, int]:
     """Device → bytes beyond what `program_memory` counts: at the worst moment of making the sessions or of a frame."""
-    return sessions.predict_memory_overhead(program, PROCESS_BYTES, optimization)
+    return ort_memory.predict_memory_overhead(program, PROCESS_BYTES, optimization)

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from dicompiler_targets.sockets.processes import DeviceProcess
+from dicompiler_targets.sockets.device_process import DeviceProcess
 
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
 """Seconds until a lost device is started again: twice as many after each try in vain, up to the last."""

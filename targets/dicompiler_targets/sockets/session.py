@@ -17,16 +17,16 @@ from typing import Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, UsageError, check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
-from dicompiler_targets.sockets.crew import ClusterState
-from dicompiler_targets.sockets.feed import FrameReader
+from dicompiler_targets.sockets.cluster_state import ClusterState
+from dicompiler_targets.sockets.daemon_client import DaemonConnector
+from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, empty_report, local_starter
+from dicompiler_targets.sockets.failures import DeviceEvent
+from dicompiler_targets.sockets.frame_reader import FrameReader
 from dicompiler_targets.sockets.guarded import FailOnceSession, timeout_error
-from dicompiler_targets.sockets.joining import ANY_LOOPBACK_PORT, RunAcceptor
-from dicompiler_targets.sockets.kept import DaemonConnector
 from dicompiler_targets.sockets.leaving import EventLog, FailedProcesses
-from dicompiler_targets.sockets.processes import DeviceProcess, StartDevice, empty_report, local_starter
-from dicompiler_targets.sockets.root_cause import DeviceEvent
-from dicompiler_targets.sockets.runtime.frames import MAX_FRAMES_IN_FLIGHT, MessageType
-from dicompiler_targets.sockets.runtime.line import seconds_left
+from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
+from dicompiler_targets.sockets.runtime.protocol import MAX_FRAMES_IN_FLIGHT, MessageType
+from dicompiler_targets.sockets.runtime.transport import seconds_left
 
 GRACE_S = 1.0
 """Seconds after a deadline in which devices can still say what they were waiting for."""

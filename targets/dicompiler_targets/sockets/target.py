@@ -88,7 +88,7 @@ class SocketsTarget(Target):
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
         """The player beside a copy of the runtime, which it uses to speak with the devices."""
-        from dicompiler_targets.copies import read_benchmark_player
+        from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("sockets", (".py",))
 
@@ -100,7 +100,7 @@ class SocketsTarget(Target):
 
     def service(self, directory: Path, options: RunOptions) -> Service:
         """Its devices stay between clients, with their sessions made."""
-        from dicompiler_targets.sockets.keeping import ResidentDevices
+        from dicompiler_targets.sockets.daemon_control import ResidentDevices
 
         return ResidentDevices(directory, options)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dicompiler_targets.tflm.folding import find_activation, get_batch_norm_affine, get_clip_bounds
+from dicompiler_targets.tflm.conv_pool import ACTIVATION_CODES
+from dicompiler_targets.tflm.fusion import find_activation, get_batch_norm_affine, get_clip_bounds
 from dicompiler_targets.tflm.graph import SegmentNode, make_refusal
-from dicompiler_targets.tflm.windows import ACTIVATION_CODES
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, AxisForm, TfliteWriter, permute
 
 _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}

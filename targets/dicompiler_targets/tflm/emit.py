@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dicompiler.plugin_api import DeviceProgram, DicompilerError, Host, Program
-from dicompiler_targets.boxes import StridedCopy
-from dicompiler_targets.files import (
+from dicompiler_targets.artifact_files import (
     Json,
     describe_artifact,
     find_device_inputs,
@@ -22,14 +21,15 @@ from dicompiler_targets.files import (
     read_runtime_sources,
     write_chunks,
 )
-from dicompiler_targets.moves import HoistedSegment
-from dicompiler_targets.tflm import sources
+from dicompiler_targets.boxes import StridedCopy
+from dicompiler_targets.copy_hoisting import HoistedSegment
+from dicompiler_targets.tflm import codegen
+from dicompiler_targets.tflm.arena_size import measure_arenas
 from dicompiler_targets.tflm.flatbuffer import read_operator_codes
-from dicompiler_targets.tflm.layout import MemoryLayout, make_wire_tensor, plan_memory
 from dicompiler_targets.tflm.lowering import LoweredModel, WireTensor, lower_segment
-from dicompiler_targets.tflm.measure import measure_arenas
+from dicompiler_targets.tflm.memory_layout import MemoryLayout, make_wire_tensor, plan_memory
+from dicompiler_targets.tflm.memory_report import DeviceSizes, add_margin, make_memory_report
 from dicompiler_targets.tflm.moves import hoist_segment_copies, make_wire_copies
-from dicompiler_targets.tflm.sizes import DeviceSizes, add_margin, make_memory_report
 
 MANIFEST_FORMAT = "dicompiler.tflm/1"
 MANIFEST_FILE, MEMORY_FILE = "manifest.json", "memory.json"
@@ -45,7 +45,7 @@ class CompiledDevice:
     program: DeviceProgram
     hoisted_segments: tuple[HoistedSegment, ...]
     lowered_models: tuple[LoweredModel | None, ...]
-    models: sources.DeviceModels
+    models: codegen.DeviceModels
     needed_arenas: tuple[int, ...]
     layout: MemoryLayout
     peers: tuple[str, ...]
@@ -108,7 +108,7 @@ def _compile_device(
             firsts.setdefault(model.data, i)
     places = {data: k for k, data in enumerate(firsts)}
     needed = tuple(least[data] for data in firsts)
-    models = sources.DeviceModels(
+    models = codegen.DeviceModels(
         tuple(f"{i:03}" for i in firsts.values()),
         tuple(None if model is None else places[model.data] for model in lowered),
         tuple(add_margin(size, margin) for size in needed),
@@ -147,16 +147,16 @@ def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str,
     yield from read_runtime_sources("tflm", (".cc", ".h", ".txt")).items()
     for name, data in device.model_files.items():
         yield f"model_{name}.tflite", data
-        yield f"model_{name}_data.h", sources.make_data_header(name, data).encode()
-        yield f"model_{name}_data.cc", sources.make_data_source(name, data).encode()
+        yield f"model_{name}_data.h", codegen.make_data_header(name, data).encode()
+        yield f"model_{name}_data.cc", codegen.make_data_source(name, data).encode()
     codes = tuple(sorted({code for data in device.model_files.values() for code in read_operator_codes(data)}))
     if codes != device.operators:
         raise DicompilerError(f"device {device.program.device!r}: its models hold other operators than were written")
-    yield "resolver.cc", sources.make_resolver(codes).encode()
+    yield "resolver.cc", codegen.make_resolver(codes).encode()
     incoming = sum(step.kind == "receive" for step in device.program.steps)
-    yield "arena.h", sources.make_arena_header(device.layout, len(device.peers), incoming).encode()
+    yield "arena.h", codegen.make_arena_header(device.layout, len(device.peers), incoming).encode()
     moves = tuple(_collect_copies(one, device.layout.views) for one in device.hoisted_segments)
-    tables = sources.make_program_source(program, device.program, device.layout, device.models, device.peers, moves)
+    tables = codegen.make_program_source(program, device.program, device.layout, device.models, device.peers, moves)
     yield "program.cc", tables.encode()
     yield MANIFEST_FILE, format_json(_make_manifest(program, device)).encode()
 
@@ -208,7 +208,7 @@ def _describe_copy(copy: StridedCopy) -> Json:
     return {key: getattr(copy, key) for key in keys}
 
 
-def _collect_copies(peeled: HoistedSegment, views: Container[str] = ()) -> sources.SegmentCopies:
+def _collect_copies(peeled: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
     """The copies of a segment: ports of its model are numbers there, tensors that are held have names. views: what
     needs no copy."""
     inner = peeled.segment
@@ -225,7 +225,7 @@ def _collect_copies(peeled: HoistedSegment, views: Container[str] = ()) -> sourc
         for copy in make_wire_copies(name, one, peeled.values)
     ]
     places = [replace(copy, source=ports[copy.source]) for copy in every if copy.source in ports]
-    return sources.SegmentCopies(
+    return codegen.SegmentCopies(
         tuple(gathers), tuple(places), tuple(copy for copy in every if copy.source not in ports)
     )
 

@@ -14,8 +14,8 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, Segment, Shape, Weight, dtype_name, is_placeholder
+from dicompiler_targets.tflm.expand_qlinear import expand_qlinear
 from dicompiler_targets.tflm.flatbuffer import TFLITE_TYPES, QuantizationParams
-from dicompiler_targets.tflm.qlinear import expand_qlinear
 
 _HIGH_RANK_OPERATORS = ("Reshape", "Transpose")
 """What may make and read tensors of a rank over 4, as a channel shuffle does: only memory is moved."""

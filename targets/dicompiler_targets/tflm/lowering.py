@@ -13,8 +13,17 @@ from functools import partial
 import numpy as np
 
 from dicompiler.plugin_api import Segment, Shape, Weight
-from dicompiler_targets.tflm import across, averages, dense, elementwise, quantised, resize, shaping, windows
-from dicompiler_targets.tflm.folding import fuse_operators
+from dicompiler_targets.tflm import (
+    average_pool,
+    axis_ops,
+    conv_pool,
+    data_movement,
+    elementwise,
+    integer_ops,
+    matmul,
+    resize,
+)
+from dicompiler_targets.tflm.fusion import fuse_operators
 from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, check_ranks, make_refusal, read_segment
 from dicompiler_targets.tflm.widening import widen_windows
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natural_form, permute
@@ -22,16 +31,16 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natur
 _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     **dict.fromkeys(("Identity", "Dropout"), elementwise.lower_alias),
     "Cast": elementwise.lower_cast,
-    "Concat": shaping.lower_concat,
-    "Slice": shaping.lower_slice,
-    "Split": shaping.lower_split,
-    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), shaping.lower_reshape),
-    "Transpose": shaping.lower_transpose,
-    "Pad": shaping.lower_pad,
-    "DepthToSpace": partial(shaping.lower_depth_space, "DEPTH_TO_SPACE", "DepthToSpace"),
-    "SpaceToDepth": partial(shaping.lower_depth_space, "SPACE_TO_DEPTH", "SpaceToDepth"),
-    quantised.DEQUANTIZE_OP: partial(elementwise.lower_unary, "DEQUANTIZE", "Dequantize"),
-    **dict.fromkeys((quantised.QUANTIZE_OP, "Requantise"), partial(elementwise.lower_unary, "QUANTIZE", "Quantize")),
+    "Concat": data_movement.lower_concat,
+    "Slice": data_movement.lower_slice,
+    "Split": data_movement.lower_split,
+    **dict.fromkeys(("Reshape", "Flatten", "Squeeze", "Unsqueeze"), data_movement.lower_reshape),
+    "Transpose": data_movement.lower_transpose,
+    "Pad": data_movement.lower_pad,
+    "DepthToSpace": partial(data_movement.lower_depth_space, "DEPTH_TO_SPACE", "DepthToSpace"),
+    "SpaceToDepth": partial(data_movement.lower_depth_space, "SPACE_TO_DEPTH", "SpaceToDepth"),
+    integer_ops.DEQUANTIZE_OP: partial(elementwise.lower_unary, "DEQUANTIZE", "Dequantize"),
+    **dict.fromkeys((integer_ops.QUANTIZE_OP, "Requantise"), partial(elementwise.lower_unary, "QUANTIZE", "Quantize")),
 }
 """Operators that take numbers of any type; all others compute in float32, or on quantised numbers."""
 _UNARY_CODES = {
@@ -50,14 +59,14 @@ _BINARY_CODES = {
 }
 LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     **_ANY_TYPE_LOWERINGS,
-    "Conv": windows.lower_conv,
-    "ConvTranspose": windows.lower_conv_transpose,
-    "MaxPool": windows.lower_max_pool,
-    "GlobalMaxPool": windows.lower_global_max_pool,
-    "AveragePool": averages.lower_average_pool,
-    "GlobalAveragePool": averages.lower_global_average_pool,
-    "Gemm": dense.lower_gemm,
-    "MatMul": dense.lower_matmul,
+    "Conv": conv_pool.lower_conv,
+    "ConvTranspose": conv_pool.lower_conv_transpose,
+    "MaxPool": conv_pool.lower_max_pool,
+    "GlobalMaxPool": conv_pool.lower_global_max_pool,
+    "AveragePool": average_pool.lower_average_pool,
+    "GlobalAveragePool": average_pool.lower_global_average_pool,
+    "Gemm": matmul.lower_gemm,
+    "MatMul": matmul.lower_matmul,
     **{op: partial(elementwise.lower_variadic, code) for op, code in _BINARY_CODES.items()},
     **{op: partial(elementwise.lower_unary, *codes) for op, codes in _UNARY_CODES.items()},
     **dict.fromkeys(("Clip", "Relu"), elementwise.lower_clip),
@@ -68,13 +77,13 @@ LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     "Pow": elementwise.lower_power,
     "HardSigmoid": elementwise.lower_hard_sigmoid,
     "BatchNormalization": elementwise.lower_batch_normalization,
-    "Softmax": partial(across.lower_softmax, "SOFTMAX", "Softmax"),
-    "LogSoftmax": partial(across.lower_softmax, "LOG_SOFTMAX", "LogSoftmax"),
-    "ReduceMean": partial(across.lower_reduction, "MEAN"),
-    "ReduceSum": partial(across.lower_reduction, "SUM"),
-    "ReduceMax": partial(across.lower_reduction, "REDUCE_MAX"),
-    "ReduceMin": partial(across.lower_reduction, "REDUCE_MIN"),
-    "LRN": across.lower_lrn,
+    "Softmax": partial(axis_ops.lower_softmax, "SOFTMAX", "Softmax"),
+    "LogSoftmax": partial(axis_ops.lower_softmax, "LOG_SOFTMAX", "LogSoftmax"),
+    "ReduceMean": partial(axis_ops.lower_reduction, "MEAN"),
+    "ReduceSum": partial(axis_ops.lower_reduction, "SUM"),
+    "ReduceMax": partial(axis_ops.lower_reduction, "REDUCE_MAX"),
+    "ReduceMin": partial(axis_ops.lower_reduction, "REDUCE_MIN"),
+    "LRN": axis_ops.lower_lrn,
     **dict.fromkeys(("Resize", "Upsample"), resize.lower_resize),
 }
 """ONNX's operators that can be expressed: how each is written."""
@@ -112,7 +121,7 @@ def to_wire_shape(shape: Shape) -> Shape:
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:
     """The TFLite model of a segment. DicompilerError, one line, naming the node that cannot be expressed."""
-    graph = widen_windows(quantised.convert_to_integer(fuse_operators(read_segment(segment, weights))))
+    graph = widen_windows(integer_ops.convert_to_integer(fuse_operators(read_segment(segment, weights))))
     check_ranks(graph)
     writer = TfliteWriter(graph)
     for node in graph.nodes:

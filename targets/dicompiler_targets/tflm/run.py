@@ -26,8 +26,8 @@ from dicompiler.plugin_api import (
     load_artifact,
     load_json,
 )
+from dicompiler_targets.tflm.arena_size import RUNTIME_MODULE
 from dicompiler_targets.tflm.emit import MANIFEST_FILE, MANIFEST_FORMAT
-from dicompiler_targets.tflm.measure import RUNTIME_MODULE
 from dicompiler_targets.tflm.packages import import_optional
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 

@@ -44,7 +44,7 @@ class TflmTarget(Target):
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
         """Arenas as tried in TFLite-micro on this host, buffers, and models."""
         from dicompiler_targets.tflm.emit import compile_devices
-        from dicompiler_targets.tflm.sizes import make_footprint
+        from dicompiler_targets.tflm.memory_report import make_footprint
 
         return tuple(
             make_footprint(one.program, one.sizes, one.models, one.model_files)
@@ -53,7 +53,7 @@ class TflmTarget(Target):
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
         """1e-4 of the range in float32; of a quantised network so many steps of the output's scale."""
-        from dicompiler_targets.tflm.proof import make_tolerances
+        from dicompiler_targets.tflm.reference_checks import make_tolerances
 
         return make_tolerances(model)
 
@@ -65,7 +65,7 @@ class TflmTarget(Target):
         result: RunResult,
     ) -> tuple[Check, ...]:
         """Of a quantised network: its parts give what it gives uncut, and that is what LiteRT gives."""
-        from dicompiler_targets.tflm.proof import check_quantized
+        from dicompiler_targets.tflm.reference_checks import check_quantized
 
         return check_quantized(model, make_uncut_program, inputs, result)
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.exact.calls import MODULUS, StandInCall, nonnegative_mod, reduce_sum
+from dicompiler.verify.exact.function_builder import MODULUS, StandInCall, nonnegative_mod, reduce_sum
 from dicompiler.verify.executor import run_model
 
 X = np.array([[-40, -16, -1, 0], [1, 15, 16, 100]], np.float32)

@@ -14,8 +14,8 @@ from support.modern_net import MS, Net
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight
 from dicompiler.verify.exact import check_model, measure_coverage, seeds_needed
-from dicompiler.verify.exact.covering import Coverage
-from dicompiler.verify.exact.patterns import WEIGHTED_OPS, FilterExtent, sparse_filters, unified_view
+from dicompiler.verify.exact.coverage import Coverage
+from dicompiler.verify.exact.sparse_filters import WEIGHTED_OPS, FilterExtent, sparse_filters, unified_view
 from dicompiler.verify.executor import run_model
 
 

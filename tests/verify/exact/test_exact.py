@@ -16,10 +16,10 @@ from support.layer_graphs import rules
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.verify.exact import DOMAIN, NotExactError, build_check_model, check_model
-from dicompiler.verify.exact.magnitudes import compute_all_tensors
+from dicompiler.verify.exact.exactness_check import compute_all_tensors
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 

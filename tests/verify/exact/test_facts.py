@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto, helper
 from support.exact_models import from_text
 
-from dicompiler.verify.exact.facts import facts_for_model, gather_facts, get_attribute, set_attribute
+from dicompiler.verify.exact.graph_facts import facts_for_model, gather_facts, get_attribute, set_attribute
 
 BRANCHES = """<ir_version: 8, opset_import: ["": 17]>
 g (bool c, float[2] x, int64[2] n) => (float[2] y)

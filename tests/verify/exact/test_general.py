@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from dicompiler.ir.onnx.model import Model
-from dicompiler.verify.exact.calls import StandInCall, centred_mod, modulus_for
-from dicompiler.verify.exact.general import BODIES
+from dicompiler.verify.exact.function_builder import StandInCall, centred_mod, modulus_for
+from dicompiler.verify.exact.generic import BODIES
 from dicompiler.verify.executor import run_model
 
 Array = np.ndarray[Any, np.dtype[Any]]

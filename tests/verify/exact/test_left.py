@@ -9,18 +9,18 @@ import onnx
 import pytest
 from support.layer_graphs import rules
 
-from dicompiler.ir.compilation import PipelineState
 from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.regions import Interval, Region
-from dicompiler.ir.rule import Operation, OperatorRule, Piece
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.comparison import Check, check_exact
 from dicompiler.verify.exact import build_check_model
-from dicompiler.verify.exact.left import ZEROS_SUFFIX
-from dicompiler.verify.exact.magnitudes import compute_all_tensors
+from dicompiler.verify.exact.exactness_check import compute_all_tensors
+from dicompiler.verify.exact.excluded_layers import ZEROS_SUFFIX
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 

@@ -9,8 +9,8 @@ from support.exact_models import SMALL, from_text, network
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.exact import check_model, measure_peak
-from dicompiler.verify.exact.magnitudes import compute_all_tensors
-from dicompiler.verify.exact.patterns import WEIGHTED_OPS
+from dicompiler.verify.exact.exactness_check import compute_all_tensors
+from dicompiler.verify.exact.sparse_filters import WEIGHTED_OPS
 from dicompiler.verify.executor import run_model
 
 

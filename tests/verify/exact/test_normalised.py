@@ -14,12 +14,12 @@ from support.exact_models import from_text
 from support.layer_graphs import rules
 from support.operator_cases import Draw, RuleCase, check_stand_in, integers, run_split
 
+from dicompiler.ir.operator_rule import Operation, Piece
 from dicompiler.ir.plan import Part
 from dicompiler.ir.regions import Interval, Region, full_region
-from dicompiler.ir.rule import Operation, Piece
 from dicompiler.operators import builtin_rules
 from dicompiler.verify.exact import DOMAIN, check_model
-from dicompiler.verify.exact.normalised import BODIES
+from dicompiler.verify.exact.normalization import BODIES
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 

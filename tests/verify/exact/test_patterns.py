@@ -10,7 +10,7 @@ from onnx import helper
 from support.exact_models import from_text
 
 from dicompiler.verify.exact import check_model
-from dicompiler.verify.exact.patterns import FilterExtent, sparse_filters, unified_view
+from dicompiler.verify.exact.sparse_filters import FilterExtent, sparse_filters, unified_view
 from dicompiler.verify.executor import run_model
 
 

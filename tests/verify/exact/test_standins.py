@@ -9,17 +9,17 @@ from onnx import helper
 from support.exact_models import from_text
 from support.operator_cases import run_split
 
+from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.ir.plan import Part
-from dicompiler.ir.rule import OperatorRule
 from dicompiler.operators import builtin_rules
 from dicompiler.operators.elementwise import elementwise
 from dicompiler.plugin.registry import temporarily_registered
-from dicompiler.verify.exact import DOMAIN, Relaxation, build_check_model, check_model, general
-from dicompiler.verify.exact.normalised import BODIES
+from dicompiler.verify.exact import DOMAIN, Relaxation, build_check_model, check_model, generic
+from dicompiler.verify.exact.normalization import BODIES
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
 
-ELSEWHERE = {*BODIES, *general.BODIES} - {"remainder", "mixed"}
+ELSEWHERE = {*BODIES, *generic.BODIES} - {"remainder", "mixed"}
 STAND_INS = sorted(
     rule.op for rule in builtin_rules() if rule.stand_in and rule.stand_in not in ELSEWHERE and not rule.domain
 )

@@ -8,7 +8,7 @@ from onnx.reference import ReferenceEvaluator
 from support.exact_models import SMALL, from_text, network
 
 from dicompiler.verify.exact import check_model, measure_coverage, seeds_needed
-from dicompiler.verify.exact.magnitudes import compute_all_tensors
+from dicompiler.verify.exact.exactness_check import compute_all_tensors
 from dicompiler.verify.executor import run_model
 
 

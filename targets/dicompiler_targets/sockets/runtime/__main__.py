@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import MANIFEST_FORMAT, STATE_DIRECTORY
-from .files import read_manifest
-from .greeting import TOKEN_VARIABLE, RunCredentials
-from .line import TlsKeys, split_address
+from .handshake import TOKEN_VARIABLE, RunCredentials
+from .integrity import read_manifest
+from .transport import TlsKeys, split_address
 
 if TYPE_CHECKING:
     from .device import DeviceRun
@@ -86,13 +86,13 @@ def _run_daemon(options: Any, token: str) -> int:
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        from .service import (
+        from .daemon import (  # takes its time, as `device`
             DaemonLockFile,
             DaemonLog,
             DeviceDaemon,
             bind_listener,
             run_daemon,
-        )  # takes its time, as `device`
+        )
 
         log = DaemonLog(options.log)
         os.environ.pop(TOKEN_VARIABLE, None)

@@ -17,8 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .files import FileIntegrity
-from .frames import (
+from .channel import MessageChannel
+from .executor import DEADLINE_GRACE_S, MAX_TIMELINE_ENTRIES, FrameExecution, StepExecutor
+from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials
+from .heap import peak_memory_bytes
+from .integrity import FileIntegrity
+from .mailbox import DeviceError
+from .peers import PeerConnections
+from .protocol import (
     MAX_FRAMES_IN_FLIGHT,
     FrameWindow,
     MessageHeader,
@@ -29,15 +35,9 @@ from .frames import (
     check_no_payload,
     decode_json,
 )
-from .greeting import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials
-from .heap import peak_memory_bytes
-from .line import TlsKeys, check_encryption, listen_error
-from .mailbox import DeviceError
-from .member import PeerConnections
-from .play import DEADLINE_GRACE_S, MAX_TIMELINE_ENTRIES, FrameExecution, StepExecutor
-from .roles import role_manifests
+from .role_schedule import role_manifests
+from .transport import TlsKeys, check_encryption, listen_error
 from .values import make_sessions, one_line
-from .wire import MessageChannel
 
 
 class DeviceRun(PeerConnections):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .frames import ProtocolError
-from .lines import EventLoop
+from .event_loop import EventLoop
+from .protocol import ProtocolError
 
 
 class DeviceError(Exception):

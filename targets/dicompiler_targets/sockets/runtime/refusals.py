@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 
-from .frames import PeerRefused, ProtocolError
+from .protocol import PeerRefused, ProtocolError
 
 RENEW_HINT = "make new ones with 'dicompiler keys'"
 RENEW_REVOKED_HINT = "if the device is to be trusted again, 'dicompiler keys' with --revoke and --renew makes new ones"

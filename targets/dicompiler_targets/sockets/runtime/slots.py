@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .seams import MemoryCopy, SegmentIO
+from .segments import MemoryCopy, SegmentIO
 from .values import TENSOR_TYPES, make_value
 
 MAX_BUFFERED_BYTES = 1 << 14

@@ -15,8 +15,8 @@ import numpy as np
 import onnxruntime as ort
 
 from .heap import freed_to_system
-from .packed import UNSIZED_TYPES, decode_value, encode_value
-from .roles import role_manifests
+from .role_schedule import role_manifests
+from .value_codec import UNSIZED_TYPES, decode_value, encode_value
 
 TENSOR_TYPES = {
     "FLOAT": (1, 4), "UINT8": (2, 1), "INT8": (3, 1), "UINT16": (4, 2), "INT16": (5, 2), "INT32": (6, 4),

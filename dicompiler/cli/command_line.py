@@ -1,0 +1,138 @@
+"""Runs a command line: arguments go in; results come out on stdout, diagnostics on stderr, and an exit code.
+
+0: done; 1: what was given cannot be compiled or run, or a third party's plugin broke; 2: wrong usage; 70: our own
+mistake; 130: interrupted. Commands live in modules of their own that are imported when they are called.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+
+from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
+from dicompiler.cli.command_group import COMMANDS, root
+
+EXIT_INTERNAL_ERROR = 70
+EXIT_INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line and returns the exit code; errors are one line on stderr.
+
+    None: that of the process, which is watched from outside where third parties' plugins are installed. In any case
+    what they print in Python goes to stderr.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Help, which comes at once, loads no plugin.
+    if given and given[0] in COMMANDS and "--help" not in given:
+        from dicompiler.plugin.entry_points import third_party_plugins
+
+        if plugins := third_party_plugins(os.environ):
+            from dicompiler.plugin.guardian import sorted_stdout, watched
+
+            if arguments is None:
+                return watched(lambda: _run_command(given), plugins)
+            with sorted_stdout(plugins):
+                return _run_command(given)
+    return _run_command(given)
+
+
+def _run_command(given: list[str]) -> int:
+    try:
+        result = root.main(given, prog_name="dicompiler", standalone_mode=False)
+        # A full disk or a reader that went away shows only now.
+        sys.stdout.flush()
+    except BaseException as error:
+        if isinstance(error, BrokenPipeError) or _is_click_exit(error):
+            _discard_stdout()
+            return 1
+        if "--debug" in given:
+            import traceback
+
+            traceback.print_exc()
+        code, line = _describe_error(error)
+        print(f"dicompiler: {line}", file=sys.stderr)
+        return code
+    return result if isinstance(result, int) else 0
+
+
+def _is_click_exit(error: BaseException) -> bool:
+    """Whether click has ended the process: what it makes of a broken pipe."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return isinstance(error, SystemExit) and trace is not None and trace.tb_frame.f_globals["__name__"] == "click.core"
+
+
+def _discard_stdout() -> None:
+    """Nobody reads stdout any more: lets the interpreter's last flush go nowhere instead of failing."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _describe_error(error: BaseException) -> tuple[int, str]:
+    """The exit code and the line for an error."""
+    if isinstance(error, DicompilerError):
+        return error.exit_code, f"error: {one_line(str(error))}"
+    if any(isinstance(one, click.Abort | KeyboardInterrupt) for one in _cause_chain(error)):
+        return EXIT_INTERRUPTED, "interrupted"
+    if isinstance(error, click.ClickException):
+        return error.exit_code, f"error: {_describe_usage_error(error)}"
+    if line := _plugin_error_line(error):
+        return 1, f"error: {line}"
+    if isinstance(error, OSError) and error.errno is not None:
+        place = f"{error.filename}: " if error.filename else ""
+        return 1, f"error: {one_line(place + (error.strerror or str(error)))}"
+    from dicompiler.plugin.pass_base import PassError
+
+    cause = str(error) if isinstance(error, PassError) else f"{type(error).__name__}: {error}"
+    return EXIT_INTERNAL_ERROR, f"internal error: {one_line(cause)}; run again with --debug for the traceback"
+
+
+def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came of: a library that is interrupted while it is loaded says that it cannot be loaded."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _plugin_error_line(error: BaseException) -> str | None:
+    """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
+    from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
+    from dicompiler.plugin.plugin_wrappers import format_plugin_error
+    from dicompiler.plugin.registry import registry
+
+    try:
+        plugins = registry().plugins
+    except DicompilerError:  # two plugins collide: nothing was loaded
+        return None
+    return format_plugin_error(
+        error,
+        {
+            top_level_package(plugin.value): str(plugin)
+            for plugin in plugins
+            if not is_builtin_distribution(plugin.distribution)
+        },
+    )
+
+
+def _describe_usage_error(error: click.ClickException) -> str:
+    """click's own errors in our words: the command, what is wrong with it, and the nearest valid name."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "dicompiler"
+    place = path.removeprefix("dicompiler").strip()
+    if isinstance(error, click.NoSuchOption):
+        params = [] if context is None else context.command.get_params(context)
+        known = [name for param in params if isinstance(param, click.Option) for name in param.opts]
+        message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, known)}"
+    else:
+        message = one_line(error.format_message()).rstrip(".")
+        for theirs, ours in (("valid integer range", "whole number"), ("valid float range", "number")):
+            message = message.replace(theirs, ours)
+        message = f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
+    return f"{place}: {message}" if place else message

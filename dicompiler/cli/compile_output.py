@@ -1,0 +1,378 @@
+"""What compile, plan, run and verify print: tables of who computes what, or the same as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dicompiler.base.atomic_output import tracked_files
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.objectives import objective_terms
+from dicompiler.cli.failure_tables import (
+    failures_document,
+    intervals_document,
+    show_failures,
+    show_intervals,
+    worst_failure_columns,
+)
+from dicompiler.cli.run_output import show_queueing
+from dicompiler.cli.table import print_entries, print_json, print_table, wrap_text
+
+if TYPE_CHECKING:
+    from dicompiler.analysis.compare import Comparison, StrategyResult
+    from dicompiler.cost.failure_timeline import StreamInterval
+    from dicompiler.cost.simulation_result import SimulationResult
+    from dicompiler.driver.compile_result import CompileResult
+    from dicompiler.ir.metrics import Metrics
+    from dicompiler.ir.pipeline_state import PipelineState
+    from dicompiler.ir.plan import Plan
+    from dicompiler.ir.program import Program
+    from dicompiler.verify.comparison import Check, Verification
+
+
+def show_compilation(result: CompileResult, as_json: bool) -> None:
+    """Prints what each device does in a frame, what that is predicted to cost, and where it was written."""
+    devices = _device_records(result.program)
+    if as_json:
+        outputs = [str(result.artifacts / name) for name in tracked_files(result.artifacts)]
+        written = {"artifacts": str(result.artifacts), "outputs": outputs}
+        memory = {"memory": _footprint_document(result)} if result.footprints else {}
+        losses, told = failures_document(result.failure_metrics), {"summary": dataclasses.asdict(result.summary)}
+        print_json({"devices": devices, **_prediction_document(result), **losses, **memory, **told, **written})
+        return
+    headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
+    print_table(
+        headers, [[str(value) for value in record.values()] for record in devices], right=range(1, len(headers))
+    )
+    click.echo()
+    _show_prediction(result)
+    show_failures(result)
+    if result.footprints:
+        click.echo()
+        _show_footprints(result)
+    click.echo()
+    print_entries(result.summary.lines)
+    click.echo(f"\nwritten: {result.artifacts}")
+
+
+def _footprint_document(result: PipelineState) -> dict[str, Any]:
+    """RAM and flash of each device with its host's limits, the most RAM of a device where one has the whole network,
+    and how many times the multiplications of the uncut network all devices do together."""
+    assert result.platform is not None
+    devices = []
+    for one in result.footprints:
+        host = result.platform.host(result.platform.host_of[one.device])
+        limits = {"ram_limit": host.ram, "flash_limit": host.flash or None}
+        devices.append({"device": one.device, "ram": one.ram, "flash": one.flash, **limits, **one.details})
+    return {
+        "devices": devices,
+        "uncut_ram": max((one.ram for one in result.single_device_footprints), default=None),
+        "multiplications": _relative_multiplications(result),
+    }
+
+
+def _relative_multiplications(result: PipelineState) -> float:
+    """Those of all parts of a frame, halos included, as a multiple of the uncut network's."""
+    from dicompiler.cost.op_counts import count_macs, count_task_macs
+
+    assert result.layers is not None and result.routing is not None
+    whole = sum(count_macs(result.layers, layer) for layer in result.layers.layers)
+    return sum(count_task_macs(result.layers, task) for task in result.routing.tasks) / max(whole, 1)
+
+
+def _show_footprints(result: PipelineState) -> None:
+    from dicompiler.base.units import format_bytes
+
+    occupied = _footprint_document(result)
+    details = list(result.footprints[0].details)
+    keys = ("ram", "ram_limit", "flash", "flash_limit", *details)
+    names = {"ram": "RAM", "ram_limit": "of", "flash_limit": "of"}
+    headers = ("device", *(names.get(key, key.replace("_", " ")) for key in keys))
+    rows = [
+        (one["device"], *("–" if one[key] is None else format_bytes(one[key]) for key in keys))
+        for one in occupied["devices"]
+    ]
+    print_table(headers, rows, right=range(1, len(headers)))
+    if occupied["uncut_ram"] is not None:
+        most = max(one["ram"] for one in occupied["devices"])
+        click.echo(
+            f"\nRAM of the fullest device: {format_bytes(most)}; of one that has the whole network, uncut: "
+            f"{format_bytes(occupied['uncut_ram'])}"
+        )
+    click.echo(f"multiplications: {occupied['multiplications']:.3f} times those of the uncut network")
+
+
+def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
+    """Prints what a plan is predicted to cost, and where it was written."""
+    if as_json:
+        losses = failures_document(result.failure_metrics)
+        told, files = {"summary": dataclasses.asdict(result.summary)}, {"plan": str(written), "outputs": [str(written)]}
+        print_json({**_prediction_document(result), **losses, **told, **files})
+        return
+    _show_prediction(result)
+    show_failures(result)
+    click.echo()
+    print_entries(result.summary.lines)
+    click.echo(f"\nwritten: {written}")
+
+
+def _device_records(program: Program) -> list[dict[str, Any]]:
+    """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received; with
+    replicas for a frame of each, and of all that is for losses the segments and weights."""
+    from dicompiler.ir.program import TensorSpec
+
+    records = []
+    for i, device in enumerate(program.devices):
+        segments = [segment for role in program.roles for segment in role.devices[i].segments]
+        weights = {tensor.name: tensor for segment in segments for tensor in segment.model.graph.initializer}
+        transfers = [transfer for role in program.replica_roles for transfer in role.transfers]
+        sent = [transfer for transfer in transfers if transfer.sender == device.device]
+        received = [transfer for transfer in transfers if transfer.receiver == device.device]
+        records.append(
+            {
+                "device": device.device,
+                "segments": len(segments),
+                "weights": sum(TensorSpec(n, t.data_type, tuple(t.dims)).nbytes for n, t in weights.items()),
+                "transfers": len(sent),
+                "sent": sum(transfer.value.nbytes for transfer in sent),
+                "received": sum(transfer.value.nbytes for transfer in received),
+            }
+        )
+    return records
+
+
+def _prediction_document(result: PipelineState) -> dict[str, Any]:
+    """`metrics` of the plan and, beside them, of the best single device (`single`)."""
+    both = {"metrics": result.metrics, "single": result.single_device_metrics}
+    return {name: None if metrics is None else dataclasses.asdict(metrics) for name, metrics in both.items()}
+
+
+def _show_prediction(result: PipelineState) -> None:
+    if result.metrics is None or result.single_device_metrics is None:
+        return
+    plan, single = _format_metrics(result.metrics), _format_metrics(result.single_device_metrics)
+    rows = [(name, plan[name], single[name]) for name in plan]
+    print_table(("predicted for a frame", "this plan", "one device"), rows, right=(1, 2))
+    if result.plan is not None:
+        show_wire(result.plan)
+
+
+def show_wire(plan: Plan) -> None:
+    """Prints in which types tensors travel, where that is not as they are."""
+    if plan.wire_format.dtypes:
+        click.echo(f"\ntensors travel between devices as {plan.wire_format}")
+
+
+def _format_metrics(metrics: Metrics) -> dict[str, str]:
+    return {
+        "latency": f"{1000 * metrics.latency_s:.4g} ms",
+        "inputs and outputs, beside it": f"{1000 * metrics.input_output_s:.4g} ms",
+        "time between frames": f"{1000 * metrics.period_s:.4g} ms",
+        **({"energy": f"{metrics.energy_j:.4g} J"} if metrics.energy_j else {}),
+        "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",
+        "sent between devices": f"{metrics.total_bytes} bytes",
+    }
+
+
+def show_simulation(
+    result: PipelineState,
+    simulation: SimulationResult,
+    as_json: bool,
+    stretches: Sequence[StreamInterval] = (),
+    in_flight: int = 1,
+) -> None:
+    """Prints for each device what it does in a frame of its own, and the times of the stream that was played, piece by
+    piece where devices were lost."""
+    metrics = result.metrics
+    assert metrics is not None
+    frames = len(simulation.frames)
+    if as_json:
+        stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
+        stream["waited_s"] = simulation.queued_s
+        links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _link_bytes(result).items()]
+        pieces = {"stretches": intervals_document(stretches)} if stretches else {}
+        print_json(
+            {
+                **_prediction_document(result),
+                **failures_document(result.failure_metrics),
+                "stream": stream,
+                **pieces,
+                "links": links,
+            }
+        )
+        return
+    show_device_shares(metrics)
+    energy = f", {metrics.energy_j:.4g} J" if metrics.energy_j else ""
+    click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms{energy}")
+    if stretches:
+        show_intervals(stretches)
+        click.echo()
+    elif frames > 1:
+        click.echo(
+            f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
+            f"{1 / simulation.period_s:.4g} frames per second"
+        )
+        show_queueing(
+            [end - start for start, end in simulation.frames], simulation.queued_s, in_flight, metrics.latency_s
+        )
+    busiest = sorted(_link_bytes(result).items(), key=lambda entry: -entry[1])[:5]
+    for (sender, receiver), count in busiest:
+        click.echo(f"{sender} → {receiver}: {count} bytes a frame")
+    if result.plan is not None:
+        show_wire(result.plan)
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """What `dicompiler compare --json` prints; see the schema comparison."""
+    problem, best = comparison.problem, comparison.best
+    assert problem.model is not None
+    rows = [
+        {
+            "strategy": row.strategy,
+            "search_s": row.search_s,
+            "error": row.error or None,
+            "metrics": None if row.metrics is None else dataclasses.asdict(row.metrics),
+            **failures_document(row.failures),
+        }
+        for row in comparison.results
+    ]
+    return {
+        "format": "dicompiler.comparison/1",
+        "network": problem.model.digest(),
+        "platform": problem.platform.name,
+        "objective": problem.objective,
+        "rows": rows,
+        "best": None if best is None else best.strategy,
+        "bound": comparison.lower_bound,
+        "single": dataclasses.asdict(comparison.single_device),
+    }
+
+
+def show_comparison(comparison: Comparison) -> None:
+    """Prints a row for each strategy, the bound, and for the best one what each device does and what holds it back."""
+    powered = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
+    energy = ("energy J",) if powered else ()
+    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "faster", "search s")
+    lines = [_comparison_row(row, comparison, powered) for row in comparison.results]
+    if len(objective_terms(comparison.problem.objective)) > 1:
+        headers = (*headers, "weighted sum")
+        values = [
+            "-" if row.metrics is None else f"{comparison.objective_value(row):.4g}" for row in comparison.results
+        ]
+        lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
+    if any(row.failures for row in comparison.results):
+        headers = (*headers, "at worst ms", "without")
+        lines = [
+            (*line, *worst_failure_columns(row.worst_failure))
+            for line, row in zip(lines, comparison.results, strict=True)
+        ]
+    print_table(headers, lines, right=range(1, len(headers)))
+    for row in comparison.results:
+        if row.error:
+            prefix = f"{row.strategy}: "
+            click.echo(wrap_text(f"{prefix}{row.error.removeprefix(prefix)}"))
+    _show_best(comparison)
+
+
+def _comparison_row(row: StrategyResult, comparison: Comparison, powered: bool) -> tuple[str, ...]:
+    metrics = row.metrics
+    if metrics is None:
+        return (row.strategy, *["-"] * (5 + powered), f"{row.search_s:.1f}")
+    return (
+        row.strategy,
+        f"{1000 * metrics.latency_s:.1f}",
+        f"{1 / metrics.period_s:.3g}",
+        *([f"{metrics.energy_j:.3g}"] if powered else []),
+        f"{metrics.memory / 2**20:.1f}",
+        f"{metrics.total_bytes / 1e6:.2f}",
+        f"{metrics.speedup_over(comparison.single_device, comparison.problem.objective):.2f}×",
+        f"{row.search_s:.1f}",
+    )
+
+
+def _show_best(comparison: Comparison) -> None:
+    best, objective = comparison.best, comparison.problem.objective
+    if best is None or best.metrics is None:
+        raise DicompilerError("compare: no strategy has a plan that can be carried out")
+    if comparison.lower_bound is not None:
+        what = {"throughput": "time between frames"}.get(objective, objective)
+        least = (
+            f"{1000 * comparison.lower_bound:.1f} ms"
+            if len(objective_terms(objective)) == 1
+            else f"{comparison.lower_bound:.4g}"
+        )
+        text = (
+            f"no plan's {what} is below {least} (critical path and compute load, cost model "
+            f"{comparison.problem.cost_model.name}): the best is {comparison.objective_value(best) / comparison.lower_bound:.2f} times that"
+        )
+        click.echo(f"\n{wrap_text(text)}")
+    text = f"the best by {objective}, {best.strategy}: {comparison.bottleneck}"
+    click.echo(f"\n{wrap_text(text)}\n")
+    show_device_shares(best.metrics)
+    if doubt := best.metrics.describe_implausible_gain(comparison.single_device, objective):
+        click.echo(f"doubtful: {doubt}")
+    if len(best.metrics.devices) == 1:
+        click.echo("one device alone is best here")
+
+
+def show_device_shares(metrics: Metrics) -> None:
+    """Prints for each device what it computes, sends, receives and waits for in a frame."""
+    headers = (
+        "device",
+        "compute ms",
+        "messages ms",
+        "line ms",
+        "waiting ms",
+        "for",
+        "MiB",
+        "bytes sent",
+    )
+    rows = []
+    for device in metrics.devices:
+        cause = max(device.waits, key=lambda peer: device.waits[peer], default="")
+        rows.append(
+            (
+                device.device,
+                f"{1000 * device.compute_s:.1f}",
+                f"{1000 * device.runtime_s:.1f}",
+                f"{1000 * device.link_s:.1f}",
+                f"{1000 * device.wait_s:.1f}",
+                cause or "-",
+                f"{device.memory / 2**20:.1f}",
+                str(device.sent),
+            )
+        )
+    print_table(headers, rows, right=(1, 2, 3, 4, 6, 7))
+
+
+def _link_bytes(result: PipelineState) -> dict[tuple[str, str], int]:
+    """(sender, receiver) → bytes of a frame; with replicas in the mean, rounded up."""
+    assert result.program is not None
+    totals: dict[tuple[str, str], int] = {}
+    for transfer in (transfer for role in result.program.replica_roles for transfer in role.transfers):
+        key = (transfer.sender, transfer.receiver)
+        totals[key] = totals.get(key, 0) + transfer.value.nbytes
+    count = len(result.program.replica_roles)
+    return {key: -(-total // count) for key, total in totals.items()}
+
+
+def _describe_outcome(check: Check) -> str:
+    return ("ok" if check.applies else "left out") if check.passed else "FAILED"
+
+
+def show_verification(verification: Verification, directory: Path, as_json: bool) -> None:
+    """Prints every check. DicompilerError names the first that failed."""
+    checks = verification.checks
+    if as_json:
+        print_json([dataclasses.asdict(check) for check in checks])
+    else:
+        print_table(
+            ("check", "", ""), [(check.name, _describe_outcome(check), check.detail) for check in checks], wrap=2
+        )
+    for check in checks:
+        if not check.passed:
+            raise DicompilerError(f"{directory}: {check.name}: {check.detail}")

@@ -1,0 +1,103 @@
+"""`dicompiler profile --hosts`: what boards measured of themselves, told, and written as a platform with profiles."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from dicompiler.ir.platform import Platform
+    from dicompiler.measure.remote_profiling import BoardMeasurements
+
+
+@dataclass(frozen=True)
+class ProfileBoardsOptions:
+    """What the command line says: the hosts file, the platform to correct, logs of runs, whether doubtful boards are
+    taken, seconds for each, and how their layers are timed."""
+
+    hosts: Path
+    platform: str | None
+    logs: tuple[Path, ...]
+    force: bool
+    timeout_s: float
+    threads: int | None
+    repeat: int
+
+
+def profile_boards(asked: ProfileBoardsOptions, output: Path, as_json: bool, pack: Callable[[Path], None]) -> None:
+    """Measures on the boards, writes the platform to `output` and the profiles beside it, and tells what was found.
+    pack: writes the package that measures into an empty directory."""
+    from dicompiler.base.atomic_output import atomic_file
+    from dicompiler.cli.file_io import write_text
+    from dicompiler.cli.progress import progress
+    from dicompiler.cli.table import print_json
+    from dicompiler.driver.prepare import resolve_platform
+    from dicompiler.ir.platform import platform_to_toml
+    from dicompiler.measure import remote_profiling
+    from dicompiler.measure.calibrate import calibrate
+    from dicompiler.target.remote.hosts import Hosts
+
+    hosts = Hosts.load(asked.hosts)
+    given = None if asked.platform is None else resolve_platform(asked.platform)
+    arguments = ["--repeat", str(asked.repeat), "--lines"]
+    arguments += [] if asked.threads is None else ["--threads", str(asked.threads)]
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary, progress("making pieces of layers") as tell:
+        pack(Path(temporary))
+        found = remote_profiling.measure_boards(
+            Path(temporary), hosts, given, arguments, asked.timeout_s, asked.force, tell
+        )
+    said = [line for board in found.boards for line in (board.reason, board.unmeasured_note) if line]
+    for line in (*said, *found.link_errors):
+        logging.getLogger("dicompiler").warning(line)
+    platform = remote_profiling.apply_measurements(found, given)
+    if asked.logs:
+        platform = calibrate(asked.logs, force=asked.force, platform=platform).platform
+    profiles = output.with_name(f"{output.stem}.profiles")
+    profiles.mkdir(exist_ok=True)
+    paths = []
+    for board in found.profiled_boards:
+        paths.append(profiles / f"{board.host}.json")
+        with atomic_file(paths[-1]) as stage:
+            stage.write_text(json.dumps(board.document, indent=1) + "\n", encoding="utf-8")
+    write_text(output, platform_to_toml(platform))
+    if as_json:
+        states = [{"host": one.host, "taken": one.document is not None, "why": one.reason} for one in found.boards]
+        links = [asdict(link) for link in found.links]
+        written = {"platform": str(output), "profiles": [str(path) for path in paths]}
+        print_json({"boards": states, "links": links, **written})
+        return
+    _show_measurements(found, platform)
+    names = ",".join(map(str, paths))
+    click.echo(f"\nwritten: {output}, for --platform; and for --cost: 'profile{{file={names}}}'")
+
+
+def _show_measurements(found: BoardMeasurements, platform: Platform) -> None:
+    """A row for each board and for each link."""
+    from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, format_quantity, format_seconds
+    from dicompiler.cli.table import print_table
+
+    rows = []
+    for board in found.boards:
+        profile = board.profile
+        taken = "left out" if profile is None else format_quantity(platform.device(board.device).rate, COMPUTE_RATE)
+        network = "" if profile is None else format_seconds(profile.whole_model_s or profile.isolated_s)
+        rows.append((board.host, taken, network, "" if profile is None else str(profile.threads)))
+    print_table(("board", "rate", "the network takes", "threads"), rows, right=(2, 3))
+    if found.links:
+        click.echo()
+        lines = [
+            (
+                " – ".join(link.hosts),
+                format_quantity(float(f"{link.bandwidth:.4g}"), BANDWIDTH),
+                format_seconds(link.latency),
+            )
+            for link in found.links
+        ]
+        print_table(("link", "rate", "latency"), lines, right=(1, 2))

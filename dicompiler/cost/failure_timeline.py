@@ -1,0 +1,165 @@
+"""A stream during which devices are lost and come back, played piece by piece: one simulation from change to change.
+
+Workloads by what is lost + who is away when → Stretches.   What was on its way at a loss is computed again from its
+inputs; at a return it is ended first. Of order and counts that is exact; of times it leaves out that devices still
+compute for what is given up, and that with replicas the first of them is dealt the first frame of each stretch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.units import TIME, format_seconds, parse_quantity
+from dicompiler.cost.simulation_result import SimulationResult, Span
+from dicompiler.cost.simulator import simulate
+from dicompiler.cost.workload import Workload
+from dicompiler.ir.platform import Platform
+
+FAILURE_DETECTION_S = 0.3
+"""Seconds from a loss until it is known everywhere, and frames are computed again: what a runtime takes at most where
+a process ends or a connection breaks. Silence takes it longer: three heartbeats."""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """That a device is lost at `start`, in seconds from the first frame's, and back at `end`."""
+
+    device: str
+    start: float
+    end: float = math.inf
+
+
+@dataclass(frozen=True)
+class FailureCase:
+    """What is played in some case; cases in which the same plan is in force are equal. lost: without what it is."""
+
+    failed: tuple[str, ...]
+    workload: Workload = field(compare=False)
+    platform: Platform = field(compare=False)
+
+
+@dataclass(frozen=True)
+class StreamInterval:
+    """A piece of the stream. lost: without what, as the plan in force says; away: who is away; since: when that
+    changed (s); start: when frames went on; frames: (number, start, end) of those that it ended, by number; replayed:
+    numbers of those that were on their way when it ended, which are computed again."""
+
+    failed: tuple[str, ...]
+    down: tuple[str, ...]
+    changed_at: float
+    resumed_at: float
+    frames: tuple[tuple[int, float, float], ...]
+    replayed: tuple[int, ...] = ()
+    spans: tuple[Span, ...] = field(default=(), repr=False)
+
+    @property
+    def period_s(self) -> float | None:
+        """Mean seconds between the ends of its frames; None of fewer than two."""
+        ends = sorted(end for _, _, end in self.frames)
+        return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
+
+    @property
+    def interruption_s(self) -> float | None:
+        """Seconds from what changed to the first end of a frame; None where it ends none."""
+        return min((end for _, _, end in self.frames), default=math.inf) - self.changed_at if self.frames else None
+
+
+def parse_outage(text: str) -> Outage:
+    """ "pi03@2.5s", or "pi03@2.5s-6s" where it comes back. UsageError for other texts."""
+    match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
+    if match is None:
+        raise UsageError(f"lose {text!r}: write a device and when it is lost: pi03@2.5s, or pi03@2.5s-6s")
+    try:
+        start, end = (math.inf if t is None else parse_quantity(t, TIME, f"lose {text!r}") for t in match.groups()[1:])
+    except DicompilerError as error:
+        raise UsageError(str(error)) from None
+    if end <= start:
+        raise UsageError(f"lose {text!r}: it is back before it is lost: give a later time")
+    return Outage(match[1], start, end)
+
+
+def simulate_outages(
+    find_case: Callable[[tuple[str, ...]], FailureCase],
+    outages: Sequence[Outage],
+    frames: int,
+    in_flight: int,
+    spans: bool = False,
+) -> tuple[StreamInterval, ...]:
+    """The stretches of a stream of `frames`, at most `in_flight` on their way at once. cases: the case in which these
+    devices are away. DicompilerError where the stream ends before a loss; what `cases` raises."""
+    todo, changes, at = list(range(frames)), list(_iterate_changes(find_case, outages)), 0
+    stretches: list[StreamInterval] = []
+    begin = 0.0
+    while todo:
+        since, away, case = changes[at]
+        for after in range(at + 1, len(changes) + 1):
+            until, others, then = changes[after] if after < len(changes) else (math.inf, (), None)
+            back = then is not None and set(others) < set(away)
+            found = _simulate_interval(case, todo, begin, until, back, in_flight, spans)
+            last = max([begin, until if back else 0.0, *(end for _, _, end in found.frames)])
+            # Who is lost again before it was taken in was not there, nor is what changes nothing a change.
+            if then != case and not (back and after + 1 < len(changes) and changes[after + 1][0] <= last):
+                break
+        stretches.append(replace(found, down=away, changed_at=since))
+        ended = {number for number, _, _ in found.frames}
+        todo = [number for number in todo if number not in ended]
+        begin, at = last if back else until + FAILURE_DETECTION_S, after
+    end = max(end for one in stretches for _, _, end in one.frames)
+    for one in outages:
+        if one.start >= end:
+            many = f"stream of {frames} frame{'' if frames == 1 else 's'}"
+            raise DicompilerError(
+                f"simulate: the {many} ends after {format_seconds(end)}, before {one.device} is lost at "
+                f"{format_seconds(one.start)}: play more (--frames)"
+            )
+    return tuple(stretches)
+
+
+def _iterate_changes(
+    cases: Callable[[tuple[str, ...]], FailureCase], aways: Sequence[Outage]
+) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
+    """(When, who is away from then on, the case), from the start on; times at which the case stays are left out."""
+    last = cases(())
+    times = sorted({0.0, *(one.start for one in aways), *(one.end for one in aways if one.end < math.inf)})
+    yield 0.0, (), last
+    for time in times:
+        away = tuple(dict.fromkeys(one.device for one in aways if one.start <= time < one.end))
+        case = cases(away)
+        if case != last:
+            last = case
+            yield time, away, case
+
+
+def _simulate_interval(
+    case: FailureCase, todo: Sequence[int], begin: float, until: float, back: bool, in_flight: int, spans: bool
+) -> StreamInterval:
+    """What is left to do from `begin` on, until something changes; where a device comes back, whatever has begun by
+    then is ended."""
+
+    def played(count: int) -> SimulationResult:
+        return simulate(case.workload, case.platform, count, in_flight, spans)
+
+    found = played(len(todo))
+    if back:
+        begun = sum(begin + start <= until for start, _ in found.frames)
+        found, until = played(begun) if begun < len(todo) else found, math.inf
+        todo = todo[:begun]
+    times = [(number, begin + start, begin + end) for number, (start, end) in zip(todo, found.frames, strict=True)]
+    moved = [
+        span._replace(start=begin + span.start, end=min(begin + span.end, until), frame=todo[span.frame])
+        for span in found.spans
+        if begin + span.start < until
+    ]
+    return StreamInterval(
+        case.failed,
+        (),
+        0.0,
+        begin,
+        tuple(one for one in times if one[2] <= until),
+        tuple(number for number, start, end in times if start <= until < end),
+        tuple(moved),
+    )

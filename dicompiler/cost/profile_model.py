@@ -1,0 +1,167 @@
+"""The cost model `profile`: seconds that were measured on the devices, interpolated for sizes that were not.
+
+LayerGraph + Layer + region + Device → seconds, as every CostModel. The measurements are in profile files.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.cost.cost_model import AnalyticModel, CostModel
+from dicompiler.cost.op_counts import count_operations
+from dicompiler.cost.profile import Profile, ProfileSet, axis_cut, is_whole_layer, layer_input_nbytes, layer_signature
+from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
+from dicompiler.ir.cluster import Device
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import Region, full_region
+from dicompiler.partition.bounds_inference import align_region, output_shape, reduction_length
+
+
+class ProfileBasedModel(CostModel):
+    """A cost model that may rest on profiles: `file` names them, `others` and `force` say which may be used."""
+
+    file: tuple[str, ...]
+    others: bool
+    force: bool
+
+    @cached_property
+    def _profiles(self) -> ProfileSet:
+        return ProfileSet.load(self.file, self.others, self.force)
+
+    def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
+        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
+        as `CostModel.runtime_costs`."""
+        asked = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
+        scaled = super().runtime_costs(device, stated, target)
+        return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
+
+    @abstractmethod
+    def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
+        """Seconds of a share that runs alone, again and again, as it was profiled."""
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
+        """A whole layer has its neighbours in its session as a rule, a part exchanges with other devices.
+        DicompilerError for a profile of another network or device, naming both."""
+        inside = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
+        return self.seconds_in_frame(layers, layer, share, device, inside)
+
+    def seconds_in_frame(
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+    ) -> float:
+        """By what the profile has measured of frames: see `Profile.in_frame`. What is said of a layer that was not
+        measured is said of frames already."""
+        if not device.can_compute:
+            return math.inf
+        profile, alone_s = (
+            self._profiles.for_device(layers, device),
+            self.isolated_seconds(layers, layer, share, device),
+        )
+        unknown = profile.unmeasured_layers(layers)
+        if layer.name in unknown:
+            return alone_s
+        unknown_s = sum(self.isolated_seconds(layers, one, LayerShare(), device) for one in unknown.values())
+        return profile.seconds_in_frame(layers, layer, share, alone_s, local_bytes, unknown_s)
+
+
+@dataclass(frozen=True)
+class ProfileModel(ProfileBasedModel):
+    """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
+    Whole layers take together what the whole network was measured to take.
+
+    A part that is cut along several axes takes the whole layer's time, times what each cut alone leaves of it. Along
+    an axis that was not measured, and for layers that could not be, operations decide.
+    """
+
+    name: ClassVar[str] = "profile"
+    is_measured: ClassVar[bool] = True
+
+    file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device", "file": True})
+    others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
+    force: bool = field(default=False, metadata={"help": "take profiles that were measured on a busy host"})
+
+    def __post_init__(self) -> None:
+        if not self.file:
+            raise ValueError("give at least one profile: file=PROFILE.json")
+
+    def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
+        """Measured or interpolated; by operations where the layer could not be measured."""
+        profile = self._profiles.for_device(layers, device)
+        if layer_signature(layers, layer) not in profile.layers:
+            return AnalyticModel().seconds(layers, layer, share, device)
+        return _isolated_seconds(profile, layers, layer, share)
+
+    def seconds_table(
+        self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
+    ) -> NDArray[np.float64]:
+        """As `CostModel.fill`: devices with one profile share a column."""
+        columns: dict[tuple[str, float, float], list[float]] = {}
+        times = np.full((len(shares), len(devices)), np.inf)
+        for i, device in enumerate(devices):
+            if device.can_compute:
+                profile = self._profiles.for_device(layers, device)
+                key = profile.place, device.rate, device.memory_bandwidth  # they decide where nothing was measured
+                if key not in columns:
+                    columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
+                times[:, i] = columns[key]
+        return times
+
+
+def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: LayerShare) -> float:
+    """Seconds of a share that runs alone, again and again."""
+    region, reduce, merge = share
+    name = layer_signature(layers, layer)
+    whole = profile.whole_layer_s(name)
+    if layer.whole_reason or region is None:
+        cuts = 1.0
+    else:
+        cuts = _remaining_share(
+            profile, name, align_region(layers, layer, region), full_region(output_shape(layers, layer))
+        )
+    if merge:
+        return cuts * _merge_seconds(profile, layers, layer, merge)
+    if reduce is None:
+        return whole * cuts
+    length = reduction_length(layers, layer)
+    assert length is not None
+    return whole * cuts * _time_share(profile, name, "reduce", reduce[1] - reduce[0], length)
+
+
+def _remaining_share(profile: Profile, name: str, region: Region, everything: Region) -> float:
+    """What cutting down to `region` leaves of the time, as a factor of at most 1: along several axes the product of
+    what each leaves, but for what all of them leave at size 0 (weights are read as before), which stays once."""
+    cuts = [
+        (axis_cut(axis), stop - start, high - low)
+        for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True))
+        if (start, stop) != (low, high)
+    ]
+    fixed = min(_time_share(profile, name, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
+    if fixed == 1:
+        return 1.0
+    varying = [(_time_share(profile, name, *cut) - fixed) / (1 - fixed) for cut in cuts]
+    return fixed + (1 - fixed) * math.prod(varying)
+
+
+def _time_share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:
+    """The time of `size` of `extent` as a share of the whole's, at most 1; in proportion where nothing was measured."""
+    curve, whole = profile.curve(name, cut, extent), profile.whole_layer_s(name)
+    return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
+
+
+def _merge_seconds(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
+    """Adding up `merge` partial sums of the whole output, and the absorbed nodes; bytes decide where that was not
+    measured."""
+    curve = profile.curve(layer_signature(layers, layer), "merge")
+    return (
+        profile.byte_s * count_operations(layers, layer, merge=merge).moved_bytes
+        if curve is None
+        else curve.seconds_at(merge)
+    )

@@ -1,0 +1,117 @@
+"""The boards that the built-in platforms are made of. Every figure has its source beside it.
+
+Compute rates are what the boards sustain, not peaks: a plan balances by them. A profile of your own boards is better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dicompiler.ir.cluster import Device, Host, Network
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_PI_NETWORK = " Network: CoopAI's gateway, 100 Mbit/s for all together; it counts no latency."
+_PI3_DESCRIPTION = (
+    "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
+    " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Memory:"
+    " no source, 2 GB/s is an assumption, a good half of what 32 bits of LPDDR2 at 900 MT/s carry. Power: 1.4 W idle,"
+    " 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+)
+_PI4_DESCRIPTION = (
+    "Raspberry Pi 4: four Cortex-A72 at 1.5 GHz, 4 GB, 13.6 GFLOP/s (CoopAI, section V). Memory:"
+    " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
+    " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
+)
+# Table II of AutoDiCE for one board: ResNet-101 (7.85 GMAC, 15.7 GFLOP) runs at 5.786 images/s on six cores and at
+# 21.767 on the GPU, which are 91 and 342 GFLOP/s. Its largest energy per image times images/s of each kind is 10.7 W
+# (VGG-19 on the CPU) and 22.4 W (ResNet-101 on the GPU) for the whole board; less the idle share of the other device.
+_NX_DESCRIPTION = (
+    "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: what"
+    " ResNet-101 sustains in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, whose theoretical maximum is"
+    " 844.8). Active power: from the same table, 10.7 W and 22.4 W for the board. Idle power: no source, 2 W for"
+    " each is an assumption. Memory: 8 GB, the smaller of the two modules on sale (NVIDIA's data sheet; the paper's"
+    " boards had 16 GB); 51.2 GB/s for both, the peak of its 128 bits of LPDDR4x at 1600 MHz (the same sheet)."
+)
+
+
+@dataclass(frozen=True)
+class BuiltinBoard:
+    """What a built-in platform has N times. name: of the platforms, before the number; prefix: of its hosts' names;
+    host, devices: without names, but for what follows the host's in a device's; description: where figures are from."""
+
+    name: str
+    description: str
+    prefix: str
+    host: Host
+    devices: tuple[Device, ...]
+    network: Network
+
+
+@dataclass(frozen=True)
+class Microcontroller:
+    """A board without an operating system. name: of its platforms. ram: bytes that an arena and its buffers may take in
+    one piece; flash: bytes. clock in Hz; cycles: of a multiplication with its addition in float32, an assumption."""
+
+    name: str
+    prefix: str
+    ram_bytes: int
+    flash_bytes: int
+    clock_hz: float
+    cycles_per_multiply_add: float
+    source: str
+
+    @property
+    def to_board(self) -> BuiltinBoard:
+        text = self.source + _SERIAL_DESCRIPTION.format(cycles=self.cycles_per_multiply_add)
+        device = Device("", "", 2 * self.clock_hz / self.cycles_per_multiply_add)
+        host = Host("", self.ram_bytes + self.flash_bytes, flash=self.flash_bytes)
+        return BuiltinBoard(self.name, text, self.prefix, host, (device,), Network("switch", 0.8e6))
+
+
+_SERIAL_DESCRIPTION = (
+    " Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
+    " addition; a profile of your own boards is better. Network: serial lines at 1 Mbaud, 8 of 10 bits of them data (an"
+    " assumption)."
+)
+MICROCONTROLLERS = (
+    Microcontroller(
+        "nano33x", "nano", 256 * KIB, 1 * MIB, 64e6, 10,
+        "Arduino Nano 33 BLE: Cortex-M4F at 64 MHz, 256 KB RAM, 1 MB flash (Nordic's product specification of the"
+        " nRF52840).",
+    ),
+    Microcontroller(
+        "stm32f746x", "f746-", 320 * KIB, 1 * MIB, 216e6, 5,
+        "STM32F746: Cortex-M7 at 216 MHz, 320 KB RAM (SRAM1 240, SRAM2 16, DTCM 64, side by side), 1 MB flash (ST's"
+        " data sheet and RM0385).",
+    ),
+    Microcontroller(
+        "stm32h743x", "h743-", 512 * KIB, 2 * MIB, 480e6, 5,
+        "STM32H743: Cortex-M7 at 480 MHz, 2 MB flash, 1 MB RAM, of which the largest piece is counted, 512 KB of AXI"
+        " SRAM (ST's data sheet and RM0433).",
+    ),
+    Microcontroller(
+        "esp32s3x", "esp", 512 * KIB, 8 * MIB, 240e6, 10,
+        "ESP32-S3: two Xtensa LX7 at 240 MHz, one of them counted, 512 KB SRAM (Espressif's data sheet), 8 MB flash"
+        " beside the chip (module ESP32-S3-WROOM-1-N8).",
+    ),
+    Microcontroller(
+        "rp2040x", "pico", 264 * KIB, 2 * MIB, 133e6, 100,
+        "RP2040: two Cortex-M0+ at 133 MHz without floating point, one of them counted, 264 KB SRAM (Raspberry Pi's"
+        " data sheet), 2 MB flash beside the chip (Raspberry Pi Pico).",
+    ),
+)  # fmt: skip
+_GATEWAY_NETWORK = Network("gateway", 100e6)
+_PI3_DEVICES = (Device("", "", 3.75e9, cores=4, power_active=3.7, power_idle=1.4, memory_bandwidth=2e9),)
+_PI4_DEVICES = (Device("", "", 13.6e9, cores=4, power_active=6.4, power_idle=2.7, memory_bandwidth=4.84e9),)
+_NX_DEVICES = (
+    Device("_cpu", "", 91e9, cores=6, power_active=8.7, power_idle=2.0, memory_bandwidth=51.2e9),
+    Device("_gpu", "", 342e9, cores=1, power_active=20.4, power_idle=2.0, gpu=True, memory_bandwidth=51.2e9),
+)
+
+BOARDS = (
+    BuiltinBoard("rpi3x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
+    BuiltinBoard("rpi4x", _PI4_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK),
+    BuiltinBoard("jetson-nx", _NX_DESCRIPTION, "nx", Host("", 8 * GIB), _NX_DEVICES, Network("switch", 1e9)),
+    *(microcontroller.to_board for microcontroller in MICROCONTROLLERS),
+)

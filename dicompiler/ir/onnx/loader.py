@@ -1,0 +1,303 @@
+"""From a file, bytes or a ModelProto to a sound skeleton: external data found, names given, versions checked.
+
+In: what the user gave. Out: the skeleton ModelProto and the weights by name. Every mistake is one line.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.graph_structure import control_flow_bodies, tensors_read
+from dicompiler.ir.onnx.names import rename_reserved_tensors, unique_name
+from dicompiler.ir.onnx.protobuf_io import Views, make_skeleton, map_file, read_skeleton
+from dicompiler.ir.onnx.sanity_checks import check_sanity
+from dicompiler.ir.onnx.weights import (
+    MIN_WEIGHT_BYTES,
+    Weight,
+    copy_without_data,
+    is_placeholder,
+    mark_placeholder,
+    raw_nbytes,
+)
+
+KNOWN_IR_VERSION, KNOWN_OPSET = 10, 22
+"""What onnxruntime accepts from 1.21 on, the oldest that we run with; beyond it the installed one is asked."""
+
+_DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "value")
+
+LoadedModel = tuple[onnx.ModelProto, dict[str, Weight]]
+
+
+def load_model(source: str | Path | bytes | onnx.ModelProto) -> LoadedModel:
+    """Reads a model; see `Model.load`."""
+    if isinstance(source, onnx.ModelProto):
+        place, base = "model", None
+        skeleton, views = make_skeleton(source)
+    elif isinstance(source, bytes):
+        place, base = "model", None
+        skeleton, views = read_skeleton(source, place)
+    else:
+        path = Path(source)
+        place, base = str(path), path.parent
+        skeleton, views = read_skeleton(map_file(path, "the model"), place)
+    _check_utf8(skeleton, place)
+    _check_versions(skeleton, place)
+    weights = _load_weights(skeleton, views, base, place)
+    _name_nodes(skeleton.graph)
+    renamed = rename_reserved_tensors(skeleton.graph)
+    _sort_nodes(skeleton.graph, place)
+    check_sanity(skeleton, place)
+    return skeleton, {renamed.get(name, name): weight for name, weight in weights.items()}
+
+
+def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
+    """The weights by name: those in the file, and those of external files, hollows or small inline data by now."""
+    weights: dict[str, Weight] = {}
+    files: dict[str, memoryview] = {}
+    names: set[str] = set()
+    for index, tensor in enumerate(skeleton.graph.initializer):
+        if tensor.name in names:
+            raise DicompilerError(f"{place}: two initializers are called {tensor.name!r}: rename one of them")
+        names.add(tensor.name)
+        if index in views:
+            data = views[index]
+        elif tensor.data_location == onnx.TensorProto.EXTERNAL:
+            data = _map_external_data(tensor, base, files, place)
+            _store_external_data(tensor, data)
+        else:
+            _check_embedded_data(tensor, place)
+            continue
+        _check_data_length(tensor, data, place)
+        if is_placeholder(tensor):
+            weights[tensor.name] = Weight(tensor.data_type, tuple(tensor.dims), data)
+    for tensor in _inner_tensors(skeleton):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            data = _map_external_data(tensor, base, files, place)
+            _check_data_length(tensor, data, place)
+            tensor.CopyFrom(copy_without_data(tensor))
+            tensor.raw_data = bytes(data)
+        else:
+            _check_embedded_data(tensor, place)
+    return weights
+
+
+def _store_external_data(tensor: onnx.TensorProto, data: memoryview) -> None:
+    """The reference to an external file becomes a hollow, or data in the skeleton where it is small."""
+    if len(data) >= MIN_WEIGHT_BYTES:
+        mark_placeholder(tensor)
+    else:
+        tensor.CopyFrom(copy_without_data(tensor))
+        tensor.raw_data = bytes(data)
+
+
+def _check_data_length(tensor: onnx.TensorProto, data: memoryview, place: str) -> None:
+    try:
+        needed = raw_nbytes(tensor.data_type, tuple(tensor.dims))
+    except KeyError:
+        raise DicompilerError(f"{place}: tensor {tensor.name!r} has the unknown type {tensor.data_type}") from None
+    if len(data) != needed:
+        shape = "x".join(map(str, tensor.dims))
+        raise DicompilerError(
+            f"{place}: tensor {tensor.name!r} has {len(data)} bytes of data where its shape {shape} needs {needed}"
+        )
+
+
+def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
+    """DicompilerError where the data that the tensor holds itself is not what its type and shape say."""
+    if tensor.data_type == onnx.TensorProto.STRING:
+        return
+    try:
+        onnx.numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, KeyError) as error:
+        cause = " ".join(str(error).split())
+        raise DicompilerError(f"{place}: tensor {tensor.name!r} is damaged: {cause}: export it again") from error
+
+
+def _map_external_data(
+    tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str
+) -> memoryview:
+    """The tensor's data in its external file, which must lie in the model's directory."""
+    where = f"{place}: external data of {tensor.name!r}"
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    if base is None:
+        raise DicompilerError(f"{where} is in the file {location!r}: give the path of the model file, not its content")
+    if location not in files:
+        files[location] = map_file(_resolve_external_file(base, location, where), f"external data of {tensor.name!r}")
+    data = files[location]
+    try:
+        offset = int(entries.get("offset", "0"))
+        length = int(entries.get("length") or raw_nbytes(tensor.data_type, tuple(tensor.dims)))
+    except (ValueError, KeyError):
+        raise DicompilerError(f"{where} has an offset, length or type that is no number: export it again") from None
+    if offset < 0 or length < 0 or offset + length > len(data):
+        raise DicompilerError(
+            f"{where}: bytes {offset} to {offset + length} are not in {location!r}, which has {len(data)}: "
+            "it is truncated or belongs to another model"
+        )
+    return data[offset : offset + length]
+
+
+def external_files(path: Path) -> tuple[Path, ...]:
+    """The files beside the model file that hold its external data, in the order in which it names them.
+
+    DicompilerError as `load` for a model that cannot be read, and for a file that is missing or elsewhere.
+    """
+    skeleton, _ = read_skeleton(map_file(path, "the model"), str(path))
+    files: dict[Path, None] = {}
+    for tensor in (*skeleton.graph.initializer, *_inner_tensors(skeleton)):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and not is_placeholder(tensor):
+            location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            files[_resolve_external_file(path.parent, location, f"{path}: external data of {tensor.name!r}")] = None
+    return tuple(files)
+
+
+def _resolve_external_file(base: Path, location: str, where: str) -> Path:
+    """The external file, which must be named by a relative path and really lie under the model's directory."""
+    named = PurePosixPath(location)
+    if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
+        raise DicompilerError(f"{where}: {location!r} is not a file in the model's directory: export it again")
+    path = base / location
+    if not path.is_file():
+        raise DicompilerError(f"{where}: there is no file {str(path)!r}: copy it beside the model")
+    if not path.resolve().is_relative_to(base.resolve()):
+        raise DicompilerError(f"{where}: {location!r} is a link that leaves the model's directory: copy the file there")
+    return path
+
+
+def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor that is not an initializer of the main graph: in attributes, bodies, functions, sparse ones."""
+    yield from _graph_tensors(model.graph, outer=True)
+    for function in model.functions:
+        for node in function.node:
+            yield from _node_tensors(node)
+
+
+def _graph_tensors(graph: onnx.GraphProto, outer: bool = False) -> Iterator[onnx.TensorProto]:
+    if not outer:
+        yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        yield from _node_tensors(node)
+
+
+def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+    for body in control_flow_bodies(node):
+        yield from _graph_tensors(body)
+
+
+def _name_nodes(graph: onnx.GraphProto) -> None:
+    """Every node of the main graph gets a name of its own: an unnamed one that of its first output, a namesake a
+    number behind it. (A tensor has always a name; an empty one means that an optional one is left out.)
+    """
+    taken = {node.name: 0 for node in graph.node if node.name}
+    seen: set[str] = set()
+    for node in graph.node:
+        if not node.name:
+            node.name = unique_name(next((name for name in node.output if name), node.op_type), taken)
+        elif node.name in seen:
+            node.name = unique_name(node.name, taken)
+        seen.add(node.name)
+
+
+def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
+    """Each node after those whose results it reads, as onnx demands and onnxruntime does not; the order of a file that
+    has them so stays. DicompilerError for nodes that read each other in a circle."""
+    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    before = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
+    if all(i > max(made, default=-1) for i, made in enumerate(before)):
+        return
+    readers: list[list[int]] = [[] for _ in before]
+    for i, made in enumerate(before):
+        for one in made:
+            readers[one].append(i)
+    ready, order = [i for i, made in enumerate(before) if not made], list[int]()
+    while ready:
+        order.append(heapq.heappop(ready))
+        for reader in readers[order[-1]]:
+            before[reader].discard(order[-1])
+            if not before[reader]:
+                heapq.heappush(ready, reader)
+    if len(order) < len(before):
+        circle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(before))
+        raise DicompilerError(
+            f"{place}: not a legal ONNX model: a circle, in which each reads what the one before it makes: {circle}: "
+            "export it again"
+        )
+    nodes = [graph.node[i] for i in order]
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _find_cycle(before: Sequence[set[int]]) -> list[int]:
+    """The nodes of a circle, each behind one whose results it reads. before: by node those that it still waits for;
+    a node that waits does so for one that waits."""
+    path = [next(i for i, waiting in enumerate(before) if waiting)]
+    while path[-1] not in path[:-1]:
+        path.append(min(before[path[-1]]))
+    return path[path.index(path[-1]) + 1 :][::-1]
+
+
+def _check_utf8(message: Message, place: str) -> None:
+    """Every name is UTF-8 (protobuf does not look); documentation that is not is made so."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE:
+            for inner in (value,) if isinstance(value, Message) else value:
+                _check_utf8(inner, place)
+        elif field.type == FieldDescriptor.TYPE_STRING:
+            wrong = next(
+                (t for t in ((value,) if isinstance(value, (str, bytes)) else value) if isinstance(t, bytes)), None
+            )
+            if wrong is None:
+                continue
+            if field.name not in _DOCUMENTATION:
+                raise DicompilerError(f"{place}: the name {wrong!r} is not UTF-8: rename it")
+            setattr(message, field.name, wrong.decode("utf-8", "replace"))
+
+
+def _check_versions(model: onnx.ModelProto, place: str) -> None:
+    """Refuses an IR version or a standard opset that the installed onnxruntime is too old for, or that is none."""
+    for entry in model.opset_import:
+        if not 0 <= entry.version < 2**31:
+            raise DicompilerError(f"{place}: opset {entry.version} of domain {entry.domain!r} is none: export it again")
+    opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
+    for what, version, safe in (("IR version", model.ir_version, KNOWN_IR_VERSION), ("opset", opset, KNOWN_OPSET)):
+        if version <= safe:
+            continue
+        versions = (lambda v: (v, KNOWN_OPSET)) if what == "IR version" else (lambda v: (KNOWN_IR_VERSION, v))
+        if ort_accepts(*versions(version)):
+            continue
+        import onnxruntime
+
+        limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if ort_accepts(*versions(v))), safe)
+        raise DicompilerError(
+            f"{place}: {what} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
+            "export the model for that, or install a newer onnxruntime"
+        )
+
+
+def ort_accepts(ir_version: int, opset: int) -> bool:
+    """Whether the installed onnxruntime takes such models: it is asked with one of a single node (4 ms)."""
+    import onnxruntime
+
+    head = f'<ir_version: {ir_version}, opset_import: ["": {opset}]>'
+    probe = onnx.parser.parse_model(head + " probe (float[1] x) => (float[1] y) { y = Identity (x) }")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception:  # onnxruntime's exceptions have no common base but this
+        return False
+    return True

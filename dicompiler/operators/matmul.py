@@ -1,0 +1,258 @@
+"""Products of tensors: Gemm, MatMul, Einsum. The letters of an equation say which interval of the output each axis of
+each operand reads, and which axes are summed over.
+
+RNN, GRU and LSTM, whose steps follow one on another, are computed whole: what that costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from dicompiler.base.memoize import memoized
+from dicompiler.ir.operator_rule import (
+    ORT_DOMAIN,
+    OpCost,
+    Operation,
+    OperatorRule,
+    Piece,
+    cost_per_input,
+    cost_per_output,
+    counted_rules,
+    whole_tensor,
+)
+from dicompiler.ir.regions import Interval, Region, Shape, with_interval
+from dicompiler.operators.elementwise import broadcast_need
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The terms of the inputs and of the output, one letter an axis."""
+
+    inputs: tuple[str, ...]
+    output: str
+
+    @property
+    def summed(self) -> str:
+        """The letters that are summed over, in order of their first appearance."""
+        return "".join(dict.fromkeys(letter for term in self.inputs for letter in term if letter not in self.output))
+
+    def extent(self, letter: str, shapes: Sequence[Shape]) -> int:
+        """The extent of a letter in inputs of those shapes, some of which can be broadcast."""
+        terms = zip(self.inputs, shapes, strict=False)
+        return max(shape[term.index(letter)] for term, shape in terms if letter in term)
+
+
+def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
+    """ "bij, bjk -> bik" → its terms. Without an arrow the output has the ellipsis and then, in alphabetic order, the
+    letters that appear once. The axes of an ellipsis are letters too, the last one's the same in every term."""
+    left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
+    counts = Counter(left.replace(",", "").replace(".", ""))
+    implicit = "." * ("." in left) + "".join(sorted(letter for letter in counts if counts[letter] == 1))
+    terms = left.split(",")
+    hidden = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
+    batch = "".join(map(chr, reversed(range(max(hidden)))))
+    inputs = (term.replace(".", batch[len(batch) - own :]) for term, own in zip(terms, hidden, strict=True))
+    return Equation(tuple(inputs), (right if arrow else implicit).replace(".", batch))
+
+
+@memoized
+def equation_of(operation: Operation) -> Equation:
+    """The equation of an Einsum, of a Gemm without what it adds, or of a MatMul: a vector has neither batch nor rows
+    (columns)."""
+    ranks = [len(need or ()) for need in operation.full_needs()]
+    if operation.node.op == "Einsum":
+        return parse_equation(operation.attribute("equation"), ranks)
+    if operation.node.op == "Gemm":
+        turned = operation.attribute("transA", 0), operation.attribute("transB", 0)
+        return Equation(("ki" if turned[0] else "ik", "jk" if turned[1] else "kj"), "ij")
+    a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
+    return parse_equation(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
+
+
+def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """A letter of the output passes its interval to every operand; the others are read in full, or the first of them in
+    the range of a partial sum. An axis of extent 1 that stands for more is read whole."""
+    terms = equation_of(operation)
+    intervals = dict(zip(terms.output, region, strict=True))
+    if reduce is not None:
+        intervals[terms.summed[0]] = reduce
+    axes = (zip(term, operation.input_shape(index), strict=True) for index, term in enumerate(terms.inputs))
+    return Piece(
+        region, tuple(tuple((0, n) if n == 1 else intervals.get(letter, (0, n)) for letter, n in of) for of in axes)
+    )
+
+
+def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Gemm: c, which broadcasts, rides in the range of k that starts at 0."""
+    piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
+    if tensor is None:
+        return piece
+    if reduce is None or reduce[0] == 0:
+        return replace(piece, needs=(*piece.needs, broadcast_need(operation.input_shape(2), region)))
+    # Before opset 11 the third input of Gemm is not optional: a zero stands for it.
+    zero = {2: np.zeros((1,), helper.tensor_dtype_to_np_dtype(tensor.dtype))} if operation.node.opset < 11 else {}
+    return replace(piece, needs=(*piece.needs, None), constants=zero)
+
+
+def matmul_nbits_reduction(operation: Operation) -> int | None:
+    """MatMulNBits: of how many pieces its sums can be made. None where its scales or zero points are a vector, of which
+    those of some blocks are no box, or its rows are reordered."""
+    ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
+    if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
+        return None
+    return -(-operation.input_shape(1)[1] // _blocks_per_zero_point_byte(operation))
+
+
+def _blocks_per_zero_point_byte(operation: Operation) -> int:
+    """How many blocks have their zero points in one byte."""
+    points = operation.inputs[3] if operation.has_input(3) else None
+    return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
+
+
+def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """MatMulNBits: rows pass; columns are rows of the packed weight, each with its scales and zero points. Partial sums
+    are over blocks; the bias rides in the range that starts at 0."""
+    count, columns = operation.attribute("N"), region[-1]
+    new = {"N": columns[1] - columns[0]}
+    needs: list[Region | None] = [(*region[:-1], (0, operation.input_shape(0)[-1]))]
+    for index, need in enumerate(operation.full_needs()[1:], 1):
+        extent = 0 if need is None or index == 4 else need[0][1]
+        cut = (columns[0] * extent // count, columns[1] * extent // count)
+        needs.append((cut, *need[1:]) if need and extent else need)
+    if reduce is not None:
+        together, size = _blocks_per_zero_point_byte(operation), operation.attribute("block_size")
+        blocks = reduce[0] * together, min(reduce[1] * together, operation.input_shape(1)[1])
+        features = blocks[0] * size, min(blocks[1] * size, operation.input_shape(0)[-1])
+        new["K"] = features[1] - features[0]
+        for index, interval in enumerate((features, blocks, blocks, reduce)[: len(needs)]):
+            need = needs[index]
+            needs[index] = need and with_interval(need, 1 if index else len(need) - 1, interval)
+        if reduce[0]:
+            needs[5:] = [None] * len(needs[5:])
+    return Piece(region, tuple(needs), {name: n for name, n in new.items() if n != operation.attribute(name)})
+
+
+def contraction_length(operation: Operation) -> int | None:
+    """The extent of the first letter that is summed over."""
+    terms = equation_of(operation)
+    shapes = [operation.input_shape(index) for index in range(len(terms.inputs))]
+    return terms.extent(terms.summed[0], shapes) if terms.summed else None
+
+
+def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
+    """A product of several tensors multiplies for each value of all letters; one tensor is summed, or just moved."""
+    terms = equation_of(operation)
+    if len(needs) == 1:
+        return cost_per_input(operation, out, needs) if terms.summed else OpCost()
+    if not terms.summed:
+        return cost_per_output(operation, out, needs)
+    return OpCost(math.prod(out) * math.prod(terms.extent(letter, needs) for letter in terms.summed))
+
+
+def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
+    """Each output element sums over k, which the first operand has."""
+    axis = 0 if operation.attribute("transBatchA", 0) else -2
+    return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
+
+
+def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
+    """A product with its activation."""
+    return matmul_cost(operation, out, needs)._replace(other_flops=math.prod(out))
+
+
+def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
+    """Each step of x (steps, batch, features) meets all of w (directions, gates, features) and of r; one FLOP for each
+    element of each gate."""
+    x, w, r = needs[:3]
+    steps = x[0] * x[1]
+    return OpCost(steps * (math.prod(w) + math.prod(r)), other_flops=steps * math.prod(w) // x[2])
+
+
+def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """RNN, GRU, LSTM: y[all steps, directions, batch, all units] ← x[:, batch], the weights of these directions. Each
+    step needs all units of the one before, so that they stay together."""
+    if (
+        operation.attribute("layout", 0)
+        or operation.attribute("activation_alpha")
+        or operation.attribute("activation_beta")
+    ):
+        return whole_tensor(operation, region, reduce)
+    (steps, directions, _, units), (_, some, batch, _) = operation.out_shape, region
+    needs: list[Region | None] = []
+    for index, need in enumerate(operation.full_needs()):
+        if need is None or index == 0:
+            needs.append(None if need is None else ((0, steps), batch, need[2]))
+        elif index == 4:
+            needs.append((batch,))
+        else:  # weights by direction; what steps begin with by batch as well
+            needs.append((some, batch, *need[2:]) if index in (5, 6) else (some, *need[1:]))
+    attributes: dict[str, object] = {}
+    if some != (0, directions):
+        attributes["direction"] = "reverse" if some[0] else "forward"
+        functions = operation.attribute("activations") or []
+        each = len(functions) // directions
+        if functions:
+            attributes["activations"] = functions[some[0] * each : some[1] * each]
+    return Piece(((0, steps), some, batch, (0, units)), tuple(needs), attributes)
+
+
+def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
+    """MoE: each token meets the weights (experts, …) of k experts."""
+    weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
+    return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
+
+
+def fft_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
+    """DFT, STFT: 5 log2 N FLOP for each complex number of a transform of N, as of the fast algorithm."""
+    given = operation.constant_value(2) if operation.node.op == "DFT" else None
+    axis = operation.attribute("axis", -2) if given is None else int(given)
+    return OpCost(other_flops=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())
+
+
+RULES = (
+    OperatorRule(
+        "Gemm",
+        gemm,
+        reduction_length=contraction_length,
+        cost=matmul_cost,
+        stand_in="itself",
+        constant_stand_ins="- - shift",
+    ),
+    OperatorRule("MatMul", contraction, reduction_length=contraction_length, cost=matmul_cost, stand_in="itself"),
+    OperatorRule(
+        "Einsum",
+        contraction,
+        reduction_length=contraction_length,
+        cost=einsum_cost,
+        stand_in="itself",
+        constant_stand_ins="gain",
+    ),
+    *counted_rules(
+        matmul_cost, "FusedMatMul TransposeMatMul QGemm DynamicQuantizeMatMul MatMulIntegerToFloat MatMulInteger16"
+    ),
+    OperatorRule(
+        "MatMulNBits",
+        matmul_nbits,
+        ORT_DOMAIN,
+        reduction_length=matmul_nbits_reduction,
+        cost=matmul_cost,
+        stand_in="bounded",
+        constant_stand_ins="- - step shift",
+        attribute_stand_ins="accuracy_level=0",
+    ),
+    *counted_rules(matmul_cost, "MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
+    *counted_rules(activated_matmul_cost, "FusedGemm FusedMatMulActivation GemmFastGelu"),
+    *counted_rules(moe_cost, "MoE"),
+    *counted_rules(fft_cost, "DFT STFT", ""),
+    *(
+        OperatorRule(op, recurrent, cost=recurrent_cost, stand_in="recurrent", constant_stand_ins="- gain gain shift")
+        for op in ("RNN", "GRU", "LSTM")
+    ),
+    *counted_rules(recurrent_cost, "DynamicQuantizeLSTM"),
+)

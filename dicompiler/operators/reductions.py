@@ -1,0 +1,213 @@
+"""Operators that look along an axis, or over all of some axes: those are read in full, the others pass.
+
+Where parts of a reduced axis can be put together (sums, maxima, minima), the first reduced axis can be cut by LIP.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from functools import partial
+
+from onnx import TensorProto
+
+from dicompiler.ir.operator_rule import (
+    ORT_DOMAIN,
+    OpCost,
+    Operation,
+    OperatorRule,
+    Piece,
+    cost_per_input,
+    counted_rules,
+    whole_tensor,
+)
+from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_region, with_interval
+from dicompiler.operators.elementwise import elementwise
+
+MERGE_OPERATORS = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
+"""How partial results become the result. A mean is none: its parts would count by their numbers of elements."""
+UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
+SCALE_AND_SHIFT_STAND_INS = "- gain shift"
+"""What becomes of a scale and a shift in the exact check."""
+
+
+def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """LRN: y[n, c, tile] ← x[n, c with a halo of channels, tile]; the halo's own results are sliced away."""
+    size, channels = operation.attribute("size"), operation.input_shape(0)[1]
+    start, stop = region[1]
+    halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
+    need = with_interval(region, 1, halo)
+    return Piece(region, (need,), written_region=None if need == region else need)
+
+
+def _with_full_axes(operation: Operation, region: Region, axes: Collection[int]) -> Region:
+    """The region with all of these axes."""
+    return tuple((0, operation.out_shape[axis]) if axis in axes else cut for axis, cut in enumerate(region))
+
+
+def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Softmax and its kin: the axis in full; before opset 13 every axis from `axis` on."""
+    count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
+    return normalization_from_axis(operation, region, reduce, count, default)
+
+
+def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """MeanVarianceNormalization: its axes in full."""
+    axes = {axis % len(region) for axis in operation.attribute("axes") or (0, 2, 3)}
+    return elementwise(operation, _with_full_axes(operation, region, axes), reduce)
+
+
+def instance_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """InstanceNormalization: batch and channels pass, with their scale and shift; a channel's map in full."""
+    out = (*region[:2], *full_region(operation.out_shape[2:]))
+    return Piece(out, (out, *((region[1],) for _ in operation.inputs[1:])))
+
+
+def group_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """GroupNormalization: whole groups of channels, with all of their maps; scale and shift are per group before opset
+    21, per channel since."""
+    count, channels = operation.attribute("num_groups"), operation.out_shape[1]
+    size = channels // count
+    first, last = block_interval(region[1], size)
+    out = (region[0], (first * size, last * size), *full_region(operation.out_shape[2:]))
+    vector = ((first, last),) if operation.node.opset < 21 else (out[1],)
+    attributes = {} if last - first == count else {"num_groups": last - first}
+    return Piece(out, (out, *(vector for _ in operation.inputs[1:])), attributes)
+
+
+def normalization_from_axis(
+    operation: Operation, region: Region, reduce: Interval | None, count: int | None = None, default: int = -1
+) -> Piece:
+    """LayerNormalization, RMSNormalization: every axis from `axis` on in full, LpNormalization: `count` of them; scale
+    and shift broadcast."""
+    axes = range(len(region))[operation.attribute("axis", default) % len(region) :]
+    return elementwise(operation, _with_full_axes(operation, region, axes[:count]), reduce)
+
+
+def cumulative(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """CumSum, CumProd: the axis in full, which an input names."""
+    value = operation.constant_value(1)
+    axes = range(len(region)) if value is None else (int(value.reshape(-1)[0]) % len(region),)
+    out = _with_full_axes(operation, region, axes)
+    return Piece(out, (out, operation.full_needs()[1]))
+
+
+def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
+    """TopK: the axis in full, in input and output; its values alone, or else whole."""
+    axis = operation.attribute("axis", -1) % len(region)
+    need = with_interval(region, axis, (0, operation.input_shape(0)[axis]))
+    return Piece(_with_full_axes(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
+
+
+def lrn_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
+    """LRN: one FLOP for each channel of each element's window."""
+    return OpCost(other_flops=math.prod(out) * int(operation.attribute("size", 1)))
+
+
+def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Shape], last: int) -> OpCost:  # noqa: ARG001
+    """A normalisation of the sum of two tensors, or of three where input `last` is there."""
+    return OpCost(other_flops=(2 + operation.has_input(last)) * math.prod(out))
+
+
+def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
+    """The axes that go: an attribute, or since opset 13 (ReduceSum) or 18 an input; None where they are not known.
+    ArgMax and ArgMin have one."""
+    rank = len(operation.input_shape(0))
+    axes = [operation.attribute("axis", 0)] if operation.node.op.startswith("Arg") else operation.attribute("axes")
+    if operation.has_input(1):
+        if (value := operation.constant_value(1)) is None:
+            return None
+        axes = value.tolist()
+    if not axes:
+        return () if operation.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+    return tuple(sorted({axis % rank for axis in axes}))
+
+
+def reduction_piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """ReduceSum and its kin: y[kept axes] ← x[kept axes, all of the reduced ones, or a range of the first of them]."""
+    axes = reduced_axes(operation)
+    if axes is None:
+        return whole_tensor(operation, region, reduce)
+    # The region may have lost those axes.
+    kept = operation.attribute("keepdims", 1)
+    rest = iter([interval for axis, interval in enumerate(region) if not kept or axis not in axes])
+    need = tuple((0, extent) if axis in axes else next(rest) for axis, extent in enumerate(operation.input_shape(0)))
+    if reduce is not None:
+        need = with_interval(need, _reducible_axis(operation, axes), reduce)
+    return Piece(region, (need, *operation.full_needs()[1:]))
+
+
+def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
+    """The first reduced axis that is longer than one element; the first where there is none."""
+    shape = operation.input_shape(0)
+    return next((axis for axis in axes if shape[axis] > 1), axes[0])
+
+
+def reduction_length(operation: Operation) -> int | None:
+    """The extent of the axis that LIP cuts; None where nothing is reduced, or where onnxruntime cannot join parts of
+    this type."""
+    tensor, axes = operation.inputs[0], reduced_axes(operation)
+    if not axes or tensor is None:
+        return None
+    floats = (TensorProto.FLOAT, TensorProto.DOUBLE)
+    types = floats if operation.node.opset < 12 else (*floats, TensorProto.INT32, TensorProto.INT64)
+    return operation.input_shape(0)[_reducible_axis(operation, axes)] if tensor.dtype in types else None
+
+
+RMS_NORMALIZATION_KINDS = ("RMS", "SimplifiedLayer")
+"""RMSNormalization, and what onnxruntime calls it."""
+RULES = (
+    OperatorRule("LRN", lrn, cost=lrn_cost, stand_in="lrn"),
+    *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),
+    OperatorRule("Hardmax", softmax),
+    OperatorRule("LpNormalization", partial(normalization_from_axis, count=1), stand_in="lp"),
+    OperatorRule("MeanVarianceNormalization", mean_variance, stand_in="mean variance"),
+    OperatorRule(
+        "InstanceNormalization",
+        instance_normalization,
+        stand_in="instance",
+        constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
+    ),
+    OperatorRule(
+        "GroupNormalization", group_normalization, stand_in="group", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
+    ),
+    OperatorRule(
+        "LayerNormalization", normalization_from_axis, stand_in="layer", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
+    ),
+    *(
+        OperatorRule(
+            f"{kind}Normalization",
+            normalization_from_axis,
+            stand_in="layer",
+            constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
+        )
+        for kind in RMS_NORMALIZATION_KINDS
+    ),
+    *counted_rules(partial(skip_normalization_cost, last=4), "EmbedLayerNormalization"),
+    *(
+        OperatorRule(
+            f"Skip{kind}LayerNormalization",
+            normalization_from_axis,
+            ORT_DOMAIN,
+            cost=partial(skip_normalization_cost, last=n),
+            stand_in="skipped",
+        )
+        for kind, n in (("", 4), ("Simplified", 3))
+    ),
+    *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
+    OperatorRule("TopK", top_k, cost=cost_per_input),
+    *(
+        OperatorRule(
+            op,
+            reduction_piece,
+            reduction_length=reduction_length,
+            merge_operator=merge,
+            cost=cost_per_input,
+            stand_in="itself" if merge == "Add" else "",
+        )
+        for op, merge in MERGE_OPERATORS.items()
+    ),
+    *(OperatorRule(op, reduction_piece, cost=cost_per_input, stand_in="reduce") for op in UNMERGEABLE_REDUCTIONS),
+    *(OperatorRule(op, reduction_piece, cost=cost_per_input) for op in ("ArgMax", "ArgMin")),
+    *counted_rules(cost_per_input, "QLinearReduceMean ReduceSumInteger"),
+)

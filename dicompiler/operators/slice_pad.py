@@ -1,0 +1,111 @@
+"""Operators that take a part of a tensor or add to its border: Slice, Pad, Trilu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, whole_tensor, zero_cost
+from dicompiler.ir.regions import Interval, Region, region_shape
+from dicompiler.operators.conv_pool import AxisTile, SpatialAxis, tile_axis
+
+
+def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
+    """A list of integers that is an attribute in old opsets and input `index` later; None where it is not known."""
+    if operation.has_input(index):
+        value = operation.constant_value(index)
+        return None if value is None else [int(number) for number in value.reshape(-1)]
+    numbers = operation.attribute(name)
+    return None if numbers is None else list(numbers)
+
+
+def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
+    """Per axis of a Slice (first index, step); None where starts, axes or steps are not known."""
+    shape = operation.input_shape(0)
+    known = [(0, 1)] * len(shape)
+    starts, axes, steps = (_integer_list(operation, *which) for which in (("starts", 1), ("axes", 3), ("steps", 4)))
+    if starts is None or (axes is None and operation.has_input(3)) or (steps is None and operation.has_input(4)):
+        return None
+    for i, axis in enumerate(axes if axes is not None else range(len(starts))):
+        extent, step = shape[axis], 1 if steps is None else steps[i]
+        start = starts[i] + extent if starts[i] < 0 else starts[i]
+        low, high = (0, extent) if step > 0 else (0, extent - 1)
+        known[axis % len(shape)] = (min(max(start, low), high), step)
+    return known
+
+
+def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Slice: y[i] ← x[start + i·step], from the first to the last of them. A piece with steps of 1 copies what it is
+    given, one with others takes every step-th of it."""
+    known = _starts_and_steps(operation)
+    if known is None:
+        return whole_tensor(operation, region, reduce)
+    need: list[Interval] = []
+    for (start, step), (low, high) in zip(known, region, strict=True):
+        first, last = start + low * step, start + (high - 1) * step
+        need.append((min(first, last), max(first, last) + 1))
+    needs = (tuple(need), *(None for _ in operation.inputs[1:]))
+    removed = dict.fromkeys(operation.node.attributes)
+    if all(step == 1 for _, step in known):
+        return Piece(region, needs, removed, op="Identity")
+    lengths, steps = region_shape(tuple(need)), [step for _, step in known]
+    starts = [0 if step > 0 else length - 1 for length, step in zip(lengths, steps, strict=True)]
+    ends = [length if step > 0 else -1 - length for length, step in zip(lengths, steps, strict=True)]
+    numbers = enumerate((starts, ends, range(len(need)), steps), 1)
+    return Piece(region, needs, removed, {i: np.array(values, np.int64) for i, values in numbers})
+
+
+def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
+    """One axis with pads (begin, end) on a tensor of this extent: its tile, and what that writes: more than was asked
+    for where a mirrored border must have all that it mirrors."""
+    begin, end = pad
+    out = (0, extent + begin + end)
+    if min(*pad, 0) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
+        return AxisTile(out, (0, extent), begin, end), out
+    if mode in ("constant", "edge"):  # windows of one element; what an end takes away is not there for them
+        found = tile_axis(SpatialAxis(extent + min(0, end), out[1], pad_begin=begin, pad_end=max(0, end)), interval)
+        return found, found.out
+    low, high = interval[0] - begin, interval[1] - begin
+    need = (max(0, min(low, 2 * extent - 1 - high)), min(extent, max(high, 1 - low)))
+    if mode == "wrap":
+        need = (low, high) if low >= 0 and high <= extent else (0, extent)
+    written = (min(low, need[0]), max(high, need[1]))
+    tiled = AxisTile(interval, need, need[0] - written[0], written[1] - need[1])
+    return tiled, (written[0] + begin, written[1] + begin)
+
+
+def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Pad: y[i] ← x[i - begin]; pads exist only where a tile reaches over the tensor's true border. Pads are an
+    attribute before opset 11, for some of the axes alone since 18."""
+    shape, pads = operation.input_shape(0), _integer_list(operation, "pads", 1)
+    axes = _integer_list(operation, "axes", 3) if operation.has_input(3) else list(range(len(shape)))
+    if pads is None or axes is None or operation.node.opset < 2:
+        return whole_tensor(operation, region, reduce)
+    both = {axis % len(shape): (pads[i], pads[len(axes) + i]) for i, axis in enumerate(axes)}
+    mode = operation.attribute("mode", "constant")
+    borders = [pad_axis(extent, both.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
+    tiles, raw = zip(*borders, strict=True)
+    out, need, begins, ends = zip(*tiles, strict=True)
+    numbers, beside = [*begins, *ends], None if raw == out else raw
+    if operation.node.opset < 11:
+        return Piece(out, (need,), {"pads": numbers}, written_region=beside)
+    rest = (None, *operation.full_needs()[2:3], *(None for _ in operation.inputs[3:]))
+    return Piece(out, (need, *rest[: len(operation.inputs) - 1]), {}, {1: np.array(numbers, np.int64)}, beside)
+
+
+def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
+    """Trilu: a tile of a matrix keeps its triangle when the diagonal is counted from the tile's own corner."""
+    diagonal = _integer_list(operation, "", 1)
+    if diagonal is None and operation.has_input(1):
+        return whole_tensor(operation, region, reduce)
+    moved = (diagonal or [0])[0] + region[-2][0] - region[-1][0]
+    constants: dict[int, Any] = {1: np.array(moved, np.int64)}
+    return Piece(region, (region, *(None for _ in operation.inputs[1:])), {}, constants)
+
+
+RULES = (
+    OperatorRule("Slice", slice_, cost=zero_cost),
+    OperatorRule("Pad", pad, cost=zero_cost, constant_stand_ins="- - rounded"),
+    OperatorRule("Trilu", trilu),
+)

@@ -1,0 +1,95 @@
+"""The placed graph as ONNX: every node with its annotation, the weights cut, the value infos.
+
+Model + PlacedGraph → placed Model
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, make_placeholder
+from dicompiler.ir.recurrent_states import write_state_pieces
+from dicompiler.ir.regions import region_shape
+from dicompiler.partition.annotations import NodeAnnotation, write_annotation, write_source_and_sinks
+from dicompiler.partition.placed_graph import Constant, PlacedGraph, PlacedNode, PlacedTensor, WeightSlice
+from dicompiler.partition.routing import format_region
+
+DEFAULT_OPSET = 13  # of the standard operators, in a model that has none of them
+
+
+def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
+    """The placed model: the original's header, inputs and first outputs; nodes in step order; the initializers that
+    are used, and those that are new."""
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):  # ours need the standard ones
+        proto.opset_import.append(helper.make_opsetid("", DEFAULT_OPSET))
+    graph = proto.graph
+    del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
+    graph.node.extend(_node_proto(node) for node in placed.nodes)
+    made = (piece.written_name for piece in placed.state_pieces)
+    graph.output.extend(_value_info(placed, name) for name in dict.fromkeys((*placed.sinks, *made)))
+    if placed.states:
+        states = [(state.name, state.dtype, state.shape or ()) for state in placed.states]
+        kept = [value for value in graph.input if value.name not in [name for name, *_ in states]]
+        del graph.input[:]
+        graph.input.extend((*kept, *(_value_info(placed, piece.read_name) for piece in placed.state_pieces)))
+        write_state_pieces(proto, placed.state_pieces, states)
+    done = {v.name for v in (*graph.input, *graph.output)}
+    graph.value_info.extend(_value_info(placed, name) for name in placed.infos if name not in done)
+    whole = [tensor for tensor in model.proto.graph.initializer if tensor.name in placed.used_names]
+    graph.initializer.extend(whole)
+    weights = {tensor.name: model.weights[tensor.name] for tensor in whole if tensor.name in model.weights}
+    for name, constant in placed.constants.items():
+        tensor, weight = _initializer(model, name, constant)
+        graph.initializer.append(tensor)
+        if weight is not None:
+            weights[name] = weight
+    write_source_and_sinks(
+        proto, placed.source, {name: output for name, output in placed.sinks.items() if name != output}
+    )
+    return Model(proto, weights)
+
+
+def _node_proto(node: PlacedNode) -> onnx.NodeProto:
+    proto = onnx.NodeProto()
+    if node.template is not None:
+        proto.CopyFrom(node.template)
+    proto.name, proto.op_type = node.name, node.op or proto.op_type
+    proto.input[:], proto.output[:] = node.inputs, node.outputs
+    if node.attributes:
+        kept = [attribute for attribute in proto.attribute if attribute.name not in node.attributes]
+        kept += [helper.make_attribute(k, v) for k, v in node.attributes.items() if v is not None]
+        del proto.attribute[:]
+        proto.attribute.extend(kept)
+    place = node.placement
+    region = "" if node.region is None else format_region(node.region)
+    write_annotation(proto, NodeAnnotation(place.device, node.origin, region, place.part, place.lane))
+    return proto
+
+
+def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
+    known = placed.infos[name]
+    if isinstance(known, PlacedTensor):
+        return helper.make_tensor_value_info(name, known.dtype, region_shape(known.region))
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(known)
+    copy.name = name
+    return copy
+
+
+def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
+    """An initializer that the model has not; its data apart where that is much of a weight."""
+    if not isinstance(constant, WeightSlice):
+        array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
+        return onnx.numpy_helper.from_array(array, name), None
+    held = model.weights.get(constant.weight)
+    weight = (held if held is not None else Weight.from_array(model.array(constant.weight))).take_region(
+        constant.region
+    )
+    if weight.nbytes < MIN_WEIGHT_BYTES:
+        return onnx.numpy_helper.from_array(weight.array(), name), None
+    return make_placeholder(name, weight), weight

@@ -1,0 +1,144 @@
+"""Whether a plan fits a network: every rule that a plan must keep before it can be routed, each with its message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.random_ops import random_layers
+from dicompiler.ir.regions import Region, contains, full_region, intersect, is_empty
+from dicompiler.partition.bounds_inference import align_region, cuttable_axes, output_shape, reduction_length
+
+
+def check_plan(layers: LayerGraph, plan: Plan) -> None:
+    """Raises DicompilerError with the first thing in `plan` that does not fit `layers`. Whether the regions cover
+    what is read is found while routing."""
+    if not plan.source or not plan.sink:
+        raise DicompilerError("plan: source and sink must each name at least one device")
+    _check_replicas(plan)
+    if layers.states and (plan.replicas or plan.failures):
+        what, remedy = ("replicas", "strategy") if plan.replicas else ("losses", "survive")
+        raise DicompilerError(
+            f"plan: {what}: state {layers.states[0][0]!r} stays on its device from frame to frame, and another device "
+            f"has not got it: leave out '{what}' (--{remedy}), or have no states (--state none)"
+        )
+    for name in plan.layers:
+        if name not in layers.layer_by_name:
+            raise DicompilerError(
+                f"plan: layers.{name}: the network has no such layer{did_you_mean(name, layers.layer_by_name)}; "
+                "is it the plan of another network?"
+            )
+    random = random_layers(layers)
+    for layer in layers.layers:
+        parts = plan.layers.get(layer.name)
+        if not parts:
+            raise DicompilerError(f"plan: layers.{layer.name}: missing: give every layer at least one part")
+        if len(parts) > 1 and layer.name in random:
+            what = f"{random[layer.name].op} draws random numbers, others in each of its {len(parts)} parts"
+            raise DicompilerError(f"plan: layers.{layer.name}: {what}: give it to one device")
+        for i, part in enumerate(parts):
+            _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
+        _check_merge(layers, layer, parts)
+    for i, loss in enumerate(plan.failures):
+        with failure_plan_in_errors(plan, loss.failed):
+            if frozenset(loss.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
+                raise DicompilerError("plan: lost: an earlier entry is of the same devices: leave one of them away")
+            if there := [name for name in loss.plan.devices if name in loss.failed]:
+                raise DicompilerError(f"plan: it names {there[0]!r}, which is lost then: give its part to another")
+            check_plan(layers, loss.plan)
+
+
+@contextmanager
+def failure_plan_in_errors(plan: Plan, lost: tuple[str, ...]) -> Iterator[None]:
+    """Errors of one of the plan's plans for losses say which it is; () is of the plan itself."""
+    try:
+        yield
+    except DicompilerError as error:
+        if not lost:
+            raise
+        place = f"plan: losses[{[loss.failed for loss in plan.failures].index(lost)}]: "
+        raise type(error)(place + str(error).removeprefix("plan: ")) from None
+
+
+def _check_replicas(plan: Plan) -> None:
+    """A renaming must speak of the plan's devices, and give no two of those that have parts the same place."""
+    devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
+    known = [*plan.source, *devices, *plan.sink]
+    for i, renaming in enumerate(plan.replicas):
+        for name in renaming:
+            if name not in known:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: rename those it uses"
+                )
+        taken: dict[str, str] = {}
+        for name in dict.fromkeys([*devices, *renaming]):
+            place = renaming.get(name, name)
+            if place in taken:
+                raise DicompilerError(
+                    f"plan: replicas[{i}]: {taken[place]!r} and {name!r} both become {place!r}: give each a device of "
+                    "its own"
+                )
+            taken[place] = name
+
+
+def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> None:
+    if layer.whole_reason:
+        shape = layers.tensors[layer.output].shape
+        if part.reduce is not None or (
+            part.region is not None and (shape is None or part.region != full_region(shape))
+        ):
+            raise DicompilerError(f"{place}: this layer stays whole ({layer.whole_reason}): its region must be 'all'")
+        return
+    shape = output_shape(layers, layer)
+    region = full_region(shape) if part.region is None else part.region
+    if len(region) != len(shape):
+        raise DicompilerError(f"{place}.region: {len(region)} intervals for an output of rank {len(shape)} {shape}")
+    if is_empty(region) or not contains(full_region(shape), region):
+        raise DicompilerError(
+            f"{place}.region: {_format_intervals(region)} is empty or outside the layer's output {shape}"
+        )
+    allowed = cuttable_axes(layers, layer)
+    for axis, interval in enumerate(region):
+        if interval != (0, shape[axis]) and axis not in allowed:
+            axes = ", ".join(str(a) for a in allowed) or "none"
+            raise DicompilerError(f"{place}.region: axis {axis} of this layer cannot be cut (axes that can: {axes})")
+    if part.reduce is None:
+        return
+    extent = reduction_length(layers, layer)
+    if extent is None:
+        op = layer.nodes[layer.anchor].op
+        raise DicompilerError(f"{place}.reduce: {op} here has no input channels to sum over (grouped, or no weights)")
+    if not 0 <= part.reduce[0] < part.reduce[1] <= extent:
+        raise DicompilerError(f"{place}.reduce: {list(part.reduce)} is empty or outside 0..{extent}")
+
+
+def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:
+    """In a layer with partial sums, the ranges that touch a merger's region tile the axis exactly once."""
+    partials = [part for part in parts if part.reduce is not None]
+    if not partials:
+        return
+    whole = full_region(output_shape(layers, layer))
+    mergers = [align_region(layers, layer, part.region or whole) for part in parts if part.reduce is None]
+    if not mergers:
+        raise DicompilerError(
+            f"plan: layers.{layer.name}: partial sums but no merger: add a part without 'reduce' "
+            '(for instance {"device": …, "region": "all"})'
+        )
+    extent = reduction_length(layers, layer)
+    for region in mergers:
+        at, must = 0, f"over {_format_intervals(region)} they must tile 0..{extent}"
+        aligned = ((part.reduce, align_region(layers, layer, part.region or whole)) for part in partials)
+        for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
+            if start != at:
+                fault = f"{'overlap' if start < at else 'leave a gap'} at {min(at, start)}"
+                raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges {fault}: {must} exactly once")
+            at = stop
+        if at != extent:
+            raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {at}: {must}")
+
+
+def _format_intervals(region: Region) -> str:
+    return str([list(interval) for interval in region])

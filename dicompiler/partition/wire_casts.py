@@ -1,0 +1,114 @@
+"""Narrowing: what travels in a narrower type is made so where it is sent, and wide again where it is read.
+
+piece → Cast (float16, bfloat16) or QuantizeLinear (int8) ─ transfer → Cast or DequantizeLinear → piece of its own type
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.layers import LayerGraph
+from dicompiler.ir.routing import Box, Routing
+from dicompiler.ir.tasks import TensorKey
+from dicompiler.ir.wire_dtype import (
+    WireFormat,
+    effective_wire_dtypes,
+    int8_scale_and_zero_point,
+    range_name,
+    sent_dtype,
+)
+from dicompiler.partition.placed_graph import NodePlacement, PlacedGraphBuilder, PlacedTensor
+
+LAST_POSITION = 1 << 31
+"""A place in layer order behind all others."""
+MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10}
+"""Type on the wire → the first opset whose Cast, or QuantizeLinear, makes it."""
+PLACEHOLDER_RANGE = (-1.0, 1.0)
+"""The range in a program that is only evaluated, before samples were run."""
+
+
+class WireCasts:
+    """What stands between the pieces of two devices. Of a tensor that travels as it is: nothing."""
+
+    def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
+        self.builder, self.layers, self.wire = builder, layers, wire
+        self.kinds = effective_wire_dtypes(layers)
+        self.wide: dict[
+            tuple[str, str, int], PlacedTensor
+        ] = {}  # narrow tensor, device, lane → what its readers there share
+
+    def narrow(self, held: PlacedTensor, box: Box, early: NodePlacement, behind: NodePlacement) -> PlacedTensor:
+        """What is sent of `held`, whose maker is at `behind`: the box cut out of it at `early`, and narrowed then, all
+        slices there before that, so that they still leave together; what is all of it directly behind its maker."""
+        assert box.region is not None
+        piece, kind = self.builder.add_slice(held, box.region, early), self.kinds.get(box.key.tensor)
+        if kind is None:
+            return piece
+        run, lane, position, phase = (behind if piece is held else early).step_key
+        place = early._replace(step_key=(run, lane, LAST_POSITION if lane < 0 else position, phase))
+        made = PlacedTensor(
+            self.builder.unique_tensor_name(f"{piece.name}~{kind}"),
+            piece.region,
+            sent_dtype(self.layers, box.key.tensor),
+        )
+        return self._convert(piece, made, place, box.key, "QuantizeLinear")
+
+    def widen(self, sent: PlacedTensor, key: TensorKey, place: NodePlacement) -> PlacedTensor:
+        """The received piece in its own type, for the reader at `place` and all others there."""
+        if key.tensor not in self.kinds:
+            return sent
+        at = (sent.name, place.device, place.lane)
+        if at not in self.wide:
+            held = PlacedTensor(
+                self.builder.unique_tensor_name(f"{sent.name}@{place.device}"),
+                sent.region,
+                self.layers.tensors[key.tensor].dtype,
+            )
+            self.wide[at] = self._convert(sent, held, place, key, "DequantizeLinear")
+        return self.wide[at]
+
+    def _convert(
+        self, held: PlacedTensor, made: PlacedTensor, place: NodePlacement, key: TensorKey, quantised: str
+    ) -> PlacedTensor:
+        origin = range_name(key)
+        if self.kinds[key.tensor] != "int8":
+            return self.builder.add_node("Cast", [held.name], made, place, origin, to=made.dtype)
+        scale, zero = int8_scale_and_zero_point(self.wire.ranges.get(origin, PLACEHOLDER_RANGE))
+        names = (
+            self.builder.add_constant(np.array(scale, np.float32), f"{origin}~scale"),
+            self.builder.add_constant(np.array(zero, np.int8), f"{origin}~zero"),
+        )
+        return self.builder.add_node(quantised, [held.name, *names], made, place, origin)
+
+
+def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
+    """DicompilerError where what travels by `routing` cannot be narrowed so: for want of ranges, or of an operator in
+    the model's opset (0: it uses none)."""
+    known = effective_wire_dtypes(routing.layers)
+    keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in known)
+    for key in keys:
+        kind, name = known[key.tensor], range_name(key)
+        if 0 < opset < MIN_OPSET_BY_DTYPE.get(kind, 0):
+            raise DicompilerError(
+                f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, and the model has {opset}: convert it "
+                "(onnx.version_converter), or take another type"
+            )
+        if kind == "int8" and name not in wire.ranges:
+            raise DicompilerError(
+                f"wire: no range is known of {name!r}, which travels as int8: give samples of the inputs (--samples)"
+            )
+
+
+def max_narrowings_on_path(routing: Routing) -> int:
+    """How many times in a row, at most, what leads from an input to an output is narrowed."""
+    layers = routing.layers
+    known = effective_wire_dtypes(layers)
+    travels = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in known}
+    whole, partial = ({key.tensor for key in travels if (key.reduce is None) == kept} for kept in (True, False))
+    depth = dict.fromkeys(layers.inputs, 0)
+    for layer in layers.layers:
+        deepest = max((depth.get(name, 0) + (name in whole) for name in layer.inputs), default=0)
+        sums = any(name in partial for node in layer.nodes for name in node.outputs)
+        depth |= dict.fromkeys(layer.outputs, deepest + sums)
+    return max((depth.get(name, 0) + (name in whole) for name in layers.outputs), default=0)

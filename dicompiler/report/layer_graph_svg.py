@@ -1,0 +1,219 @@
+"""The picture of the layers: a box for each with a bar of the devices' shares, edges between them.
+
+Facts → markup. It is cut into bands of rows that stand one below another, or beside each other where there is room,
+and are never torn apart by a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dicompiler.base.units import format_bytes, format_flops, format_seconds
+from dicompiler.cost.workload import task_flops, task_seconds
+from dicompiler.ir.layers import Layer
+from dicompiler.ir.regions import volume
+from dicompiler.ir.tasks import Task, task_id
+from dicompiler.partition.routing import format_region
+from dicompiler.report.graph_layout import GraphLayout, layout_graph
+from dicompiler.report.html import Markup, element, replace_unprintable, svg
+from dicompiler.report.report_data import ReportData
+
+BOX_WIDTH_PX, BOX_HEIGHT_PX, ROW_HEIGHT_PX = 136.0, 32.0, 48.0
+"""Pixels of a box, and from one row to the next."""
+BAR_HEIGHT_PX = 13.0
+ROWS_PER_BAND = 3
+"""Rows that are kept together."""
+MAX_UNBROKEN_ROWS = 14
+"""So many rows stand one below another in any case."""
+MAX_LABEL_LETTERS = 22
+"""So many fit into a box."""
+MARGIN_PX = 8.0
+"""Free at the left and the right."""
+
+
+def draw_layer_graph(facts: ReportData) -> Markup:
+    """The layers in order, coloured by device."""
+    layers = facts.routing.layers
+    names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.delivered_outputs]
+    first, end = len(layers.inputs), len(layers.inputs) + len(layers.layers)
+    node = {name: i for i, name in enumerate(layers.inputs)}
+    node |= {tensor: first + i for i, layer in enumerate(layers.layers) for tensor in layer.outputs}
+    edges = [(node[t], first + i) for i, layer in enumerate(layers.layers) for t in layer.inputs if t in node]
+    edges += [(node[tensor], end + i) for i, tensor in enumerate(layers.delivered_outputs) if tensor in node]
+    layout = layout_graph([BOX_WIDTH_PX] * len(names), list(dict.fromkeys(edges)))
+    boxes: list[Markup] = [_draw_terminal(name, "input", facts.compilation.plan.source) for name in layers.inputs]  # type: ignore[union-attr]
+    boxes += [_draw_layer(facts, layer) for layer in layers.layers]
+    boxes += [_draw_terminal(name, "output", facts.compilation.plan.sink) for name in layers.delivered_outputs]  # type: ignore[union-attr]
+    place_of = {layer.name: first + i for i, layer in enumerate(layers.layers)}
+    moving = {(node[t], place_of[name]) for t, name in facts.remote_reads if t in node}
+    width = max(layout.width, BOX_WIDTH_PX) + 2 * MARGIN_PX
+    band = ROWS_PER_BAND if layout.rows > MAX_UNBROKEN_ROWS else layout.rows
+    bands = [
+        _draw_band(layout, boxes, moving, start, min(start + band, layout.rows), width)
+        for start in range(0, layout.rows, band)
+    ]
+    return element("div", bands, class_="graph wide", style=f"--w:{width:.0f}px", tabindex="0", role="region",
+                   aria_label="layers")  # fmt: skip
+
+
+def _draw_band(
+    layout: GraphLayout, boxes: Sequence[Markup], moving: set[tuple[int, int]], start: int, stop: int, width: float
+) -> Markup:
+    """The rows from `start` to before `stop`, with the edges that come into them."""
+    top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
+    lines: list[Markup] = []
+    for (x0, row0, x1, row1), source, reader in layout.edge_pieces:
+        if start <= row1 < stop:
+            y0, y1 = row0 * ROW_HEIGHT_PX + BOX_HEIGHT_PX - top, row1 * ROW_HEIGHT_PX - top
+            lines.append(_draw_edge(x0 + MARGIN_PX, y0, x1 + MARGIN_PX, y1, (source, reader) in moving))
+    for x, row in layout.lanes:
+        if start <= row < stop:
+            lines.append(
+                _draw_edge(
+                    x + MARGIN_PX,
+                    row * ROW_HEIGHT_PX - top,
+                    x + MARGIN_PX,
+                    row * ROW_HEIGHT_PX + BOX_HEIGHT_PX - top,
+                    False,
+                )
+            )
+    drawn = [
+        element(
+            "g",
+            boxes[i],
+            transform=f"translate({x + MARGIN_PX - BOX_WIDTH_PX / 2:.1f} {row * ROW_HEIGHT_PX - top:.0f})",
+        )
+        for i, (x, row) in enumerate(zip(layout.x, layout.row, strict=True))
+        if start <= row < stop
+    ]
+    height = (stop - start) * ROW_HEIGHT_PX
+    return svg(
+        f"layers, rows {start + 1} to {stop} of {layout.rows}",
+        "a box for each layer, with the devices' shares of its operations",
+        width, height, lines, drawn, width=width, height=height,
+    )  # fmt: skip
+
+
+def _draw_edge(x0: float, y0: float, x1: float, y1: float, moves: bool) -> Markup:
+    half = (y1 - y0) / 2
+    path = f"M{x0:.1f} {y0:.0f}V{y1:.0f}" if x0 == x1 else (
+        f"M{x0:.1f} {y0:.0f}c0 {half:.0f} {x1 - x0:.1f} {half:.0f} {x1 - x0:.1f} {y1 - y0:.0f}"
+    )  # fmt: skip
+    return element("path", d=path, class_="moves" if moves else "edge")
+
+
+def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
+    """The name, or its end, which tells most."""
+    return name if len(name) <= letters else "…" + name[1 - letters :]
+
+
+def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
+    """Where data comes in or goes out."""
+    text = f"{what} {replace_unprintable(name)}\non {', '.join(devices)}"
+    return element(
+        "g",
+        element("rect", x=0.5, y=0.5, width=BOX_WIDTH_PX - 1, height=BOX_HEIGHT_PX - 1, rx=15, class_="end"),
+        element(
+            "text",
+            shorten(f"{what} {replace_unprintable(name)}"),
+            x=BOX_WIDTH_PX / 2,
+            y=BOX_HEIGHT_PX / 2 + 4,
+            text_anchor="middle",
+        ),
+        class_="node",
+        tabindex="0",
+        data_d=text,
+    )
+
+
+def _draw_layer(facts: ReportData, layer: Layer) -> Markup:
+    """A layer: its name, and below it the bar of the devices' shares."""
+    shares = _work_by_device(facts, layer)
+    bar: list[Any] = []
+    left, total = 3.0, sum(shares.values())
+    for device, share in shares.items():
+        wide = (BOX_WIDTH_PX - 6) * share / total
+        number = facts.device_number[device]
+        bar.append(
+            element(
+                "rect",
+                x=left,
+                y=BOX_HEIGHT_PX - BAR_HEIGHT_PX - 3,
+                width=wide,
+                height=BAR_HEIGHT_PX,
+                class_=colour_class(number),
+            )
+        )
+        label = device if wide > 7 * len(device) else str(number + 1) if wide > 7 * len(str(number + 1)) else ""
+        if label:
+            place = {"x": left + wide / 2, "y": BOX_HEIGHT_PX - 6.5, "text_anchor": "middle"}
+            bar.append(element("text", label, class_=f"on {colour_class(number)}", **place))
+        left += wide
+    return element(
+        "g",
+        element("rect", x=0.5, y=0.5, width=BOX_WIDTH_PX - 1, height=BOX_HEIGHT_PX - 1, rx=4, class_="box"),
+        element("text", shorten(replace_unprintable(layer.name)), x=4, y=12),
+        bar,
+        class_="node layer",
+        tabindex="0",
+        data_d=_describe_layer(facts, layer),
+    )
+
+
+def colour_class(number: int) -> str:
+    """The class that gives a device its colour; from the ninth on they come again, hatched."""
+    return f"d{number % 8}" + (" again" if number >= 8 else "")
+
+
+def device_chip(number: int) -> Markup:
+    """A device's number in its colour."""
+    return element("b", number + 1, class_=f"chip {colour_class(number)}")
+
+
+def device_label(facts: ReportData, name: str) -> Markup:
+    """A device's number and name."""
+    return element("span", device_chip(facts.device_number[name]), " ", replace_unprintable(name))
+
+
+def _work_by_device(facts: ReportData, layer: Layer) -> dict[str, float]:
+    """Device → its share of the layer's operations; of elements where there are none; in the devices' order."""
+    tasks = facts.tasks[layer.name]
+    by_flops = [float(task_flops(facts.routing, task)) for task in tasks]
+    sizes = by_flops if sum(by_flops) else [float(_output_elements(task)) for task in tasks]
+    shares: dict[str, float] = {}
+    for task, size in zip(tasks, sizes, strict=True):
+        shares[task.device] = shares.get(task.device, 0.0) + (size if sum(sizes) else 1.0)
+    return {device: shares[device] for device in facts.devices if device in shares}
+
+
+def _output_elements(task: Task) -> int:
+    return sum(volume(region) for region in task.outputs.values() if region is not None)
+
+
+def _describe_layer(facts: ReportData, layer: Layer) -> str:
+    """What is shown of a layer on demand: operators, shape, and each part with its region, time and bytes."""
+    tensor = facts.routing.layers.tensors[layer.output]
+    shape = "unknown" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "a number"
+    tasks = facts.tasks[layer.name]
+    total = sum(task_flops(facts.routing, task) for task in tasks)
+    head = [replace_unprintable(layer.name), " + ".join(node.op for node in layer.nodes)]
+    head.append(f"output {shape}, {format_flops(total)} in {len(tasks)} part{'' if len(tasks) == 1 else 's'}")
+    if layer.whole_reason:
+        head.append(f"whole: {layer.whole_reason}")
+    return "\n".join([*head, *(_describe_part(facts, task) for task in tasks)]) + ("" if tasks else "\nnobody reads it")
+
+
+def _describe_part(facts: ReportData, task: Task) -> str:
+    (key, region), *_ = task.outputs.items()
+    seconds = task_seconds(facts.routing, facts.platform, facts.problem.cost_model, task)
+    words = [f"{task.device}: {'all' if region is None else format_region(region)}"]
+    if key.reduce is not None:
+        words.append(f"sum over inputs {key.reduce[0]}:{key.reduce[1]}")
+    if task.kind == "merger":
+        words.append("adds the sums up")
+    if task.lane:
+        words.append(f"lane {task.lane}")
+    words += [format_flops(task_flops(facts.routing, task)), format_seconds(seconds)]
+    came = facts.received_bytes_by_part.get(task_id(task), 0)
+    return ", ".join([*words, f"receives {format_bytes(came)}"] if came else words)

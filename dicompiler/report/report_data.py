@@ -1,0 +1,195 @@
+"""What a report shows, gathered: the compilation that an artifact was, its simulation, memory, and files given beside.
+
+artifact directory + log, comparison, front → Facts.   Nothing is run; what is not in the artifact is worked out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dicompiler.analysis.explore import FRONT_FILE as FRONT
+from dicompiler.analysis.prediction_error import on_emulation_host
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.mistaken import describe_wrong_path
+from dicompiler.base.schema import load_json, validate
+from dicompiler.cost.memory import MemoryTimeline, memory_timeline
+from dicompiler.cost.simulation_result import SimulationResult
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.ir.metrics import DeviceMetrics, Metrics
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.ir.platform import Platform
+from dicompiler.ir.program import Program
+from dicompiler.ir.routing import Routing, assembly_leaves
+from dicompiler.ir.tasks import Task, TaskId, task_id
+from dicompiler.search.lower_bounds import objective_bound
+from dicompiler.search.problem import Problem
+from dicompiler.target.integrity import load_artifact
+from dicompiler.target.manifest import ARTIFACT_FILE
+from dicompiler.target.target_base import Target
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """What there is to show of an artifact. log: of a run (schema run); comparison: what `dicompiler compare --json`
+    printed; front: a front.json."""
+
+    name: str
+    compilation: PipelineState = field(repr=False)
+    platform: Platform = field(repr=False)
+    program: Program = field(repr=False)
+    routing: Routing = field(repr=False)
+    metrics: Metrics
+    single: Metrics
+    target: Target
+    problem: Problem = field(repr=False)
+    simulation: SimulationResult = field(repr=False)
+    memory_courses: Mapping[str, MemoryTimeline]
+    target_memory: Mapping[str, int]
+    lower_bound: float | None
+    run_log: Mapping[str, Any] | None = field(default=None, repr=False)
+    comparison: Mapping[str, Any] | None = field(default=None, repr=False)
+    front: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Those that take part, in the program's order: their numbers and colours follow from it."""
+        return tuple(device.device for device in self.program.devices)
+
+    @cached_property
+    def device_number(self) -> Mapping[str, int]:
+        """Device → its place among them."""
+        return {name: i for i, name in enumerate(self.devices)}
+
+    def device(self, name: str) -> DeviceMetrics:
+        """What a device does; nothing where the plan does not name it."""
+        return self.metrics.device(name) or DeviceMetrics(name, 0, 0.0, 0, 0, 0, 0)
+
+    @cached_property
+    def tasks(self) -> Mapping[str, Sequence[Task]]:
+        """Layer → its live parts, of the first role."""
+        by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
+        for task in self.routing.tasks:
+            by_layer[task.layer].append(task)
+        return by_layer
+
+    @cached_property
+    def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
+        """(Part, tensor) → bytes of it that come from other devices for the part; what several parts of a device read
+        counts for the first."""
+        sizes: dict[tuple[TaskId, str], int] = {}
+        seen = set()
+        for task in self.routing.tasks:
+            for key, tree in self.routing.reads.get(task_id(task), {}).items():
+                for leaf in assembly_leaves(tree):
+                    if leaf.box.origin is not None and leaf.box not in seen:
+                        seen.add(leaf.box)
+                        place = task_id(task), key.tensor
+                        sizes[place] = sizes.get(place, 0) + self.routing.nbytes(leaf.box)
+        return sizes
+
+    @cached_property
+    def received_bytes_by_part(self) -> Mapping[TaskId, int]:
+        """Part → bytes that come from other devices for it."""
+        sizes: dict[TaskId, int] = {}
+        for (part, _), size in self.received_bytes.items():
+            sizes[part] = sizes.get(part, 0) + size
+        return sizes
+
+    @cached_property
+    def remote_reads(self) -> frozenset[tuple[str, str]]:
+        """(Tensor, layer that reads it) where some of it comes from another device."""
+        return frozenset((tensor, layer) for (layer, _), tensor in self.received_bytes)
+
+    @cached_property
+    def segment_layers(self) -> Mapping[str, str]:
+        """Segment → the layers that it computes parts of, in words."""
+        texts = {}
+        for device in self.program.devices:
+            for segment in device.segments:
+                names = list(dict.fromkeys(layer for (layer, _), _ in segment.node_marks))
+                many = f"{names[0]} … {names[-1]} ({len(names)} layers)" if len(names) > 2 else ", ".join(names)
+                texts[segment.name] = many or "moves data"
+        return texts
+
+
+def load_report_data(
+    artifact: Path,
+    cost: str = "",
+    run_log: Path | None = None,
+    comparison: Path | Mapping[str, Any] | None = None,
+    front: Path | None = None,
+) -> ReportData:
+    """Reads an artifact and what is given beside it. DicompilerError names the file that is missing, broken, or of
+    another network or artifact."""
+    from dicompiler.driver import run_log as runlog
+
+    if not (artifact / ARTIFACT_FILE).is_file():
+        raise DicompilerError(
+            f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore')"
+            + (describe_wrong_path(artifact) or ": compile a model into it first")
+        )
+    compilation, target, problem = reopen_artifact(artifact, cost)
+    ran = None if run_log is None else runlog.load_log(run_log, artifact, load_artifact(artifact))
+    program, routing, metrics = compilation.program, compilation.routing, compilation.metrics
+    assert (
+        program is not None
+        and routing is not None
+        and metrics is not None
+        and compilation.single_device_metrics is not None
+    )
+    assert compilation.platform is not None and compilation.plan is not None and problem.model is not None
+    emulated = None if ran is None else runlog.emulation_host(ran, target)
+    digest = compilation.plan.model_digest or problem.model.digest()
+    compared = load_comparison(comparison, digest) if isinstance(comparison, Path) else comparison
+    return ReportData(
+        artifact.resolve().name,
+        compilation,
+        compilation.platform,
+        program,
+        routing,
+        metrics,
+        compilation.single_device_metrics,
+        target,
+        problem,
+        (on_emulation_host(problem, emulated[0], program, emulated[1]) if emulated else problem).simulate_compilation(
+            compilation
+        ),
+        _memory_courses(program),
+        target.memory_overhead(program),
+        objective_bound(problem),
+        ran,
+        compared,
+        None if front is None else load_front(front, digest),
+    )
+
+
+def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
+    """Of the first role, with the constants of all."""
+    first, *others = (memory_timeline(role) for role in program.roles)
+    for other in others:
+        first = {
+            name: replace(one, constants={**one.constants, **other[name].constants}) for name, one in first.items()
+        }
+    return first
+
+
+def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
+    """What `dicompiler compare --json` printed, checked; with `network`, only of the network with that digest."""
+    return _load_document(path, "comparison", network, "compare")
+
+
+def load_front(path: Path, network: str = "") -> dict[str, Any]:
+    """A front.json, or that of a directory, checked; with `network`, only of the network with that digest."""
+    return _load_document(path / FRONT if path.is_dir() else path, "front", network, "explore")
+
+
+def _load_document(path: Path, schema: str, network: str, command: str) -> dict[str, Any]:
+    document: dict[str, Any] = load_json(path)
+    validate(document, schema, str(path))
+    if network and document.get("network", network) != network:
+        raise DicompilerError(f"{path}: it is of another network: {command} the one that was compiled")
+    return document

@@ -1,0 +1,158 @@
+"""Is every number of a run exact? Runs a model with all its tensors as outputs and bounds the sums that made them.
+
+In: a model and its inputs. Out: the tensor that comes nearest to what its type holds exactly, and how near.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from dicompiler.base.process import available_memory, memory_limit
+from dicompiler.ir.onnx.graph_structure import tensors_read
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.onnx.weights import array_dtype
+from dicompiler.verify.exact.function_builder import modulus_for
+from dicompiler.verify.exact.graph_facts import SIGNIFICAND_BITS, GraphFacts, get_attribute, is_stand_in
+from dicompiler.verify.exact.sparse_filters import unified_view, weight_index
+from dicompiler.verify.executor import run_model
+
+MAX_FRACTION_BITS = 10
+"""Bits behind the binary point that exact means of powers of two may make; more is taken for rounding."""
+_PRODUCT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul")
+_SUM_OPS = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Softmax", "Sub", "Sum")
+
+
+@dataclass(frozen=True)
+class Peak:
+    """`magnitude`: the largest sum of absolute values that makes an element of `tensor`, in units of the last binary
+    place in use; `share`: of what the tensor's type holds exactly (2^24 in float32); exact where below 1.
+    """
+
+    tensor: str
+    magnitude: float
+    share: float
+
+
+@dataclass(frozen=True)
+class _ValueRange:
+    """The greatest absolute value of a tensor, and how many bits it has behind the binary point."""
+
+    size: float
+    fraction_bits: int = 0
+
+    @property
+    def units(self) -> float:
+        return math.ldexp(self.size, self.fraction_bits)
+
+
+def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Each computed tensor of the graph by name, with onnxruntime's optimisations off. Other values are left out."""
+    names = [name for node in model.proto.graph.node for name in node.output if name]
+    with memory_limit(available_memory() // 2):  # where sizes are computed, other numbers make tensors of other sizes
+        results = run_model(model, inputs, names, "none", is_single_use=True)
+    return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
+
+
+def largest_peak(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
+    """The worst tensor of a run of the model that `known` is about."""
+    found = (one for _, one in _iterate_peaks(known, inputs))
+    return max((Peak("", 0.0, 0.0), *found), key=lambda one: one.share)
+
+
+def first_inexact_peaks(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
+    """The tensors that are not exact in a run although all that they are made of is, of those that somebody reads."""
+    found = [(index, one) for index, one in _iterate_peaks(known, inputs) if one.share >= 1]
+    wrong = {one.tensor for _, one in found}
+    read = [(index, one) for index, one in found if known.readers(one.tensor) != ()]
+    return [one for index, one in read if wrong.isdisjoint(tensors_read(known.nodes[index]))]
+
+
+def _iterate_peaks(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:
+    given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
+    computed = compute_all_tensors(known.model, inputs)
+    tensors = given | {name: array for name, array in computed.items() if array.dtype != object}  # words are no numbers
+    run = _RunRanges(known, {name: array.shape for name, array in tensors.items()}, {})
+    limits = {}
+    for name, array in tensors.items():
+        bits = SIGNIFICAND_BITS.get(array_dtype(array))
+        if bits is not None:
+            run.ranges[name], limits[name] = _value_range(array), 2.0**bits
+    for index, node in enumerate(known.nodes):
+        for name in node.output:
+            if name in limits:
+                units = max(run.ranges[name].units, run.largest_sum(node))
+                yield index, Peak(name, units, units / limits[name])
+
+
+@dataclass(frozen=True)
+class _RunRanges:
+    """The spreads of all floating-point tensors of a run, and every computed tensor's shape."""
+
+    known: GraphFacts
+    shapes: Mapping[str, tuple[int, ...]]
+    ranges: dict[str, _ValueRange]
+
+    def range_of(self, name: str) -> _ValueRange:
+        """Of a tensor or of a constant; nothing where it is absent or not of a floating-point type."""
+        if name not in self.ranges and self.known.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
+            self.ranges[name] = _value_range(self.known.model.array(name))
+        return self.ranges.get(name, _ValueRange(0.0))
+
+    def largest_sum(self, node: onnx.NodeProto) -> float:
+        """The largest sum of absolute values that makes an element of the node's output, in units of the last binary
+        place; 0 where nothing is summed.
+        """
+        index = weight_index(self.known, node)
+        if node.name in self.known.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
+            return 0.0
+        if index is not None:
+            data = self._range_after_bounding(node, self.range_of(node.input[1 - index]))
+            weight = unified_view(node, index, self.known.model.array(node.input[index]))
+            bias = self.range_of(node.input[2]).size if len(node.input) > 2 else 0.0
+            return math.ldexp(float(np.abs(weight).sum((2, 3)).max()) * data.size + bias, data.fraction_bits)
+        spreads = [self._range_after_bounding(node, self.range_of(name)) for name in node.input]
+        if node.op_type in _PRODUCT_OPS:
+            return self._product_count(node) * math.prod(spread.units for spread in spreads[:2])
+        fraction = max((spread.fraction_bits for spread in spreads), default=0)
+        if node.op_type == "AveragePool":
+            return math.ldexp(spreads[0].size * math.prod(get_attribute(node, "kernel_shape", ())), fraction)
+        if node.op_type.startswith("ReduceSum"):
+            ratio = math.prod(self.shapes[node.input[0]]) / max(1, math.prod(self.shapes[node.output[0]]))
+            return math.ldexp(spreads[0].size * ratio, fraction)
+        return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _SUM_OPS else 0.0
+
+    def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
+        """What a stand-in makes of the spread of an input before it multiplies."""
+        if not is_stand_in(node):
+            return spread
+        return _ValueRange(min(spread.size, modulus_for(self.known.dtype(node.input[0])) / 2), spread.fraction_bits)
+
+    def _product_count(self, node: onnx.NodeProto) -> int:
+        """How many products of two computed numbers make an element."""
+        first, second = (self._shape(name) for name in node.input[:2])
+        if node.op_type.startswith("Conv"):
+            return math.prod(second) // max(1, second[0 if node.op_type == "Conv" else 1])
+        return first[0 if get_attribute(node, "transA", 0) else -1] if node.op_type != "Mul" and first else 1
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name] if name in self.shapes else self.known.constants[name][1]
+
+
+def _value_range(array: NDArray[Any]) -> _ValueRange:
+    if array.size == 0:
+        return _ValueRange(0.0)
+    size = float(np.abs(array).max())
+    if not math.isfinite(size):
+        return _ValueRange(math.inf)
+    for fraction in range(MAX_FRACTION_BITS + 1):
+        scaled = np.ldexp(array, fraction) if fraction else array
+        if np.array_equal(scaled, np.rint(scaled)):
+            return _ValueRange(size, fraction)
+    return _ValueRange(math.inf)

@@ -1,0 +1,177 @@
+"""Exact stand-ins of the operators that normalise: each element less a number that all of its group has a part in.
+
+In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it. With b = x
+modulo 16 and s = the sum of b over the group, a group's elements become scale · (b - s modulo 16) + shift: an element
+that is left out, comes twice or is another's changes all of the group, and what is bounded stays so at any depth.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import AttributeProto, NodeProto, TensorProto, helper
+
+from dicompiler.verify.exact.function_builder import (
+    MODULUS,
+    StandInCall,
+    attribute_constant,
+    constant_node,
+    nonnegative_mod,
+    reduce_sum,
+    refer_attribute,
+)
+from dicompiler.verify.exact.generic import weighted_sum_body
+
+DEFAULT_AXES = (0, 2, 3)
+"""Those that MeanVarianceNormalization takes by default."""
+
+
+def instance_body(call: StandInCall) -> list[NodeProto]:
+    """InstanceNormalization: over each map; scale and shift by channel."""
+    return [
+        *nonnegative_mod(call),
+        constant_node("maps", np.array([0, 0, -1], np.int64)),
+        helper.make_node("Reshape", ["bounded", "maps"], ["elements"]),
+        *_subtract_group_sum(call, "elements", [constant_node("last", np.array([2], np.int64))], "last", 2),
+        *_scale_and_shift(["X1", "X2"]),
+        *_reshape_like("scaled", "X0"),
+    ]
+
+
+def group_body(call: StandInCall) -> list[NodeProto]:
+    """GroupNormalization: over the maps of a group of channels; scale and shift by group before opset 21, by channel
+    since."""
+    nodes = [
+        *nonnegative_mod(call),
+        attribute_constant("count", "value_int", "num_groups", AttributeProto.INT),
+        constant_node("one", np.array([1], np.int64)),
+        constant_node("same", np.array([0], np.int64)),
+        constant_node("rest", np.array([-1], np.int64)),
+        helper.make_node("Reshape", ["count", "one"], ["groups"]),
+        helper.make_node("Concat", ["same", "groups", "rest"], ["by_group"], axis=0),
+        helper.make_node("Reshape", ["bounded", "by_group"], ["elements"]),
+        *_subtract_group_sum(call, "elements", [constant_node("last", np.array([2], np.int64))], "last", 2),
+    ]
+    if call.opset >= 21:
+        nodes += [
+            constant_node("maps", np.array([0, 0, -1], np.int64)),
+            helper.make_node("Reshape", ["bounded", "maps"], ["by_channel"]),
+            helper.make_node("Shape", ["by_channel"], ["channels"]),
+            helper.make_node("Reshape", ["less", "channels"], ["of_channels"]),
+        ]
+    return [
+        *nodes,
+        *_scale_and_shift(["X1", "X2"], "of_channels" if call.opset >= 21 else "less"),
+        *_reshape_like("scaled", "X0"),
+    ]
+
+
+def layer_body(call: StandInCall) -> list[NodeProto]:
+    """LayerNormalization, RMSNormalization: over all axes from `axis` on; scale and shift broadcast."""
+    nodes = [
+        *nonnegative_mod(call),
+        call.node("Flatten", ["bounded"], ["elements"]),
+        *_subtract_group_sum(call, "elements", [constant_node("last", np.array([1], np.int64))], "last", 1),
+        *_reshape_like("less", "X0", "shaped"),
+    ]
+    if not any(call.input_types[2:]):
+        return [*nodes, helper.make_node("Mul", ["shaped", "X1"], ["Y"])]
+    nodes.append(helper.make_node("Mul", ["shaped", "X1"], ["scaled"]))
+    return [*nodes, helper.make_node("Add", ["scaled", "X2"], ["Y"])]
+
+
+def skip_body(call: StandInCall) -> list[NodeProto]:
+    """SkipLayerNormalization and the like: over the last axis of what all inputs are mixed to."""
+    axis = constant_node("last", np.array([-1], np.int64))
+    return [
+        *weighted_sum_body(call, "mix"),
+        *nonnegative_mod(call, "mix"),
+        *_subtract_group_sum(call, "bounded", [axis], "last", -1, "Y"),
+    ]
+
+
+def mean_variance_body(call: StandInCall) -> list[NodeProto]:
+    """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
+    axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
+    return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
+
+
+def lp_body(call: StandInCall) -> list[NodeProto]:
+    """LpNormalization: along its axis. Before opset 13 the axes of a sum are no input: x less the greatest instead."""
+    if call.opset < 13:
+        inputs, own = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
+        nodes = [] if call.opset < 10 else [constant_node("one", np.array([1], np.int64))]
+        nodes.append(call.node("TopK", inputs, ["greatest", "place"], **own))
+        return [*nodes, helper.make_node("Sub", ["X0", "greatest"], ["Y"])]
+    axis = attribute_constant("axis", "value_int", "axis", AttributeProto.INT)
+    nodes = [
+        axis,
+        constant_node("one", np.array([1], np.int64)),
+        helper.make_node("Reshape", ["axis", "one"], ["axes"]),
+    ]
+    return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", nodes, "axes", None, "Y")]
+
+
+def softmax_body(call: StandInCall) -> list[NodeProto]:
+    """Softmax, LogSoftmax: along its axis; before opset 13 over all axes from that one on."""
+    if call.opset >= 13:
+        return lp_body(call)
+    return [
+        *nonnegative_mod(call),
+        call.node("Flatten", ["bounded"], ["elements"]),
+        *_subtract_group_sum(call, "elements", [], "", 1),
+        *_reshape_like("less", "X0"),
+    ]
+
+
+def _subtract_group_sum(
+    call: StandInCall, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
+) -> list[NodeProto]:
+    """`tensor`, whose elements are 0 to 15, less its sum modulo 16 over the axes that the tensor `name`, made by the
+    nodes `axes`, holds; before opset 13 over `axis`, or (None) those of the call's attribute. In whole numbers, which
+    are exact however many there are."""
+    over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
+    if axis is None:
+        refer_attribute(over, "axes", "axes", AttributeProto.INTS)
+    summed = [*axes, helper.make_node("ReduceSum", ["numbers", name], ["sum"], keepdims=1)]
+    if call.opset < 13:
+        summed = [over] if axis is None else reduce_sum(call, "numbers", axis, "sum")
+    return [
+        helper.make_node("Cast", [tensor], ["numbers"], to=TensorProto.INT64),
+        *summed,
+        constant_node("sixteen", np.array(MODULUS, np.int64)),
+        helper.make_node("Div", ["sum", "sixteen"], ["quotient"]),
+        helper.make_node("Mul", ["quotient", "sixteen"], ["whole"]),
+        helper.make_node("Sub", ["sum", "whole"], ["remainder"]),
+        helper.make_node("Cast", ["remainder"], ["share"], to=call.dtype),
+        helper.make_node("Sub", [tensor, "share"], [target]),
+    ]
+
+
+def _scale_and_shift(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
+    """`scaled`: a tensor of rank 3 times one vector along its axis 1, and with another one added."""
+    return [
+        constant_node("upright", np.array([-1, 1], np.int64)),
+        helper.make_node("Reshape", [vectors[0], "upright"], ["scale"]),
+        helper.make_node("Reshape", [vectors[1], "upright"], ["shift"]),
+        helper.make_node("Mul", [tensor, "scale"], ["product"]),
+        helper.make_node("Add", ["product", "shift"], ["scaled"]),
+    ]
+
+
+def _reshape_like(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
+    return [
+        helper.make_node("Shape", [like], ["shape"]),
+        helper.make_node("Reshape", [tensor, "shape"], [target]),
+    ]
+
+
+BODIES = {
+    "group": group_body,
+    "instance": instance_body,
+    "layer": layer_body,
+    "skipped": skip_body,
+    "lp": lp_body,
+    "mean variance": mean_variance_body,
+    "softmax": softmax_body,
+}
+"""By the name that rules give them."""

@@ -1,0 +1,163 @@
+"""The annotating passes that cut weights: lop (output channels), lip (input channels), fuse (lop then lip)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dicompiler.plugin_api import (
+    Interval,
+    Layer,
+    LayerGraph,
+    LayerShare,
+    Part,
+    Region,
+    UsageError,
+    fused_regions,
+    labelled_axis,
+    make_share_task,
+    output_shape,
+    reduction_length,
+    split_proportionally,
+)
+from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPass
+
+
+@dataclass(frozen=True)
+class LopPass(LayerAnnotationPass):
+    """Layer output partitioning: each device computes a range of output channels with its share of the weights.
+
+    fc1 (channels 0:8) ⇒ fc1@d0 (0:4, weights 0:4), fc1@d1 (4:8, weights 4:8)
+    """
+
+    name: ClassVar[str] = "lop"
+
+    parts: int = 2
+
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.make_parts(self.strip_regions(graph, layer, "channel", self.parts), devices)
+
+
+def merging_parts(
+    annotation: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
+) -> list[Part]:
+    """The parts that sum: `one` (the first device, all of it), `scatter` (each device a range of channels),
+    `all` (every device all of it)."""
+    homes = annotation.assign_devices(parts, devices)
+    if merge == "one":
+        return [Part(homes[0][0], lane=homes[0][1])]
+    if merge == "all":
+        return [Part(device, lane=lane) for device, lane in homes]
+    if merge == "scatter":
+        return annotation.make_parts(annotation.strip_regions(graph, layer, "channel", parts), devices)
+    raise UsageError(f"{annotation.name}: merge: {merge!r} is none of one, scatter, all")
+
+
+@dataclass(frozen=True)
+class LipPass(LayerAnnotationPass):
+    """Layer input partitioning: each device sums over a range of input channels; mergers add the partial sums.
+
+    fc1 (sum over 0:8) ⇒ fc1@d0 (sum over 0:4) + fc1@d1 (sum over 4:8) → d0
+    """
+
+    name: ClassVar[str] = "lip"
+
+    parts: int = 2
+    merge: str = "one"
+
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        extent = reduction_length(graph, layer)
+        if extent is None:
+            raise self.error(
+                f"layer {layer.name!r} cannot be cut by input channels: {_why_no_partial_sums(graph, layer)}"
+            )
+        if extent < self.parts:
+            raise self.error(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
+        homes = self.assign_devices(self.parts, devices)
+        cuts = split_proportionally(extent, [1.0] * self.parts)
+        partials = [Part(d, reduce=cut, lane=lane) for (d, lane), cut in zip(homes, cuts, strict=True)]
+        return [*partials, *merging_parts(self, graph, layer, self.merge, self.parts, devices)]
+
+
+def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
+    """Why there are no partial sums of a layer."""
+    quantised = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
+    rounded = "it is quantised, and partial sums of rounded numbers are others" if quantised else ""
+    return layer.whole_reason or rounded or "its anchor is grouped or sums over none"
+
+
+@dataclass(frozen=True)
+class FusePass(AnnotationPass):
+    """LOP in the first layer, LIP in the last, on the same devices and without exchange in between.
+
+    fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
+    """
+
+    name: ClassVar[str] = "fuse"
+    missing_layers_hint: ClassVar[str] = (
+        "name the layers from the one cut by output to the one cut by input: layers=first..last"
+    )
+
+    parts: int = 2
+    merge: str = "one"
+
+    def annotate(
+        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+    ) -> Mapping[str, Sequence[Part]]:
+        if len(chosen) < 2:
+            raise self.error("a single layer cannot be fused: name the first and the last: layers=first..last")
+        first, between, last = chosen[0], chosen[1:-1], chosen[-1]
+        result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
+        for part in self.make_parts(self.strip_regions(graph, first, "channel", self.parts), devices):
+            assert part.region is not None
+            reduce = self._reduce(graph, first, between, last, part.region)
+            result[first.name].append(part)
+            result[last.name].append(Part(part.device, reduce=reduce, lane=part.lane))
+            for name, region in _regions_between(graph, between, last, reduce).items():
+                result[name].append(Part(part.device, region, lane=part.lane))
+        result[last.name] += merging_parts(self, graph, last, self.merge, self.parts, devices)
+        return result
+
+    def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
+        """The range of the last layer's input channels that `tile` of the first layer's output becomes."""
+        extent = reduction_length(graph, last)
+        if extent is None:
+            raise self.error(
+                f"layer {last.name!r} cannot be cut by input channels: {_why_no_partial_sums(graph, last)}"
+            )
+        axis = labelled_axis(graph, first, "channel")
+        channels = output_shape(graph, first)[axis]
+        start, stop = tile[axis]
+        reduce = (start * extent // channels, stop * extent // channels)
+        if reduce[0] < reduce[1] and _region_of_first(graph, first, between, last, reduce) == tile:
+            return reduce
+        raise self.error(
+            f"channels {start}:{stop} of {first.name!r} do not become one range of input channels of {last.name!r}"
+        )
+
+
+def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
+    """The regions of the layers in between that a range of the last layer's input channels needs."""
+    task = make_share_task(graph, last, LayerShare(reduce=reduce))
+    if not between:
+        return {}
+    (need,) = task.needs.values()
+    (regions,) = fused_regions(graph, between, [need])
+    return regions
+
+
+def _region_of_first(
+    graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
+) -> Region | None:
+    """What the chain from the last layer back needs of the first layer's output; None where it needs anything else."""
+    regions = _regions_between(graph, between, last, reduce)
+    readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]
+    readers.append(make_share_task(graph, last, LayerShare(reduce=reduce)))
+    outside = {
+        key.tensor: need
+        for task in readers
+        for key, need in task.needs.items()
+        if key.tensor not in {layer.output for layer in between}
+    }
+    return outside.get(first.output) if len(outside) == 1 else None

@@ -1,0 +1,180 @@
+"""The rewrites that bring a model into its normal form; each takes a graph and edits it.
+
+In: a Graph. Out: the same graph, in which outputs come from nodes, Splits are Slices and nothing is unread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+import onnx_graphsurgeon as gs
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import Interval, ModelGraph, TensorInfo, Variable
+from dicompiler_passes.constant_folding import STANDARD_DOMAINS
+from dicompiler_passes.split_products import split_products
+from dicompiler_passes.unfuse import SKIP_NORMALIZATIONS
+
+_FIRST_IR_WITH_FREE_INITIALIZERS = 4
+
+
+def fix_initializers(graph: ModelGraph) -> None:
+    """Initializers are no longer graph inputs, so that a caller cannot override them: their value is compiled in.
+
+    IR version 3 demands that they are inputs, so it becomes 4, which differs from 3 in just this.
+    """
+    graph.overridable_names.clear()
+    graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
+
+
+def outputs_from_nodes(graph: ModelGraph) -> None:
+    """Every graph output gets a node of its own that makes it: an Identity where there is none.
+
+    (w, an initializer) → output w         ⇒  (w_value) → Identity → w
+    a → output a and again output a        ⇒  a and Identity(a) → a_1
+    (x, a graph input) → output x          ⇒  x → Identity → x_1    (a name cannot stand for both)
+    """
+    seen = {tensor.name: tensor for tensor in graph.inputs}
+    for index, (name, tensor) in enumerate([(tensor.name, tensor) for tensor in graph.outputs]):
+        target, source = name, seen.get(name, tensor)
+        if name in seen:
+            target = graph.unused_tensor_name(name)
+        elif isinstance(tensor, gs.Constant):
+            tensor.name = graph.unused_tensor_name(f"{name}_value")
+        else:
+            seen[name] = tensor
+            continue
+        output = graph.outputs[index] = Variable(target, graph.value_infos["output"].get(name))
+        graph.nodes.append(gs.Node("Identity", graph.unused_node_name(target), inputs=[source], outputs=[output]))
+        seen[target] = output
+
+
+def trim_outputs(graph: ModelGraph) -> None:
+    """Optional outputs that nobody reads go: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
+    own = [node for node in graph.nodes if node.domain in STANDARD_DOMAINS and onnx.defs.has(node.op)]
+    several = [
+        node for node in graph.nodes if node.op in SKIP_NORMALIZATIONS and node.domain not in STANDARD_DOMAINS
+    ] + own
+    several = [node for node in several if len(node.outputs) > 1 and not node.attrs.get("training_mode")]
+    read = graph.names_read() if several else set()
+    for node in several:
+        while len(node.outputs) > 1 and node.outputs[-1].name not in read:
+            if not _is_optional(node, len(node.outputs) - 1, graph.opset):
+                break
+            node.outputs.pop()
+
+
+def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
+    """Whether output `index` of the operator, of the standard or one of SKIPS, may be left out: of an attention that
+    is given a cache onnxruntime makes the next one."""
+    op = node.op
+    if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
+        return False
+    if op in SKIP_NORMALIZATIONS:
+        return index > 0
+    try:
+        outputs = onnx.defs.get_schema(op, max_inclusive_version=opset).outputs
+    except onnx.defs.SchemaError:
+        return False
+    return index < len(outputs) and outputs[index].option == onnx.defs.OpSchema.FormalParameterOption.Optional
+
+
+def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Each used output of a Split gets a Slice, or a product (see severing), of its own; whether there was one.
+
+    Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
+
+    Because a layer has one output that is cut. A Split stays where its sizes are not known: not constant, or equal
+    shares of an axis that is not static in `tensors` (run infer-shapes).
+    """
+    splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
+    known = {id(node): cuts for node in splits if (cuts := _split_intervals(node, graph.opset, tensors)) is not None}
+    split_products(graph, tensors, known)
+    read = graph.names_read() if splits else set()
+    slices: dict[int, list[gs.Node]] = {}
+    for node in [node for node in graph.nodes if id(node) in known]:
+        axis, intervals = known[id(node)]
+        slices[id(node)] = [
+            make_slice(graph, node, index, axis, interval)
+            for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
+            if output.name in read
+        ]
+    graph.nodes = [new for node in graph.nodes for new in (*slices.get(id(node), ()), node)]
+    graph.remove_nodes([node for node in splits if id(node) in slices])
+    return bool(known)
+
+
+def _split_intervals(
+    node: gs.Node, opset: int, tensors: Mapping[str, TensorInfo]
+) -> tuple[int, Sequence[Interval]] | None:
+    """The axis and, per output, the interval of it that a Split cuts out; None where that is not known.
+
+    The sizes are an input from opset 13 on (and in opset 1), an attribute before; without them the shares are equal,
+    and from opset 18 on the last may be smaller.
+    """
+    axis = int(node.attrs.get("axis", 0))
+    source = tensors.get(node.inputs[0].name)
+    sizes: Sequence[int] | None = node.attrs.get("split")
+    if sizes is None and len(node.inputs) > 1 and node.inputs[1].name:
+        given = tensors.get(node.inputs[1].name)
+        if given is None or given.value is None:
+            return None
+        sizes = [int(size) for size in given.value]
+    if sizes is None:
+        if source is None or source.shape is None:
+            return None
+        extent, count = source.shape[axis], len(node.outputs)
+        share = math.ceil(extent / count)
+        if extent % count and opset < 18:
+            return None
+        sizes = [max(0, min(share, extent - share * index)) for index in range(count)]
+    if len(sizes) != len(node.outputs):
+        return None
+    ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
+    return axis, [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Range gets scalars; whether there was one that did not.
+
+    (x of shape [1]) → Range                ⇒  x → Reshape → Range
+
+    onnxruntime computes such a Range, yet refuses to load it where it can see the shape, as in a part of the model.
+    """
+    changed = False
+    for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD_DOMAINS]:
+        for index, tensor in enumerate(node.inputs):
+            if tensor.name in tensors and tensors[tensor.name].shape == (1,):
+                shape = graph.unused_tensor_name(f"{tensor.name}_no_axes")
+                scalar = Variable(graph.unused_tensor_name(f"{tensor.name}_scalar"))
+                name, inputs = (
+                    graph.unused_node_name(scalar.name),
+                    [tensor, graph.add_initializer(shape, int64_array())],
+                )
+                reshape = gs.Node("Reshape", name, inputs=inputs, outputs=[scalar], domain=node.domain)
+                graph.insert_nodes([reshape], before=node)
+                node.inputs[index] = scalar
+                changed = True
+    return changed
+
+
+def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
+    """A Slice of the split's input for output `index`; attributes before opset 10, inputs from then on."""
+    node = split.copy([split.inputs[0]], [split.outputs[index]])
+    node.op, node.name, node.attrs = "Slice", graph.unused_node_name(f"{split.name}_{index}"), {}
+    for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():
+        if graph.opset < 10:
+            node.attrs[key] = [value]
+        else:
+            node.inputs.append(
+                graph.add_initializer(graph.unused_tensor_name(f"{node.name}_{key}"), int64_array(value))
+            )
+    return node
+
+
+def int64_array(*values: int) -> NDArray[np.int64]:
+    """A vector of 64-bit integers."""
+    return np.array(values, np.int64)

@@ -1,0 +1,125 @@
+"""The annotating passes that cut in space: place (no cut at all), tile-height, tile-grid, fuse-tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dicompiler.plugin_api import Layer, LayerGraph, Part, Region, exit_layer, fused_regions, grid_tiles
+from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPass
+
+
+@dataclass(frozen=True)
+class PlacePass(LayerAnnotationPass):
+    """Puts whole layers on one device.
+
+    conv1 ⇒ conv1@d1
+    """
+
+    name: ClassVar[str] = "place"
+
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        if self.device and self.devices:
+            raise ValueError("give either device or devices, not both")
+
+    @property
+    def named_devices(self) -> tuple[str, ...]:
+        return (self.device,) if self.device else self.devices
+
+    def layer_parts(
+        self,
+        graph: LayerGraph,  # noqa: ARG002
+        layer: Layer,  # noqa: ARG002
+        devices: Sequence[str],
+    ) -> Sequence[Part]:
+        return (Part(self.device or devices[0]),)
+
+
+@dataclass(frozen=True)
+class TileHeight(LayerAnnotationPass):
+    """Cuts each layer's output into height tiles; each tile needs a halo of the layer's input.
+
+    conv1 (rows 0:8) ⇒ conv1@d0 (rows 0:4), conv1@d1 (rows 4:8)
+    """
+
+    name: ClassVar[str] = "tile-height"
+
+    parts: int = 2
+    shares: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < share < math.inf for share in self.shares):
+            raise ValueError("shares: expected numbers above 0")
+        if self.shares and len(self.shares) != self.parts:
+            raise ValueError(f"{len(self.shares)} shares for {self.parts} parts: give one for each")
+
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.make_parts(self.strip_regions(graph, layer, "height", self.parts, self.shares), devices)
+
+
+@dataclass(frozen=True)
+class TileGrid(LayerAnnotationPass):
+    """Cuts each layer's output into a grid of rows × columns tiles.
+
+    conv1 (8×8) ⇒ conv1@d0 (0:4, 0:4), conv1@d1 (0:4, 4:8), conv1@d2 (4:8, 0:4), conv1@d3 (4:8, 4:8)
+    """
+
+    name: ClassVar[str] = "tile-grid"
+
+    rows: int = 2
+    columns: int = 2
+
+    def part_count(self) -> int:
+        return self.rows * self.columns
+
+    def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
+        return self.make_parts(even_grid(graph, layer, self.rows, self.columns, self), devices)
+
+
+def even_grid(
+    graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: AnnotationPass
+) -> tuple[Region, ...]:
+    """rows × columns tiles of the layer's output; raises where it has fewer rows or columns."""
+    tiles = grid_tiles(graph, layer, rows, columns)
+    if len(tiles) != rows * columns:
+        raise annotation.error(f"layer {layer.name!r} is too small for {rows}×{columns} tiles")
+    return tiles
+
+
+@dataclass(frozen=True)
+class FuseTiles(AnnotationPass):
+    """Tiles the exit of a set of layers; each device computes all that its tile needs, so nothing travels within.
+
+    conv1 → conv2 (rows 0:8) ⇒ d0: conv1 rows 0:5, conv2 rows 0:4;  d1: conv1 rows 3:8, conv2 rows 4:8
+    """
+
+    name: ClassVar[str] = "fuse-tiles"
+    missing_layers_hint: ClassVar[str] = "name the layers to fuse: layers=first..last"
+
+    parts: int = 0
+    rows: int = 0
+    columns: int = 1
+
+    def part_count(self) -> int:
+        return self.parts or (self.rows or 2) * self.columns
+
+    def annotate(
+        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+    ) -> Mapping[str, Sequence[Part]]:
+        if self.parts and (self.rows or self.columns > 1):
+            raise self.error("give either parts (height tiles) or rows and columns (a grid), not both")
+        last = exit_layer(graph, chosen)
+        if self.columns > 1:
+            tiles = even_grid(graph, last, self.rows or 2, self.columns, self)
+        else:
+            tiles = self.strip_regions(graph, last, "height", self.part_count())
+        result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
+        for home, regions in zip(self.make_parts(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
+            for name, region in regions.items():
+                result[name].append(Part(home.device, region, lane=home.lane))
+        return result

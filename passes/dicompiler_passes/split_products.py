@@ -1,0 +1,94 @@
+"""A product whose output is only split is several products: Q, K and V of one weight, which heads cut apart.
+
+In: a graph before its Splits become Slices. Out: one chain of nodes for each output of such a Split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from dicompiler.plugin_api import Interval, ModelGraph, TensorInfo, Variable
+from dicompiler_passes.constant_folding import STANDARD_DOMAINS
+
+SplitCuts = Mapping[int, tuple[int, Sequence[Interval]]]
+
+
+def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: SplitCuts) -> None:
+    """Splits that cut the columns of a weight become products by those columns.
+
+    x → MatMul(w) → Add(b) → Split → q, k    ⇒  x → MatMul(w[:, :n]) → Add(b[:n]) → q,  x → MatMul(w[:, n:]) → …
+
+    cuts: id of a Split → its axis, and the interval of each output. Between product and Split may stand what adds a
+    vector and a Reshape that keeps the columns; whatever else reads one of these leaves the Split as it is.
+    """
+    for split in [node for node in graph.nodes if id(node) in cuts]:
+        axis, intervals = cuts[id(split)]
+        source = tensors.get(split.inputs[0].name)
+        if source is None or source.shape is None or axis % len(source.shape) != len(source.shape) - 1:
+            continue
+        chain = _product_chain(graph, split, source.shape[-1])
+        read = graph.names_read() if chain else set()
+        for number, (output, interval) in enumerate(zip(list(split.outputs), intervals, strict=True)):
+            if chain and output.name in read:
+                graph.insert_nodes(_copy_chain(graph, chain, output, interval, number), before=split)
+        graph.remove_nodes([split, *chain] if chain else [])
+
+
+def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
+    """The nodes from a product by a weight to the split, in order; () where something else is there."""
+    chain: list[gs.Node] = []
+    tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
+    while len(tensor.outputs) == 1 and len(tensor.inputs) == 1 and tensor.name not in outputs:
+        node = tensor.inputs[0]
+        fixed = [graph.is_constant(value) for value in node.inputs]
+        if node.domain not in STANDARD_DOMAINS or not any(fixed) or len(node.outputs) != 1:
+            return []
+        chain.insert(0, node)
+        shapes = [tuple(value.shape) if of else None for value, of in zip(node.inputs, fixed, strict=True)]
+        if node.op in ("MatMul", "Gemm"):
+            weight = shapes[1] or ()
+            wide = len(weight) == 2 and weight[0 if node.attrs.get("transB", 0) else 1] == columns
+            added = node.op == "MatMul" or len(node.inputs) < 3 or shapes[2] == (columns,)
+            return chain if wide and not fixed[0] and added else []
+        if node.op == "Add" and (columns,) in shapes:
+            tensor = node.inputs[fixed.index(False)] if False in fixed else tensor
+        elif node.op == "Reshape" and fixed[1] and int(np.asarray(node.inputs[1].values)[-1]) == columns:
+            tensor = node.inputs[0]
+        else:
+            return []
+    return []
+
+
+def _copy_chain(graph: ModelGraph, chain: Sequence[gs.Node], output: Any, cut: Interval, number: int) -> list[gs.Node]:
+    """The chain for one interval of the columns, which ends in `output`. The first one keeps the nodes' names."""
+    pieces: list[gs.Node] = []
+    before = chain[0].inputs[0]
+    for node in chain:
+        inputs = [
+            before if not graph.is_constant(value) else _cut_constant(graph, node, value, cut) for value in node.inputs
+        ]
+        last = node is chain[-1]
+        made = output if last else Variable(graph.unused_tensor_name(f"{node.outputs[0].name}_{number}"))
+        if last:
+            output.inputs.clear()
+        piece = node.copy(inputs, [made])
+        piece.name = node.name if number == 0 else graph.unused_node_name(f"{node.name}_{number}")
+        pieces.append(piece)
+        before = made
+    return pieces
+
+
+def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, cut: Interval) -> Any:
+    """What a constant becomes: its columns (rows, where the product turns it), or the Reshape's shape."""
+    array = np.asarray(value.values)
+    if node.op == "Reshape":
+        piece = np.append(array[:-1], cut[1] - cut[0]).astype(array.dtype)
+    elif array.ndim == 2 and node.attrs.get("transB", 0):
+        piece = array[cut[0] : cut[1]]
+    else:
+        piece = array[..., cut[0] : cut[1]]
+    return graph.add_initializer(graph.unused_tensor_name(f"{value.name}_{cut[0]}"), np.ascontiguousarray(piece))

@@ -1,0 +1,144 @@
+"""What onnxruntime's optimiser fused so that it cannot be cut is taken apart into what can.
+
+In: a graph of which shapes are known. Out: the same numbers, from operators whose rules cut them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_graphsurgeon as gs
+
+from dicompiler.plugin_api import ModelGraph, TensorInfo, Variable
+from dicompiler_passes.unfuse_attention import ORT_DOMAIN, open_attention
+from dicompiler_passes.unfuse_matmul import unfuse_product
+
+SHARED_ATTRIBUTES = ("num_heads", "unidirectional", "scale", "mask_filter_value")
+"""Attributes that Attention and MultiHeadAttention share."""
+SKIP_NORMALIZATIONS = {
+    "SkipLayerNormalization": "LayerNormalization",
+    "SkipSimplifiedLayerNormalization": "SimplifiedLayerNormalization",
+}
+
+
+def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Attention of onnxruntime becomes three products and a MultiHeadAttention, where it has no past; a normalisation
+    of a sum becomes both where the sum is read as well; other attention is opened up (`opened`), products and their
+    activations are divided (`divided`), those of few bits get scales that can be cut (`_in_rows`). Whether one was.
+
+    Attention(x, w, b, mask)                 ⇒  MatMul, Add → q, k, v → MultiHeadAttention
+    SkipLayerNormalization(x, y) → n, s      ⇒  Add(x, y) → s → LayerNormalization → n
+    MatMulNBits(x, w, scales: N·B)           ⇒  MatMulNBits(x, w, scales: N × B)
+    """
+    changed = False
+    for node in [node for node in graph.nodes if node.domain == ORT_DOMAIN or node.op == "Attention"]:
+        if (
+            open_attention(graph, node, tensors)
+            or unfuse_product(graph, node, tensors)
+            or _reshape_nbits_scales(graph, node)
+        ):
+            changed = True
+            continue
+        if node.domain != ORT_DOMAIN:
+            continue
+        if node.op == "Attention" and _is_plain_attention(graph, node, tensors):
+            made = _unfuse_attention(graph, node)
+        elif node.op in SKIP_NORMALIZATIONS and [
+            i for i, one in enumerate(node.outputs) if one.name in graph.names_read()
+        ] in (
+            [0, 3],
+            [3],
+        ):
+            made = _unfuse_skip_norm(graph, node)
+        else:
+            continue
+        graph.insert_nodes(made, before=node)
+        graph.remove_nodes([node])
+        changed = True
+    return changed
+
+
+def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
+    """Whether constant scales or zero points of a product of few bits were a vector and are a matrix now, a row for
+    each column of the product: so ranges of blocks can be cut."""
+    if node.op != "MatMulNBits":
+        return False
+    count, changed = node.attrs.get("N") or 1, False
+    for index, one in enumerate(node.inputs[:4]):
+        if index > 1 and graph.is_constant(one) and len(one.shape) == 1 and one.shape[0] % count == 0:
+            rows = np.asarray(one.values).reshape(count, -1)
+            node.inputs[index] = graph.add_initializer(graph.unused_tensor_name(f"{one.name}_rows"), rows)
+            changed = True
+    return changed
+
+
+def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether an Attention has constant weights, no past, and a mask that MultiHeadAttention takes too."""
+    inputs, read = node.inputs, graph.names_read()
+    weights = [value for value in inputs[1:3] if value.name]
+    given = {index for index, value in enumerate(inputs) if value.name}
+    x, mask = (tensors.get(inputs[i].name) if i in given else None for i in (0, 3))
+    shape = None if mask is None else mask.shape
+    lengths = x is not None and x.shape is not None and shape == x.shape[:1]
+    taken = 3 not in given or lengths or (shape is not None and len(shape) in (2, 3))
+    one = all(output.name not in read for output in node.outputs[1:])
+    known = not set(node.attrs) - {*SHARED_ATTRIBUTES, "qkv_hidden_sizes"}
+    return one and taken and known and given <= {0, 1, 2, 3, 5} and all(map(graph.is_constant, weights)) and 1 in given
+
+
+def _copy_as(
+    graph: ModelGraph, like: gs.Node, op: str, inputs: Sequence[Any], output: Any, domain: str, **attrs: Any
+) -> gs.Node:
+    """A node that is named after `like`, of another operator."""
+    node = like.copy(list(inputs), [output])
+    node.op, node.domain, node.attrs = op, domain, attrs
+    node.name = graph.unused_node_name(f"{like.name}_{op}")
+    return node
+
+
+def _unfuse_attention(graph: ModelGraph, node: gs.Node) -> list[gs.Node]:
+    weight = np.asarray(node.inputs[1].values)
+    bias = np.asarray(node.inputs[2].values) if len(node.inputs) > 2 and node.inputs[2].name else None
+    sizes = node.attrs.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
+    ends = np.cumsum(sizes)
+    made, parts = list[gs.Node](), list[Any]()
+    for kind, stop, size in zip("qkv", ends, sizes, strict=True):
+        for op, values in (("MatMul", weight), ("Add", bias)):
+            if values is not None:
+                own = graph.add_initializer(
+                    graph.unused_tensor_name(f"{node.name}_{kind}_{op}_weight"),
+                    np.ascontiguousarray(values[..., stop - size : stop]),
+                )
+                before = node.inputs[0] if op == "MatMul" else parts.pop()
+                parts.append(Variable(graph.unused_tensor_name(f"{node.name}_{kind}_{op}")))
+                made.append(_copy_as(graph, node, op, [before, own], parts[-1], ""))
+    absent = gs.Variable.empty()
+    mask, bias_of = (node.inputs[i] if len(node.inputs) > i and node.inputs[i].name else absent for i in (3, 5))
+    kept = {key: node.attrs[key] for key in SHARED_ATTRIBUTES if key in node.attrs}
+    inputs = [*parts, absent, mask, bias_of]
+    while not inputs[-1].name:
+        inputs.pop()
+    output = node.outputs[0]
+    output.inputs.clear()
+    return [*made, _copy_as(graph, node, "MultiHeadAttention", inputs, output, ORT_DOMAIN, **kept)]
+
+
+def _unfuse_skip_norm(graph: ModelGraph, node: gs.Node) -> list[gs.Node]:
+    simple = node.op == "SkipSimplifiedLayerNormalization"
+    norm, total = node.outputs[0], node.outputs[3]
+    place = 3 if simple else 4
+    bias = node.inputs[place] if len(node.inputs) > place and node.inputs[place].name else None
+    shift = [] if simple else [value for value in node.inputs[3:4] if value.name]
+    for output in (norm, total):
+        output.inputs.clear()
+    first = total if bias is None else Variable(graph.unused_tensor_name(f"{node.name}_unbiased"))
+    made = [_copy_as(graph, node, "Add", node.inputs[:2], first, "")]
+    if bias is not None:
+        made.append(_copy_as(graph, node, "Add", [first, bias], total, ""))
+    attributes = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-12)}
+    return [
+        *made,
+        _copy_as(graph, node, SKIP_NORMALIZATIONS[node.op], [total, node.inputs[2], *shift], norm, "", **attributes),
+    ]

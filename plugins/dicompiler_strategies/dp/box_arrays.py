@@ -1,0 +1,82 @@
+"""Boxes: which region of a tensor each device holds or needs, and what is missing.
+
+Boxes that are needed + boxes that are held → elements from device to device (n, n). n counts the platform's devices,
+in platform order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import Region, Shape, full_region
+from dicompiler_strategies.tables.choice_footprints import Floats, Ints
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceBoxes:
+    """One region of a tensor of `shape` for each device that is `present` (n,).
+
+    cuts: axis → (n, 2) intervals, for the axes along which some region is not all of the tensor.
+    """
+
+    shape: Shape
+    present: Flags
+    cuts: dict[int, Ints]
+
+    @staticmethod
+    def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
+        """From a region, or None, for each device."""
+        present = np.array([region is not None for region in regions])
+        whole = full_region(shape)
+        cuts = {}
+        for axis, interval in enumerate(whole):
+            intervals = [(0, 0) if region is None else region[axis] for region in regions]
+            if any(region is not None and region[axis] != interval for region in regions):
+                cuts[axis] = np.array(intervals, np.int64)
+        return DeviceBoxes(shape, present, cuts)
+
+    @cached_property
+    def sizes(self) -> Floats:
+        """(n,) elements."""
+        elements = np.where(self.present, 1.0, 0.0)
+        for axis, extent in enumerate(self.shape):
+            cut = self.cuts.get(axis)
+            elements = elements * (extent if cut is None else cut[:, 1] - cut[:, 0])
+        return elements
+
+
+def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
+    """(n, n): elements that go from device (row) to device (column): what the column needs and does not hold.
+
+    The held regions are disjoint; or, with `copies`, all the same, and the first device that holds it sends it.
+    """
+    common: NDArray[Any] | float = 1.0
+    for axis, extent in enumerate(need.shape):
+        a, b = held.cuts.get(axis), need.cuts.get(axis)
+        if a is not None and b is not None:
+            stop = np.minimum(a[:, None, 1], b[None, :, 1])
+            common = common * np.maximum(stop - np.maximum(a[:, None, 0], b[None, :, 0]), 0)
+        elif a is not None:
+            common = common * (a[:, 1] - a[:, 0])[:, None]
+        elif b is not None:
+            common = common * (b[:, 1] - b[:, 0])[None, :]
+        else:
+            common = common * extent
+    # where there are cuts, an absent device's is empty already
+    senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
+    common = np.asarray(common * senders * need.present[None, :], np.float64)
+    if has_copies:
+        first = int(np.argmax(held.present))
+        row = np.where(held.present, 0.0, common[first])
+        common = np.zeros_like(common)
+        common[first] = row
+    common.flat[:: len(common) + 1] = 0.0
+    return common

@@ -1,0 +1,373 @@
+"""Moves: the ways to compute a run of layers on a team. What each costs, what it reads, what it leaves, its parts.
+
+Team → for each layer the moves that begin there. A block of fused rows is a move; so is one layer in another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from dicompiler.plugin_api import (
+    Layer,
+    LayerGraph,
+    LayerShare,
+    Part,
+    Region,
+    TensorKey,
+    WorkBudget,
+    bounding_region,
+    full_region,
+    make_share_task,
+    named_axes,
+    output_shape,
+    reduction_length,
+    sent_nbytes,
+    volume,
+    with_interval,
+)
+from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
+from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
+from dicompiler_strategies.dp.row_maps import RowIntervals, bounding_rows, row_counts
+from dicompiler_strategies.tables.choice_footprints import Floats
+from dicompiler_strategies.work import CANDIDATE_RUNS_PER_S
+
+SplitKind = Literal["rows", "cut", "sums"]
+_HOPELESS_RATIO = 2.0  # a block so many times slower than its layers one by one is not made longer
+_RowDemand = RowIntervals | None  # rows of a tensor for each member; None: all of it
+
+
+@dataclass(frozen=True)
+class CandidateRules:
+    """Which moves there are. `blocks`: blocks of more than one layer with weights, and partial sums (MLS; else SLS);
+    span: the most layers in a block; channels: layers that have rows may be cut by channels too."""
+
+    allow_blocks: bool = True
+    max_block_layers: int = 32
+    allow_channels: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class LayerRun:
+    """Layers `start` to `stop` (not included) in one way, which leaves what they make in the form `after`.
+
+    way: `rows` fused height tiles; `cut` one layer, its parts as `after` says; `sums` one layer in partial sums, added
+    up into `after`.
+    """
+
+    start: int
+    stop: int
+    kind: SplitKind
+    form: TensorForm
+
+
+@dataclass(frozen=True, eq=False)
+class CandidateRun(LayerRun):
+    """A run with what it costs. steps: (n,) seconds of each device, step by step; needs: what each device must hold of
+    the tensors that come in; weights: bytes (n,); sums: bytes (n, n) of partial sums from device to device.
+    """
+
+    steps: tuple[Floats, ...]
+    needs: Mapping[str, DeviceBoxes]
+    weights: Floats
+    partial_sums: Floats | None = None
+    _time_by_forms: dict[tuple[TensorForm, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
+    _missing_by_form: dict[tuple[str, TensorForm], Floats] = field(default_factory=dict, repr=False)
+    _needed_bytes: list[Floats] = field(
+        default_factory=list, repr=False
+    )  # bytes (n,) that each device must hold, once known
+
+    def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
+        """(seconds, bytes that travel) where the tensors that come in lie in these forms: what is missing travels,
+        then the slowest device computes; partial sums likewise. A barrier stands between each two of these."""
+        key = tuple([forms[name] for name in self.needs])
+        if key not in self._time_by_forms:
+            wanted = [self._missing_bytes(team, name, form) for name, form in zip(self.needs, key, strict=True)]
+            seconds = sum(float(step.max()) for step in self.steps)
+            count = 0.0
+            if wanted and not self._needed_bytes:
+                held = [boxes.sizes * bytes_per_element(team.layers, name) for name, boxes in self.needs.items()]
+                self._needed_bytes.append(np.sum(held, axis=0))
+            steps = [(np.sum(wanted, axis=0), self._needed_bytes[0])] if wanted else []
+            for boxes, needed in (*steps, *([] if self.partial_sums is None else [(self.partial_sums, None)])):
+                if boxes is not None:
+                    seconds += float(team.link_loads.transfer_seconds(boxes, needed))
+                    count += float(boxes.sum())
+            self._time_by_forms[key] = (seconds, count)
+        return self._time_by_forms[key]
+
+    def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
+        """Bytes (n, n) of a tensor in this form that must travel."""
+        if (name, form) not in self._missing_by_form:
+            lack = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
+            self._missing_by_form[name, form] = lack * bytes_per_element(team.layers, name)
+        return self._missing_by_form[name, form]
+
+
+def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
+    """Bytes of one element that travels; a part of one for types below a byte."""
+    return sent_nbytes(layers, tensor, (8,)) / 8
+
+
+def build_candidate_runs(
+    team: DeviceTeam, rules: CandidateRules, allowance: WorkBudget | None = None
+) -> list[list[CandidateRun]]:
+    """For each layer the moves that begin with it; at least one, all of it on the leader. Spent where the allowance is
+    over before all are made."""
+    held, allowance = team.facts.weight_bytes, allowance or WorkBudget()
+    beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
+    singles: dict[int, tuple[float, float]] = {}
+    for stop, layer in enumerate(team.layers.layers, 1):
+        whole = _single_layer_run(
+            team, layer, "whole", [LayerShare() if i == team.leader else None for i in team.members], held
+        )
+        alone = len(team.members) == 1
+        for move in (
+            whole,
+            *(() if alone else _channel_runs(team, layer, rules, held)),
+            *_row_blocks(team, stop, rules, held, singles),
+        ):
+            allowance.spend_or_raise(1 / CANDIDATE_RUNS_PER_S)
+            beginning[move.start].append(move)
+    return beginning
+
+
+def _channel_runs(
+    team: DeviceTeam, layer: Layer, rules: CandidateRules, held: Mapping[str, int]
+) -> Iterator[CandidateRun]:
+    """One layer by channels, on each device, or in partial sums."""
+    rows = team.cut_axis_of(layer, "rows") is not None
+    if layer.whole_reason or (rows and not rules.allow_channels):
+        return
+    shares = team.member_regions(layer, "channels") if team.cut_axis_of(layer, "channels") is not None else None
+    if shares is not None:
+        cut = [None if region is None else LayerShare(region) for region in shares]
+        yield _single_layer_run(team, layer, "channels", cut, held)
+    multiplies = team.facts.macs[layer.name] > 0
+    if not multiplies and not rows:
+        yield _single_layer_run(team, layer, "everywhere", [LayerShare()] * len(team.members), held)
+    if multiplies and rules.allow_blocks and reduction_length(team.layers, layer) is not None:
+        whole: list[Region | None] = [full_region(output_shape(team.layers, layer))] * len(team.members)
+        lead = [region if i == team.leader else None for i, region in zip(team.members, whole, strict=True)]
+        yield _partial_sum_run(team, layer, "whole", lead, held)
+        yield _partial_sum_run(team, layer, "everywhere", whole, held)
+        if shares is not None:
+            yield _partial_sum_run(team, layer, "channels", shares, held)
+
+
+def _single_layer_run(
+    team: DeviceTeam, layer: Layer, after: TensorForm, shares: Sequence[LayerShare | None], held: Mapping[str, int]
+) -> CandidateRun:
+    """One layer in shares without partial sums."""
+    at = team.layers.position[layer.name]
+    elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
+    fractions = [
+        0.0 if share is None else 1.0 if share.region is None else volume(share.region) / max(elements, 1)
+        for share in shares
+    ]
+    return CandidateRun(
+        at,
+        at + 1,
+        "cut",
+        after,
+        (team.share_seconds(layer, shares),),
+        team.needed_boxes(layer, shares),
+        _spread_over_devices(team, fractions) * held[layer.name],
+    )
+
+
+def _partial_sum_run(
+    team: DeviceTeam, layer: Layer, after: TensorForm, merged: Sequence[Region | None], held: Mapping[str, int]
+) -> CandidateRun:
+    """One layer in partial sums over each member's range; `merged`: the regions that members add up."""
+    at = team.layers.position[layer.name]
+    ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
+    makes = np.array([cut is not None for cut in ranges], np.float64)
+    partials = [None if cut is None else LayerShare(None, cut) for cut in ranges]
+    mergers = [None if region is None else LayerShare(region, None, int(makes.sum())) for region in merged]
+    needs = team.needed_boxes(layer, partials)
+    for name, need in team.needed_boxes(layer, mergers).items():
+        needs[name] = _bound_both(needs[name], need) if name in needs else need
+    tensor = team.layers.cut_output(layer.nodes[layer.anchor])
+    sizes = np.array([0.0 if region is None else volume(region) for region in merged])
+    sums = np.outer(_spread_over_devices(team, makes), _spread_over_devices(team, sizes)) * bytes_per_element(
+        team.layers, tensor
+    )
+    np.fill_diagonal(sums, 0.0)
+    counts = [0 if cut is None else cut[1] - cut[0] for cut in ranges]
+    steps = (team.share_seconds(layer, partials), team.share_seconds(layer, mergers))
+    weights = _spread_over_devices(team, [count / max(sum(counts), 1) for count in counts]) * held[layer.name]
+    return CandidateRun(at, at + 1, "sums", after, steps, needs, weights, sums)
+
+
+def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
+    """For each device the smallest region that holds both."""
+
+    def region(boxes: DeviceBoxes, i: int) -> Region | None:
+        cuts = [boxes.cuts.get(axis) for axis in range(len(boxes.shape))]
+        if not boxes.present[i]:
+            return None
+        return tuple(
+            (0, extent) if cut is None else (int(cut[i, 0]), int(cut[i, 1]))
+            for extent, cut in zip(boxes.shape, cuts, strict=True)
+        )
+
+    return DeviceBoxes.from_regions(
+        a.shape, [bounding_region((region(a, i), region(b, i))) for i in range(len(a.present))]
+    )
+
+
+def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
+    """A number for each member → one for each device of the platform."""
+    result = np.zeros(len(team.problem.platform.devices))
+    result[list(team.members)] = values
+    return result
+
+
+def _row_blocks(
+    team: DeviceTeam, stop: int, rules: CandidateRules, held: Mapping[str, int], singles: dict[int, tuple[float, float]]
+) -> Iterator[CandidateRun]:
+    """Blocks of fused rows that end before layer `stop`, each a layer longer than the one before (data prefetching).
+
+    A block that takes no less time than its layers one by one is left out: nothing is lost. The walk ends where it
+    takes twice as long, or as long as on one device. singles: layer → seconds of (its rows, their exchange), filled.
+    """
+    block = RowBlock(team, stop)
+    seconds = np.zeros(len(team.members))
+    leader = team.problem.platform.devices[team.leader]
+    alone = weights = parted = 0.0
+    multiply = 0
+    while block.start > max(0, stop - rules.max_block_layers):
+        layer = team.layers.layers[block.start - 1]
+        if layer.name not in team.row_maps or layer.whole_reason or (multiply and not rules.allow_blocks):
+            return
+        of_layer = team.member_row_seconds(layer, block.prepend_layer(layer))
+        seconds = seconds + of_layer
+        alone += float(team.facts.row_seconds_of(layer, leader)[-1])
+        if stop - block.start == 1:
+            singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
+        parted += singles[block.start][0]  # what the block's layers come to one by one, once they have their input
+        if stop - block.start > 1 and seconds.max() >= min(alone, _HOPELESS_RATIO * parted):
+            return
+        multiply += team.facts.macs[layer.name] > 0
+        weights += held[layer.name]
+        if stop - block.start == 1 or seconds.max() < parted:
+            yield CandidateRun(
+                block.start,
+                stop,
+                "rows",
+                "rows",
+                (_spread_over_devices(team, seconds),),
+                block.needed_boxes(),
+                _spread_over_devices(team, np.where(seconds > 0, weights, 0.0)),
+            )
+        parted += singles[block.start][1]
+
+
+def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> float:
+    """Seconds until missing rows have travelled, of the tensors that lie in rows."""
+    rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
+    wanted = [
+        missing_elements(needs[name], team.held_boxes(name, "rows")) * bytes_per_element(team.layers, name)
+        for name in rows
+    ]
+    held = [needs[name].sizes * bytes_per_element(team.layers, name) for name in rows]
+    return float(team.link_loads.transfer_seconds(np.sum(wanted, axis=0), np.sum(held, axis=0))) if wanted else 0.0
+
+
+class RowBlock:
+    """Grows a block of fused rows backwards, layer by layer; keeps which rows each member must hold of what it reads.
+
+    Every layer of it that is read behind the block, however many there are, is computed in the team's shares at least.
+    """
+
+    def __init__(self, team: DeviceTeam, stop: int) -> None:
+        self.team, self.stop, self.start = team, stop, stop
+        self.rows: dict[str, RowIntervals] = {}
+        self.demands: dict[str, _RowDemand] = {}
+        self._full_needs: dict[str, Region | None] = {}
+
+    def prepend_layer(self, layer: Layer) -> Sequence[int]:
+        """Takes in the layer before the block; the number of rows of it that each member computes."""
+        team, row_map = self.team, self.team.row_maps[layer.name]
+        self.start -= 1
+        nothing = [(0, 0)] * len(team.members)
+        rows: RowIntervals = nothing
+        if layer.output in self.demands:
+            demand = self.demands.pop(layer.output)
+            rows = [(0, row_map.height)] * len(team.members) if demand is None else demand
+        readers = team.layers.consumers.get(layer.output, ())
+        if layer.output in team.layers.outputs or any(team.layers.position[r.name] >= self.stop for r in readers):
+            rows = bounding_rows(rows, row_map.proportional_rows(team.weights))
+        rows = self.rows[layer.name] = row_map.align_rows(rows)
+        template = make_share_task(team.layers, layer, LayerShare()).needs
+        for name in layer.inputs:
+            need = row_map.read_rows(name, rows)
+            known = self.demands.get(name, nothing)
+            self.demands[name] = None if need is None or known is None else bounding_rows(known, need)
+            self._full_needs[name] = bounding_region((self._full_needs.get(name), template.get(TensorKey(name))))
+        return row_counts(rows)
+
+    def needed_boxes(self) -> dict[str, DeviceBoxes]:
+        """What the members read from before the block."""
+        team, labels = self.team, named_axes(self.team.layers)
+        count = len(team.problem.platform.devices)
+        result = {}
+        for name, demand in self.demands.items():
+            template = self._full_needs[name]
+            shape = team.layers.tensors[name].shape
+            if template is None or shape is None:
+                continue
+            present = np.zeros(count, np.bool_)
+            present[list(team.members)] = True if demand is None else [start < stop for start, stop in demand]
+            cuts = {
+                axis: np.where(present[:, None], np.array([interval], np.int64), 0)
+                for axis, interval in enumerate(template)
+                if interval != (0, shape[axis])
+            }
+            if demand is not None:
+                cuts[labels[name]["height"]] = intervals = np.zeros((count, 2), np.int64)
+                intervals[list(team.members)] = demand
+            result[name] = DeviceBoxes(shape, present, cuts)
+        return result
+
+
+def run_parts(team: DeviceTeam, move: LayerRun) -> dict[str, tuple[Part, ...]]:
+    """Layer name → its parts in a plan."""
+    if move.kind == "rows":
+        return _row_parts(team, move)
+    layer = team.layers.layers[move.start]
+    leader = team.problem.platform.devices[team.leader].name
+    done: list[Part]
+    if move.form == "whole":
+        done = [Part(leader)]
+    elif move.form == "everywhere":
+        done = [Part(name) for name in team.member_names]
+    else:
+        shares = team.member_regions(layer, move.form)
+        done = [
+            Part(name, region) for name, region in zip(team.member_names, shares, strict=True) if region is not None
+        ]
+    if move.kind == "sums":
+        ranges = zip(team.member_names, team.reduction_ranges(layer), strict=True)
+        done = [*(Part(name, None, cut) for name, cut in ranges if cut[0] < cut[1]), *done]
+    return {layer.name: tuple(done)}
+
+
+def _row_parts(team: DeviceTeam, move: LayerRun) -> dict[str, tuple[Part, ...]]:
+    block = RowBlock(team, move.stop)
+    result = {}
+    while block.start > move.start:
+        layer = team.layers.layers[block.start - 1]
+        block.prepend_layer(layer)
+        whole, axis = full_region(output_shape(team.layers, layer)), team.row_maps[layer.name].axis
+        tiles = [
+            Part(name, with_interval(whole, axis, (first, last)))
+            for name, (first, last) in zip(team.member_names, block.rows[layer.name], strict=True)
+            if first < last
+        ]
+        result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)  # what nobody reads must still have a part
+    return result

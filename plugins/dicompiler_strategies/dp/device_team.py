@@ -1,0 +1,261 @@
+"""A Team: the devices that layers are cut for, and what each form of a layer comes to on them.
+
+Problem + k devices + shares → regions, needs and seconds for each form of each layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from dicompiler.plugin_api import (
+    Device,
+    Interval,
+    Layer,
+    LayerGraph,
+    LayerShare,
+    Memoizing,
+    Problem,
+    Region,
+    count_macs,
+    full_region,
+    make_share_task,
+    memoized,
+    output_shape,
+    raw_nbytes,
+    reduction_length,
+    region_shape,
+    split_axis,
+    split_proportionally,
+    with_interval,
+)
+from dicompiler_strategies.dp.box_arrays import DeviceBoxes
+from dicompiler_strategies.dp.row_maps import RowMap, build_row_maps, find_height_axis, measure_row_seconds
+from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.choice_footprints import Floats, source_and_sink
+from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
+
+TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
+"""How a tensor lies on the devices: a share of its rows or of its channels on each of the team, all of it on each of
+the team, on its leader, or (the network's inputs) on the sources."""
+
+_PROBED_LAYERS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class ProblemFacts:
+    """What all teams of a problem have in common, each thing asked for once."""
+
+    problem: Problem
+    row_seconds: dict[tuple[str, int], Floats] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _probe_seconds(self) -> Mapping[str, tuple[float, ...]]:
+        """Device → the seconds of up to eight whole layers; endless where it does not compute."""
+        layers, cost = self.problem.layers, self.problem.cost_model
+        probed = layers.layers[:: -(-len(layers.layers) // _PROBED_LAYERS)]
+        return {
+            device.name: tuple(
+                cost.seconds(layers, layer, LayerShare(), device) if device.can_compute else math.inf
+                for layer in probed
+            )
+            for device in self.problem.platform.devices
+        }
+
+    @cached_property
+    def speed_classes(self) -> Mapping[str, int]:
+        """Device → a number; devices of one number take as long as each other, so that the cost model is asked once
+        for all of them."""
+        seen: dict[tuple[float, ...], int] = {}
+        return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
+
+    @cached_property
+    def speeds(self) -> Mapping[str, float]:
+        """Device → how fast it is, in layers per second; 0 where it does not compute."""
+        most = max(
+            (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
+        )
+        return {
+            name: 0.0 if math.inf in row else 1 / max(sum(row), most * 1e-12, 1e-30)
+            for name, row in self._probe_seconds.items()
+        }
+
+    @cached_property
+    def row_maps(self) -> Mapping[str, RowMap]:
+        """Layer name → row map."""
+        return build_row_maps(self.problem.layers)
+
+    @cached_property
+    def macs(self) -> Mapping[str, int]:
+        """Layer name → multiplications."""
+        return {layer.name: count_macs(self.problem.layers, layer) for layer in self.problem.layers.layers}
+
+    @cached_property
+    def weight_bytes(self) -> Mapping[str, int]:
+        """Layer name → bytes of its constants, each counted where it is first read."""
+        seen: set[str] = set()
+        result = {}
+        for layer in self.problem.layers.layers:
+            names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name and name not in seen)
+            held = [self.problem.layers.tensors[name] for name in names]
+            held = [tensor for tensor in held if tensor.is_constant]
+            result[layer.name] = sum(raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in held)
+            seen.update(tensor.name for tensor in held)
+        return result
+
+    def row_seconds_of(self, layer: Layer, device: Device) -> Floats:
+        """(rows + 1,) seconds by the count of rows, see `row_seconds`."""
+        key = (layer.name, self.speed_classes[device.name])
+        if key not in self.row_seconds:
+            problem, row_map = self.problem, self.row_maps[layer.name]
+            self.row_seconds[key] = measure_row_seconds(problem.layers, layer, row_map, problem.cost_model, device)
+        return self.row_seconds[key]
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceTeam(Memoizing):
+    """`members`: indices of devices of the problem's platform, in its order, with their `weights` (shares are in
+    proportion); `leader`: the member that computes what stays whole. n below counts that platform's devices; it has
+    no others than the members, the sources and the sinks (see `of`)."""
+
+    problem: Problem
+    members: tuple[int, ...]
+    leader: int
+    weights: tuple[float, ...]
+    facts: ProblemFacts
+
+    @staticmethod
+    def build(facts: ProblemFacts, names: Sequence[str], equal: bool = False) -> DeviceTeam:
+        """The team of these devices, the first of which leads; shares in proportion to their speeds, or equal."""
+        problem = facts.problem
+        source, sink = source_and_sink(problem)
+        devices = [device for device in problem.platform.devices if device.name in {*names, *source, *sink}]
+        platform = replace(problem.platform, devices=tuple(devices))
+        members = tuple(i for i, device in enumerate(devices) if device.name in names)
+        return DeviceTeam(
+            replace(problem, platform=platform, source=source, sink=sink),
+            members,
+            next(i for i in members if devices[i].name == names[0]),
+            tuple(1.0 if equal else facts.speeds[devices[i].name] for i in members),
+            facts,
+        )
+
+    @property
+    def layers(self) -> LayerGraph:
+        return self.problem.layers
+
+    @cached_property
+    def member_names(self) -> tuple[str, ...]:
+        """The members' names."""
+        return tuple(self.problem.platform.devices[i].name for i in self.members)
+
+    @property
+    def row_maps(self) -> Mapping[str, RowMap]:
+        return self.facts.row_maps
+
+    @cached_property
+    def link_loads(self) -> LinkLoads:
+        return build_link_loads(self.problem)
+
+    def device_indices(self, names: Sequence[str]) -> list[int]:
+        """Platform indices of devices by name."""
+        order = [device.name for device in self.problem.platform.devices]
+        return [order.index(name) for name in names]
+
+    def spread_over_devices(self, values: Sequence[Region | None]) -> list[Region | None]:
+        """A value for each member → one for each device of the platform."""
+        spread: list[Region | None] = [None] * len(self.problem.platform.devices)
+        for i, value in zip(self.members, values, strict=True):
+            spread[i] = value
+        return spread
+
+    def boxes_on(self, region: Region, indices: Sequence[int]) -> list[Region | None]:
+        """The same region on these devices of the platform."""
+        return [region if i in indices else None for i in range(len(self.problem.platform.devices))]
+
+    def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
+        """The output axis that `rows` or `channels` cut; None where this layer has none."""
+        return (
+            find_height_axis(self.layers, layer)
+            if form == "rows"
+            else find_cuttable_axis(self.layers, layer, "channel")
+        )
+
+    def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
+        """Each member's region of the layer's output in `rows` or `channels`; None for an empty one."""
+        axis = self.cut_axis_of(layer, form)
+        assert axis is not None
+        whole = full_region(output_shape(self.layers, layer))
+        if form == "rows":
+            cuts = self.row_maps[layer.name].proportional_rows(self.weights)
+        else:
+            cuts = split_axis(self.layers, layer, axis, self.weights)
+        return [with_interval(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts]
+
+    @memoized
+    def held_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
+        """Where a tensor lies."""
+        shape = self.layers.tensors[tensor].shape
+        assert shape is not None
+        if form == "source":
+            return DeviceBoxes.from_regions(
+                shape, self.boxes_on(full_region(shape), self.device_indices(self.problem.source))
+            )
+        if form == "whole":
+            return DeviceBoxes.from_regions(shape, self.boxes_on(full_region(shape), [self.leader]))
+        if form == "everywhere":
+            return DeviceBoxes.from_regions(shape, self.boxes_on(full_region(shape), self.members))
+        return DeviceBoxes.from_regions(
+            shape, self.spread_over_devices(self.member_regions(self.layers.producer[tensor], form))
+        )
+
+    def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
+        """Tensor → what each member must hold of it for its share (None: it has none)."""
+        count = len(self.problem.platform.devices)
+        wanted: dict[str, list[Region | None]] = {}
+        for index, share in zip(self.members, shares, strict=True):
+            if share is not None:
+                for key, need in make_share_task(self.layers, layer, share).needs.items():
+                    wanted.setdefault(key.tensor, [None] * count)[index] = need
+        return {
+            name: DeviceBoxes.from_regions(self.layers.tensors[name].shape or (), regions)
+            for name, regions in wanted.items()
+        }
+
+    def share_seconds(self, layer: Layer, shares: Sequence[LayerShare | None]) -> Floats:
+        """(n,) seconds that each member computes on its share."""
+        total = np.zeros(len(self.problem.platform.devices))
+        known: dict[tuple[int, object, object], float] = {}
+        for index, share in zip(self.members, shares, strict=True):
+            if share is not None:
+                device = self.problem.platform.devices[index]
+                kind = self.facts.speed_classes[device.name]
+                size = None if share.region is None else region_shape(share.region)
+                key = (kind, size, share.reduce and share.reduce[1] - share.reduce[0])
+                if key not in known:
+                    known[key] = self.problem.cost_model.seconds(self.layers, layer, share, device)
+                total[index] = known[key]
+        return total
+
+    def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
+        """(k,) seconds of the members for these counts of rows."""
+        devices = self.problem.platform.devices
+        return np.array(
+            [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]
+        )
+
+    def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
+        """The range of the reduction axis for each member: where the layer before it is cut by channels, the features
+        that each member then holds (FUSE); else in proportion to the weights."""
+        length = reduction_length(self.layers, layer)
+        assert length is not None
+        before = self.layers.producer.get(layer.inputs[0])
+        axis = None if before is None else self.cut_axis_of(before, "channels")
+        if before is not None and axis is not None and output_shape(self.layers, before)[axis] == length:
+            return split_axis(self.layers, before, axis, self.weights)
+        return split_proportionally(length, self.weights)

@@ -1,0 +1,174 @@
+"""Row maps: which rows of its inputs a layer reads for given rows of its output; and what rows cost.
+
+LayerGraph → RowMap for each layer that can be cut into height tiles. What they say comes from the operator rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dicompiler.plugin_api import (
+    CostModel,
+    Device,
+    Interval,
+    Layer,
+    LayerGraph,
+    LayerShare,
+    TensorKey,
+    full_region,
+    make_share_task,
+    memoized,
+    named_axes,
+    output_shape,
+    split_proportionally,
+    with_interval,
+)
+from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.choice_footprints import Floats
+
+RowIntervals = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
+_WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
+
+
+class SingleRows:
+    """What the rules say of single rows of a layer's output, asked for when it is wanted and once: a sequence may have
+    thousands of rows, of which shares have the ends alone. height: how many rows there are; axis: the output's axis."""
+
+    def __init__(self, layers: LayerGraph, layer: Layer, axis: int) -> None:
+        self.layers, self.layer, self.axis = layers, layer, axis
+        self.whole = full_region(output_shape(layers, layer))
+        self.height = self.whole[axis][1]
+        self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
+
+    def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
+        """(The rows that come out when this one is asked for, input tensor → the rows of it that it reads)."""
+        if row not in self._known:
+            share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
+            task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
+            region = task.outputs[TensorKey(self.layer.output)]
+            assert region is not None
+            heights = {key.tensor: labels.get(key.tensor, {}).get("height") for key in task.needs}
+            reads = {
+                key.tensor: need[at] for key, need in task.needs.items() if (at := heights[key.tensor]) is not None
+            }
+            self._known[row] = region[self.axis], reads
+        return self._known[row]
+
+
+@dataclass(frozen=True, eq=False)
+class RowMap:
+    """Which rows come out, and which are read, for given rows of a layer's output; (first row, row behind the last).
+
+    axis: the output's height axis; single: what the rules say of single rows. needs: input tensor → its name in
+    `single`; None: a tensor that not every row reads rows of: it is read whole.
+    """
+
+    axis: int
+    single: SingleRows
+    needs: Mapping[str, str | None]
+
+    @property
+    def height(self) -> int:
+        return self.single.height
+
+    def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
+        """The rows in proportion to `weights`, as `tiling.cut_axis` cuts them."""
+        ends = []
+        for _, end in split_proportionally(self.height, weights):
+            if 0 < end < self.height:
+                low, high = self.single(end)[0]
+                end = low if end - low <= high - end else high
+            ends.append(end)
+        return tuple(zip((0, *ends), ends, strict=False))
+
+    def align_rows(self, rows: RowIntervals) -> RowIntervals:
+        """The rows that really come out for these intervals of rows; empty ones stay empty. Ends of single rows never
+        fall from row to row: those of an interval are its first and its last row's."""
+        row = self.single
+        return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
+
+    def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
+        """The rows of `tensor` that these intervals of rows read: for each the bounding interval; None: all of it."""
+        name, row = self.needs[tensor], self.single
+        if name is None:
+            return None
+        ends = [(row(start)[1].get(name), row(stop - 1)[1].get(name)) for start, stop in rows if start < stop]
+        if any(first is None or last is None for first, last in ends):
+            return None
+        found = iter([(first[0], last[1]) for first, last in ends if first is not None and last is not None])
+        return [next(found) if start < stop else (0, 0) for start, stop in rows]
+
+
+def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
+    """One by one the smallest interval that holds both; an empty one counts nothing."""
+    return [
+        q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
+        for p, q in zip(a, b, strict=True)
+    ]
+
+
+def row_counts(rows: RowIntervals) -> list[int]:
+    """The number of rows of each interval."""
+    return [stop - start for start, stop in rows]
+
+
+def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
+    """The axis of the layer's output that height tiles cut; None where it has no rows of its own (a Flatten's output
+    has rows and channels on one axis)."""
+    axis = find_cuttable_axis(layers, layer, "height")
+    return None if axis == named_axes(layers).get(layer.output, {}).get("channel") else axis
+
+
+@memoized
+def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
+    """Layer name → its map, for every layer that has rows."""
+    known: dict[object, RowMap] = {}
+    result = {}
+    for layer in layers.layers:
+        axis = find_height_axis(layers, layer)
+        if axis is not None:
+            key = _row_map_key(layers, layer)
+            if key is None or key not in known:
+                result[layer.name] = _build_row_map(layers, layer, axis)
+                if key is not None:
+                    known[key] = result[layer.name]
+            else:
+                (needs,) = known[key].needs.values()
+                result[layer.name] = RowMap(axis, known[key].single, {layer.inputs[0]: needs})
+    return result
+
+
+def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
+    """What the map of a window operator with one input depends on: layers that are alike in it share a map. None:
+    another kind of layer, whose map is its own."""
+    anchor = layer.nodes[layer.anchor]
+    plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
+    if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:
+        return None
+    attributes = tuple((name, str(value)) for name, value in sorted(anchor.attributes.items()) if name != "group")
+    shapes = [tensor.shape or () for tensor in layers.operation_of(anchor).inputs if tensor is not None]
+    return anchor.op, attributes, tuple(shape[2:] for shape in shapes)
+
+
+def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
+    """Asks the rules for the first row, one in the middle and the last, which tensors have rows that are read."""
+    single = SingleRows(layers, layer, axis)
+    probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]
+    return RowMap(axis, single, {name: name if all(name in r for r in probed) else None for name in layer.inputs})
+
+
+def measure_row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:
+    """(rows + 1,): seconds that `device` takes for 0, 1, … rows of the layer.
+
+    Asked of the cost model at up to six heights, linear between them: exact where its seconds are linear in the rows,
+    as those of the analytic one are where no weights are waited for.
+    """
+    height = row_map.height
+    heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})
+    whole = full_region(output_shape(layers, layer))
+    shares = [LayerShare(with_interval(whole, row_map.axis, (0, count))) for count in heights]
+    seconds = [cost.seconds(layers, layer, share, device) for share in shares]
+    return np.asarray(np.interp(np.arange(height + 1), [0, *heights], [0.0, *seconds]), np.float64)

@@ -1,0 +1,245 @@
+"""The exploration: stages on ever more devices, each seeded by the front before; in a stage a fast and a slow level.
+
+Problem + Options → Front.   After Guo et al., "Automated Exploration and Implementation of Distributed CNN Inference at
+the Edge" (2022), section IV-B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Literal
+
+import numpy as np
+
+from dicompiler.plugin_api import (
+    AUTODICE_OBJECTIVES,
+    DicompilerError,
+    ParetoFront,
+    ParetoPoint,
+    Plan,
+    Problem,
+    ProgressCallback,
+    UsageError,
+    check_objectives,
+    format_bytes,
+    needed_memory,
+)
+from dicompiler_strategies.genetic.batched_model import build_batched_model
+from dicompiler_strategies.genetic.encoding import Encoding, Genes
+from dicompiler_strategies.genetic.evaluators import (
+    UNMEASURED_VALUE,
+    MeasureFunction,
+    PlanSpace,
+    TiledLayerSpace,
+    WholeLayerSpace,
+    build_measuring_evaluator,
+)
+from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
+
+PAPER_GENERATIONS = 400
+DEFAULT_GENERATIONS = 150
+MAX_SEED_SHARE = 1 / 4
+"""Of a population: at most so many plans of the front of the stage before. The others are grown from them."""
+
+
+def _help_metadata(text: str) -> dict[str, str]:
+    return {"help": text}
+
+
+@dataclass(frozen=True)
+class ExplorationOptions:
+    """What an exploration is told. UsageError for an unknown objective and for numbers that cannot be."""
+
+    objectives: tuple[str, ...] = field(
+        default=AUTODICE_OBJECTIVES,
+        metadata=_help_metadata("of latency, throughput, energy, memory, communication, device-memory, device-energy"),
+    )
+    encoding: Literal["split", "naive", "tiles"] = field(
+        default="split",
+        metadata=_help_metadata("runs of layers; a device for each layer; for each layer a way to split it"),
+    )
+    population: int = field(default=100, metadata=_help_metadata("plans of a generation"))
+    generations: int | None = field(
+        default=None, metadata=_help_metadata("of all stages together; by default 150, in the paper's form 400")
+    )
+    mutation: float = field(default=0.2, metadata=_help_metadata("probability that a new plan is mutated"))
+    crossover: float = field(default=0.5, metadata=_help_metadata("probability that a new plan has two parents"))
+    stages: int = field(
+        default=0, metadata=_help_metadata("0: the logarithm to base 2 of the number of devices, rounded up")
+    )
+    measured: int = field(
+        default=16,
+        metadata=_help_metadata("plans of the front that are measured one by one (the second level); 0: none"),
+    )
+    measured_generations: int = field(default=0, metadata=_help_metadata("generations of the second level after these"))
+    paper: bool = field(
+        default=False, metadata=_help_metadata("400 generations, random first plans, the second level in every stage")
+    )
+    seed: int = field(default=0, metadata=_help_metadata("of the random numbers"))
+
+    def __post_init__(self) -> None:
+        check_objectives(self.objectives)
+        least = {"population": 2, "generations": 1, "stages": 0, "measured": 0, "remeasured": 0, "seed": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise UsageError(f"genetic: {name} is {value}: take at least {low}")
+        for name in ("mutation", "crossover"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"genetic: {name} is {getattr(self, name)}: a probability lies between 0 and 1")
+
+    @property
+    def total_generations(self) -> int:
+        """Generations of all stages together."""
+        return self.generations or (PAPER_GENERATIONS if self.paper else DEFAULT_GENERATIONS)
+
+
+def explore(
+    problem: Problem,
+    options: ExplorationOptions,
+    measure: MeasureFunction | None = None,
+    progress: ProgressCallback | None = None,
+) -> ParetoFront:
+    """The front of the plans of `problem` in `options.objectives`.
+
+    K = ⌈log2 N⌉ stages for N computing devices; stage k searches on the 2^k fastest of them and starts with the front
+    of stage k − 1. measure: the second level, `Problem.evaluate_all` by default. Ctrl-C ends the search with the front
+    so far, marked as interrupted. DicompilerError where no plan was found that fits the hosts' memory.
+    """
+    naive = options.encoding == "naive"
+    level: PlanSpace = (
+        TiledLayerSpace.from_problem(problem)
+        if options.encoding == "tiles"
+        else WholeLayerSpace(build_batched_model(problem), naive)
+    )
+    second = build_measuring_evaluator(problem, options.objectives, level.plan, measure) if options.measured else None
+    front, depth, evaluations = _StagedSearch(problem, options, level, second, progress or (lambda _: None)).run()
+    return _build_front(problem, options, level, front, depth, evaluations)
+
+
+def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
+    """(devices, generations) of each stage: `count` of them (0: ⌈log2 devices⌉), each on half the devices of the next.
+
+    The generations are in proportion to the cube of the devices, because the plans on few devices are few and soon
+    known; stages that get none are left out.
+    """
+    count = count or max(1, (devices - 1).bit_length())
+    sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
+    weights = list(accumulate(size**3 for size in sizes))
+    ends = [round(generations * weight / weights[-1]) for weight in weights]
+    pairs = zip(sizes, (end - start for start, end in pairwise((0, *ends))), strict=True)
+    return tuple((size, share) for size, share in pairs if share)
+
+
+@dataclass
+class _StagedSearch:
+    """The stages one after the other."""
+
+    problem: Problem
+    options: ExplorationOptions
+    space: PlanSpace
+    measure: Evaluate | None
+    progress: Callable[[str], None]
+
+    def run(self) -> tuple[ParetoRows, str, int]:
+        """(the last front, the level that its numbers come from, plans evaluated on both levels)."""
+        options = self.options
+        plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
+        front, depth, evaluations, spare = None, "analytic", 0, 0
+        for k, (devices, generations) in enumerate(plan):
+            name = f"stage {k + 1} of {len(plan)}"
+            encoding = self.space.encoding(devices)
+            seeds = (
+                np.empty((0, encoding.layers), np.intp) if front is None else self._seed_population(front, devices, k)
+            )
+            if not options.paper:
+                seeds = np.concatenate((self.space.seed_plans(devices), seeds))
+            generations += spare // options.population
+            budget = EvolutionSettings(options.population, generations, options.mutation, options.crossover)
+            try:
+                front = self._run_level(encoding, self._evaluate_fast, budget, seeds, (k, 1), name)
+            except KeyboardInterrupt:
+                if front is None:
+                    raise
+                return replace(front, interrupted=True), depth, evaluations
+            depth, evaluations = "analytic", evaluations + front.evaluations
+            spare = max(0, options.population * generations - front.evaluations)
+            last = k == len(plan) - 1
+            if self.measure is not None and (last or options.paper) and not front.interrupted:
+                front, depth = self._run_measured_level(encoding, front, k, f"{name}, measuring")
+                evaluations += front.evaluations if depth == "measured" else 0
+            if front.interrupted:
+                break
+        assert front is not None
+        return front, depth, evaluations
+
+    def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
+        """A population: the front before, of a large one a spread, and plans grown from it over more devices."""
+        rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
+        rng = np.random.default_rng([self.options.seed, stage, 0])
+        return np.concatenate((rows, self.space.grow_plans(rng, rows, devices, self.options.population - len(rows))))
+
+    def _run_measured_level(
+        self, encoding: Encoding, front: ParetoRows, stage: int, name: str
+    ) -> tuple[ParetoRows, str]:
+        """The second level: from a spread of the front on. Interrupted before its first generation it gives way to the
+        first level's front."""
+        assert self.measure is not None
+        options = self.options
+        seeds = front.rows[select_spread(front.objectives, options.measured)]
+        budget = EvolutionSettings(len(seeds), 1 + options.measured_generations, options.mutation, options.crossover)
+        self.progress(f"{name}: {len(seeds)} plans")
+        try:
+            return self._run_level(encoding, self.measure, budget, seeds, (stage, 2), name), "measured"
+        except KeyboardInterrupt:
+            return replace(front, interrupted=True), "analytic"
+
+    def _run_level(
+        self,
+        encoding: Encoding,
+        evaluate: Evaluate,
+        budget: EvolutionSettings,
+        seeds: Genes,
+        place: tuple[int, int],
+        name: str,
+    ) -> ParetoRows:
+        rng = np.random.default_rng([self.options.seed, *place])
+
+        def tell(generation: int, count: int) -> None:
+            self.progress(f"{name}: generation {generation} of {budget.generations}, {count} plans in the front")
+
+        return evolve(encoding, evaluate, budget, seeds, rng, tell)
+
+    def _evaluate_fast(self, rows: Genes) -> tuple[Array, Array]:
+        return self.space.evaluate(rows, self.options.objectives)
+
+
+def _build_front(
+    problem: Problem, options: ExplorationOptions, level: PlanSpace, front: ParetoRows, depth: str, evaluations: int
+) -> ParetoFront:
+    fitting = [i for i in range(len(front.rows)) if front.violations[i] <= 0]
+    if not fitting and min(front.violations) >= UNMEASURED_VALUE:
+        raise DicompilerError("genetic: none of the plans could be measured: the warnings say why")
+    if not fitting:
+        raise DicompilerError(_describe_misfit(problem, level.plan(front.rows[0])))
+    note = "the search for it was interrupted" if front.interrupted else ""
+    points = [
+        ParetoPoint(
+            replace(level.plan(front.rows[i]), note=note),
+            dict(zip(options.objectives, map(float, front.objectives[i]), strict=True)),
+        )
+        for i in fitting
+    ]
+    return ParetoFront(options.objectives, tuple(points), depth, evaluations, front.interrupted)
+
+
+def _describe_misfit(problem: Problem, plan: Plan) -> str:
+    """Why there is no front: the host that the best plan fills most."""
+    needed = needed_memory(problem, plan)
+    host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
+    return (
+        f"genetic: no plan was found that fits the hosts' memory: the nearest needs {format_bytes(needed[host.name])} "
+        f"on host {host.name}, which has {format_bytes(host.memory)}: give it more devices, or more generations"
+    )

@@ -1,0 +1,212 @@
+"""The polish: selections go downhill in the exact values, a layer at a time and then a run of layers at a time.
+
+Landscape + selections (plans, layers) → selections that no change of one layer betters, nor of a run of some layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from dicompiler.plugin_api import WorkBudget
+from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Selections
+from dicompiler_strategies.tables.choice_footprints import Floats
+from dicompiler_strategies.tables.cost_tables import LayerEdge
+
+_MAX_SWEEPS = 50
+_PRICE_ROUNDS = 16  # of the dual ascent
+_MAX_RUN_LAYERS = 6  # layers of a run: a fused run changes its extra rows all at once
+_MAX_BLOCK_ELEMENTS = 1 << 22  # elements of the largest array that a step over pairs makes at once
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSearch:
+    """Coordinate descent on Σ node + Σ edge, and the price of what passes the memory limits. Where the allowance is
+    over selections stay as they are by then."""
+
+    tables: ObjectiveTables
+    budget: WorkBudget = field(default_factory=WorkBudget)
+
+    @cached_property
+    def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
+        """For each layer its neighbours b with a table (choices of b, own choices)."""
+        joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
+        for (i, j), table in self.tables.edge.items():
+            joined[i].append((j, self._transposed_edges[i, j]))
+            joined[j].append((i, table))
+        return tuple(map(tuple, joined))
+
+    def penalised_cost(self, selections: Selections) -> Floats:
+        """What is made small (plans,)."""
+        costs = self.tables.values(selections)
+        if len(self.tables.limits):
+            costs = costs + self.tables.excess_price * self.tables.relative_excess(self.tables.weight_loads(selections))
+        return costs
+
+    def run(self, selections: Selections, elite: int = 8) -> Selections:
+        """The polished selections, the best first; equal ones once. `elite`: how many of the best are polished by runs
+        as well."""
+        single = self.rank(self.improve_layers(selections))
+        best = single[:elite]
+        if len(self.tables.limits):
+            best = self.rank(self.improve_layers(self.price_memory(best)))
+        for _ in range(_MAX_SWEEPS):
+            after = self.improve_layers(self.improve_runs(best))
+            if (self.penalised_cost(after) >= self.penalised_cost(best) * (1 - 1e-12)).all():
+                break
+            best = self.rank(after)
+        return self.rank(np.concatenate((best, single[elite:])))
+
+    def price_memory(self, selections: Selections) -> Selections:
+        """All the selections of a dual ascent: a byte on a host gets a price, which rises where the host is too full
+        and falls where it is not, and by these prices runs of layers take their best choices."""
+        land, met = self.tables, [selections]
+        unit = land.loss_scale / np.maximum(land.limits, 1.0)
+        prices = np.zeros((len(selections), len(land.limits)))
+        for step in range(_PRICE_ROUNDS):
+            over = land.weight_loads(met[-1]) / np.maximum(land.limits, 1.0) - 1.0
+            prices = np.maximum(prices + over / np.sqrt(1 + step / 4), 0.0)
+            met.append(self.improve_runs(met[-1], prices * unit))
+        return np.unique(np.concatenate(met), axis=0)
+
+    def rank(self, selections: Selections) -> Selections:
+        """The cheapest first, of equals the one with the lower choices; each once."""
+        once = np.unique(selections, axis=0)
+        return once[np.argsort(self.penalised_cost(once), kind="stable")]
+
+    def improve_layers(self, selections: Selections) -> Selections:
+        """Each layer in turn, forwards and backwards, takes its best choice, until none changes."""
+        current = selections.copy()
+        layers = range(len(self.tables.node))
+        for _ in range(_MAX_SWEEPS):
+            before = current.copy()
+            for a in (*layers, *reversed(layers)):
+                if not self.budget.try_steps(*self._work_of(len(current), (a,))):
+                    return current
+                costs = self._choice_costs(current, a)
+                if len(self.tables.limits):
+                    rest = self.tables.weight_loads(current) - self.tables.weights[a][current[:, a]]
+                    loads = rest[:, None, :] + self.tables.weights[a][None]
+                    costs = costs + self.tables.excess_price * self.tables.relative_excess(loads)
+                current[:, a] = _better_choices(costs, current[:, a])
+            if (current == before).all():
+                break
+        return current
+
+    @cached_property
+    def _paths(self) -> tuple[tuple[int, ...], ...]:
+        """From every layer on a run of at most _RUN layers, each read by the next and joined to no other of the run."""
+        readers: dict[int, list[int]] = {}
+        for i, j in self.tables.edge:
+            readers.setdefault(i, []).append(j)
+        paths = []
+        for layer in range(len(self.tables.node)):
+            path = [layer]
+            while len(path) < _MAX_RUN_LAYERS:
+                beside = {b for a in path[:-1] for b, _ in self._neighbours[a]}
+                after = [j for j in readers.get(path[-1], ()) if j not in beside]
+                if not after:
+                    break
+                path.append(after[0])
+            if len(path) > 1:
+                paths.append(tuple(path))
+        return tuple(paths)
+
+    def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
+        """Each run of layers in turn takes its best choices, all others as selected.
+
+        prices: of a byte on each host, (plans, hosts), instead of the limits; without them no step passes a limit that
+        it did not pass before.
+        """
+        current = selections.copy()
+        alone = prices is None and not len(self.tables.limits)  # then only what a run is joined to matters
+        for path in self._paths:
+            if not self.budget.try_steps(*self._work_of(len(current), path)):
+                break
+            rows = np.arange(len(current))
+            if alone:
+                rows = rows[[self._surroundings_key(row, path) not in self._known_optimal for row in current]]
+            step = max(1, _MAX_BLOCK_ELEMENTS // max(self.tables.edge[pair].size for pair in pairwise(path)))
+            for start in range(0, len(rows), step):
+                block = rows[start : start + step]
+                current[block] = self._improve_path(current[block], path, None if prices is None else prices[block])
+            if alone:
+                self._known_optimal.update(self._surroundings_key(row, path) for row in current[rows])
+        return current
+
+    @cached_property
+    def _known_optimal(self) -> set[tuple[int, bytes]]:
+        """Runs that have their best choices, as `_near` writes them."""
+        return set()
+
+    @cached_property
+    def _run_surroundings(self) -> dict[int, Selections]:
+        """First layer of a run → the run and all layers that it is joined to."""
+        return {
+            path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
+            for path in self._paths
+        }
+
+    def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
+        """A run with its choices in a selection and those that its best choices depend on."""
+        return path[0], selection[self._run_surroundings[path[0]]].tobytes()
+
+    def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
+        """The selections with the best choices along a path: the least cost up to each choice of each layer, and back
+        again."""
+        costs = []
+        for k, layer in enumerate(path):
+            layer_costs = self._choice_costs(selections, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
+            costs.append(layer_costs if prices is None else layer_costs + prices @ self.tables.weights[layer].T)
+        rows = np.arange(len(selections))
+        least, before = costs[0], costs[0][rows, selections[:, path[0]]]
+        came: list[Selections] = []
+        for (a, b), layer_costs in zip(pairwise(path), costs[1:], strict=True):
+            at_a, at_b = selections[:, a], selections[:, b]
+            before = before + layer_costs[rows, at_b] + self.tables.edge[a, b][at_a, at_b]
+            both = least[:, None, :] + self._transposed_edges[a, b][None]
+            came.append(both.argmin(axis=2))
+            least = np.take_along_axis(both, came[-1][:, :, None], axis=2)[:, :, 0] + layer_costs
+        chosen = least.argmin(axis=1)
+        least, after = least[rows, chosen], selections.copy()
+        after[:, path[-1]] = chosen
+        for layer, origin in zip(reversed(path[:-1]), reversed(came), strict=True):
+            chosen = origin[rows, chosen]
+            after[:, layer] = chosen
+        if prices is not None:
+            return after
+        if len(self.tables.limits):
+            least, before = self.penalised_cost(after), self.penalised_cost(selections)
+        return np.where((least < before * (1 - 1e-12))[:, None], after, selections)
+
+    @cached_property
+    def _transposed_edges(self) -> dict[LayerEdge, Floats]:
+        """The tables of edges with the first layer's choices last: a minimum over them is fast along memory."""
+        return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
+
+    def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
+        """(elements, steps) of deciding these layers anew, one or a run, in so many plans."""
+        elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
+        pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
+        loads = len(self.tables.node) if len(self.tables.limits) else 0
+        return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
+
+    def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
+        """Costs (plans, choices of a) of layer a and of its edges but those to `without`, all else as selected."""
+        costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
+        for b, table in self._neighbours[a]:
+            if b not in without:
+                costs += table[selections[:, b]]
+        return costs
+
+
+def _better_choices(costs: Floats, current: Selections) -> Selections:
+    """The cheapest column of each row, but the current one unless that is really dearer (so that descent ends)."""
+    rows = np.arange(len(costs))
+    best = costs.argmin(axis=1)
+    present = costs[rows, current]
+    return np.where(costs[rows, best] < present - 1e-12 * np.abs(present), best, current)

@@ -1,0 +1,174 @@
+"""Landscapes: what is made small, as a sum of tables over the layers' choices, with the hosts' memory limits.
+
+Tables + objective → one Landscape (latency), or one for each set of devices that may be switched on (energy).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import Platform, UsageError, did_you_mean
+from dicompiler_strategies.tables.choice_footprints import Floats, device_host_matrix, source_and_sink
+from dicompiler_strategies.tables.choices import devices_by_rate
+from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, sum_tables
+
+Selections = NDArray[np.intp]
+TABLE_OBJECTIVES = ("latency", "energy")
+"""Of dicompiler.base.objectives those that have landscapes."""
+
+
+def check_objective(objective: str) -> None:
+    """UsageError where the objective is none of those that are known here."""
+    if objective not in TABLE_OBJECTIVES:
+        known = " and ".join(TABLE_OBJECTIVES)
+        close = did_you_mean(objective, TABLE_OBJECTIVES)
+        close = close if "did you mean" in close else ""
+        raise UsageError(f"gradient: objective {objective!r} is not one of {known}, which it knows{close}")
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectiveTables:
+    """Σ node + Σ edge over the choices of L layers, to be made small under memory limits.
+
+    node: (choices,) of each layer; edge: (choices of i, choices of j) for layers (i, j); in s or J.
+    kept: for each layer the places of these choices among those of the tables.
+    weights: bytes (choices, hosts) of each layer, limits: bytes (hosts,), of the hosts whose memory could be passed.
+    families: (choices,) of each layer, numbers of the kinds of split ("grid 4x2", whatever the
+    extra rows and the shares).
+    """
+
+    node: tuple[Floats, ...]
+    edge: Mapping[LayerEdge, Floats]
+    kept_choices: tuple[Selections, ...]
+    weights: tuple[Floats, ...]
+    limits: Floats
+    families: tuple[Selections, ...]
+
+    def values(self, selections: Selections) -> Floats:
+        """Σ node + Σ edge (plans,) of selections (plans, layers)."""
+        return sum_tables(self.node, self.edge, selections)
+
+    def weight_loads(self, selections: Selections) -> Floats:
+        """Bytes (plans, hosts) of weights."""
+        loads = np.zeros((len(selections), len(self.limits)))
+        for layer_weights, column in zip(self.weights, selections.T, strict=True):
+            loads += layer_weights[column]
+        return loads
+
+    def relative_excess(self, loads: Floats) -> Floats:
+        """By how much loads (…, hosts) pass the limits, as shares of these, summed: (…); 0 where all fit."""
+        over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
+        return over
+
+    @cached_property
+    def excess_price(self) -> float:
+        """What an excess of 1 costs: so much that no gain pays for a host's last byte."""
+        worst = sum(float(table.max()) for table in self.node) + sum(float(table.max()) for table in self.edge.values())
+        return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
+
+    @cached_property
+    def loss_scale(self) -> float:
+        """The mean over the layers of the cheapest choice's own cost: the unit of a loss that does not depend on how
+        large or how fast things are. Where that costs nothing, the mean of all costs."""
+        least = sum(float(table.min()) for table in self.node)
+        most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))
+        return (least or most or 1.0) / len(self.node)
+
+
+def build_objective_tables(
+    tables: CostTables, objective: str, reserve: Mapping[str, int] | None = None
+) -> tuple[ObjectiveTables, ...]:
+    """The landscapes whose minima's minimum is that of the objective over the choices of `tables`.
+
+    latency: the tables as they are. energy: the devices that a plan names idle as long as a frame takes, so there is
+    a landscape for the 1, 2, … fastest devices and for each one alone: exact for plans that use all of the set, and
+    an upper bound for others. reserve: bytes by host that are kept free of weights. UsageError for other objectives.
+    """
+    check_objective(objective)
+    whole = _latency_tables(tables, reserve or {})
+    if objective == "latency":
+        return (whole,)
+    return tuple(_energy_tables(tables, whole, members) for members in _device_sets(tables))
+
+
+def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> ObjectiveTables:
+    platform = tables.problem.platform
+    place = device_host_matrix(platform)
+    limits = np.array([float(host.memory - reserve.get(host.name, 0)) for host in platform.hosts])
+    weights = [held.astype(np.float64) @ place for held in tables.weight_bytes]
+    tight = sum((held.max(axis=0) for held in weights), np.zeros(len(limits))) > limits
+    names: dict[str, int] = {}
+    families = tuple(
+        np.array([names.setdefault(_label_family(choice.label), len(names)) for choice in choices])
+        for choices in tables.choices
+    )
+    kept = tuple(map(np.arange, tables.choice_counts))
+    chosen = tuple(np.ascontiguousarray(held[:, tight]) for held in weights)
+    return ObjectiveTables(tables.node_seconds, tables.edge_seconds, kept, chosen, limits[tight], families)
+
+
+def _label_family(label: str) -> str:
+    """A choice's kind and on how many devices (or which): "height 4 +1 rate" ⇒ "height 4"."""
+    return " ".join(label.split()[:2])
+
+
+def _device_sets(tables: CostTables) -> list[frozenset[str]]:
+    """The sets of devices of which energy knows a landscape: prefixes of the ranking that choices split over (the
+    whole of it as well), and each device alone."""
+    devices = [device.name for device in devices_by_rate(tables.problem)]
+    counts = tables.options.device_counts or range(2, len(devices) + 1)
+    sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
+    teams = [frozenset(devices[:size]) for size in sizes]
+    if tables.options.each_device:
+        teams += [frozenset((name,)) for name in devices[1:]]
+    return teams
+
+
+def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozenset[str]) -> ObjectiveTables:
+    """Joule of the plans that name no device but `members`, sources and sinks: in a layer Σ over the devices of
+    (active − idle power) · its seconds; in all seconds the idle power of every member; and that of the network."""
+    problem = tables.problem
+    source, sink = source_and_sink(problem)
+    platform = problem.platform
+    on = members | {*source, *sink}
+    idle = sum(device.power_idle for device in platform.devices if device.name in on)
+    above = np.array([d.power_active - d.power_idle if d.can_compute else 0.0 for d in platform.devices])
+    byte = mean_joules_per_byte(platform)
+    keep = tuple(
+        np.flatnonzero([all(part.device in members for part in choice.parts) for choice in choices])
+        for choices in tables.choices
+    )
+    node = tuple(
+        (idle * seconds + np.where(np.isfinite(busy), busy, 0.0) @ above + byte * sent)[places]
+        for seconds, busy, sent, places in zip(
+            tables.node_seconds, tables.compute_seconds, tables.node_bytes, keep, strict=True
+        )
+    )
+    edge = {
+        (i, j): (idle * seconds + byte * tables.edge_bytes[i, j])[np.ix_(keep[i], keep[j])]
+        for (i, j), seconds in tables.edge_seconds.items()
+    }
+    return replace(
+        whole,
+        node=node,
+        edge=edge,
+        kept_choices=keep,
+        weights=tuple(held[places] for held, places in zip(whole.weights, keep, strict=True)),
+        families=tuple(numbers[places] for numbers, places in zip(whole.families, keep, strict=True)),
+    )
+
+
+def mean_joules_per_byte(platform: Platform) -> float:
+    """What sender and receiver draw for a byte between two hosts, the mean over all pairs of devices."""
+    pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
+    joules = [
+        link.transfer_s(a.power_network + b.power_network)
+        for a, b in pairs
+        if (link := platform.link(a.name, b.name)) is not None
+    ]
+    return sum(joules) / len(joules) if joules else 0.0

@@ -1,0 +1,261 @@
+"""Lagrange: loads with limits are priced, elimination solves what is left exactly, and the prices are made fair.
+
+JointModel → a lower bound, the best selection met, and the model without the choices that cannot be in a better one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dicompiler.plugin_api import WorkBudget
+from dicompiler_strategies.joint.joint_model import JointModel
+from dicompiler_strategies.joint.variable_elimination import MAX_TABLE_ELEMENTS, min_marginals, minimise_exactly
+from dicompiler_strategies.tables.choice_footprints import Floats
+
+log = logging.getLogger("dicompiler")
+RELATIVE_SLACK = 1e-9
+"""Relative: values closer than this are taken as equal (sums of floats in different orders differ by less)."""
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedProblem:
+    """bound: no selection that keeps the caps is below it. best: the best found, None where none keeps the caps; in
+    the numbers of the first choices, as everywhere outside. value: its value. left: the model with the choices that a
+    better one may still have. least: for each choice that is left a bound on the selections with it.
+    """
+
+    bound: float
+    best: tuple[int, ...] | None
+    value: float
+    model: JointModel
+    choice_bounds: tuple[Floats, ...]
+
+    @property
+    def is_proven(self) -> bool:
+        return self.best is not None and self.value <= self.bound + RELATIVE_SLACK * abs(self.value)
+
+
+def coordinate_descent(
+    model: JointModel, selection: Sequence[int], allowance: WorkBudget | None = None, rounds: int = 20
+) -> tuple[int, ...]:
+    """Local search: layer by layer the best choice with all others held, until nothing gets better or the allowance is
+    over.
+
+    Loads above their caps count first, then the value.
+    """
+    chosen, allowance = list(selection), allowance or WorkBudget()
+    around: dict[int, list[tuple[int, int]]] = {}
+    for i, j in model.edge:
+        around.setdefault(i, []).append((i, j))
+        around.setdefault(j, []).append((i, j))
+    for _ in range(rounds):
+        if not allowance.try_steps(sum(map(len, model.node)), 2 * len(chosen)):
+            break
+        before = list(chosen)
+        loads = model.selection_loads(chosen)
+        for v in range(len(chosen)):
+            cost, load = (
+                model.node[v].copy(),
+                model.node_loads[v].copy() if model.node_loads else np.zeros((len(model.node[v]), 0)),
+            )
+            for i, j in around.get(v, ()):
+                cost += model.edge[i, j][:, chosen[j]] if i == v else model.edge[i, j][chosen[i]]
+                if (i, j) in model.edge_loads:
+                    table = model.edge_loads[i, j]
+                    load[:, : table.shape[2]] += table[:, chosen[j]] if i == v else table[chosen[i]]
+            totals = loads - load[chosen[v]] + load
+            over = (
+                np.maximum(totals - model.load_limits, 0).sum(axis=1) if len(model.load_limits) else np.zeros(len(cost))
+            )
+            # Of equal maxima the smaller sum: else a load that is not the largest would never fall.
+            merit = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
+            best = int(np.lexsort((merit, over))[0])
+            if (over[best], merit[best]) < (over[chosen[v]], merit[chosen[v]]):
+                loads = totals[best]
+                chosen[v] = best
+        if chosen == before:
+            break
+    return tuple(chosen)
+
+
+class _PriceSearch:
+    """The state of one relaxation: prices, the best bound and the best selection."""
+
+    def __init__(self, model: JointModel, start: Sequence[Sequence[int]], allowance: WorkBudget) -> None:
+        self.model, self.allowance = model, allowance
+        self.bound, self.best, self.value = -np.inf, None, np.inf
+        self.choice_bounds: tuple[Floats, ...] = ()
+        self.load_scale = np.where(np.isfinite(model.load_limits) & (model.load_limits > 0), model.load_limits, 1.0)
+        for selection in start:
+            now = model.from_original(selection)
+            if now is not None:
+                self.accept_if_better(now)
+                self.improve_locally(now)
+
+    best: tuple[int, ...] | None
+
+    def accept_if_better(self, selection: tuple[int, ...]) -> None:
+        """Takes a selection (in the numbers of now) if it is the best so far."""
+        if self.model.fits_limits(selection):
+            value = self.model.value(selection)
+            if value < self.value:
+                self.best, self.value = self.model.to_original(selection), value
+
+    def improve_locally(self, selection: tuple[int, ...]) -> None:
+        """Offers what local search makes of a selection."""
+        self.accept_if_better(coordinate_descent(self.model, selection, self.allowance))
+
+    def spend_elimination(self) -> bool:
+        """Counts an elimination; whether it may still be done."""
+        order = self.model.elimination_order
+        return self.allowance.try_steps(sum(order.table_elements), 3 * len(order.steps))
+
+    def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
+        """The best selection at these prices; it gives a bound."""
+        node, edge = self.model.priced_tables(prices)
+        least, selection = minimise_exactly(self.model.elimination_order, node, edge)
+        capped = np.isfinite(self.model.load_limits)
+        self.bound = max(self.bound, least - float(prices[capped] @ self.model.load_limits[capped]))
+        self.accept_if_better(selection)
+        return selection
+
+    def find_feasible(self, prices: Floats) -> None:
+        """Looks for good selections that keep the caps: prices of what is over its cap are raised until none is, and
+        the way there is halved some times."""
+        capped = np.isfinite(self.model.load_limits)
+        if not capped.any():
+            return
+        unit = np.where(capped, max(abs(self.bound), 1e-12) / self.load_scale, 0.0)
+        raised, step = prices.copy(), 0.02
+        for _ in range(40):
+            if not self.spend_elimination():
+                break
+            node, edge = self.model.priced_tables(raised)
+            _, selection = minimise_exactly(self.model.elimination_order, node, edge)
+            self.improve_locally(selection)
+            over = np.where(
+                capped, self.model.selection_loads(selection) - np.where(capped, self.model.load_limits, 0.0), 0.0
+            )
+            if (over <= 0).all():
+                raised, step = raised - np.minimum(raised - prices, step * unit), step / 2
+            else:
+                raised, step = raised + step * unit * (over > 0), step * 1.2
+
+    def drop_choices(self, prices: Floats) -> None:
+        """Drops every choice whose least total at these prices is above the best known value."""
+        node, edge = self.model.priced_tables(prices)
+        capped = np.isfinite(self.model.load_limits)
+        constant = float(prices[capped] @ self.model.load_limits[capped])
+        self.choice_bounds = tuple(
+            totals - constant for totals in min_marginals(self.model.elimination_order, node, edge)
+        )
+        if self.best is None:
+            return
+        keep = [totals <= self.value + RELATIVE_SLACK * abs(self.value) for totals in self.choice_bounds]
+        if all(mask.any() for mask in keep):
+            self.model = self.model.keep_choices(keep)
+            self.choice_bounds = tuple(totals[mask] for totals, mask in zip(self.choice_bounds, keep, strict=True))
+        else:  # nothing left can be better than the best known
+            self.bound = max(self.bound, self.value)
+
+
+def relax_with_prices(
+    model: JointModel, start: Sequence[Sequence[int]] = (), allowance: WorkBudget | None = None, iterations: int = 60
+) -> RelaxedProblem:
+    """Subgradient steps on the prices; `start`: selections to begin with.
+
+    Without loads one elimination is the proof. Prices of capped loads are at least 0; those of a minimax sum to 1 (the
+    largest load is at least any mean of them). Deterministic. Where the allowance is over, what there is by then.
+    """
+    search = _PriceSearch(model, start, allowance or WorkBudget())
+    if not len(model.load_limits):
+        search.minimise_at_prices(np.zeros(0))
+        return RelaxedProblem(search.bound, search.best, search.value, search.model, search.choice_bounds)
+    free = np.isinf(model.load_limits)
+    prices = np.where(free, 1.0 / max(1, free.sum()), 0.0) if model.is_minimax else np.zeros(len(model.load_limits))
+    best_prices, factor, stale = prices, 1.0, 0
+    for number in range(iterations):
+        if not search.spend_elimination() and number:
+            break
+        before = search.bound
+        selection = search.minimise_at_prices(prices)
+        search.improve_locally(selection)
+        if search.bound > before + 1e-4 * abs(before) or number == 0:
+            best_prices, stale = prices, 0
+        else:
+            stale += 1
+        if stale >= 5:
+            factor, stale = factor / 2, 0
+        if search.best is not None and search.value <= search.bound + RELATIVE_SLACK * abs(search.value):
+            break
+        prices = _update_prices(search, prices, selection, factor)
+        if number % 10 == 9:
+            search.find_feasible(best_prices)
+            log.info("cpsat: relaxation %d: value %.6g, bound %.6g", number + 1, search.value, search.bound)
+            search.drop_choices(best_prices)
+    search.find_feasible(best_prices)
+    search.drop_choices(best_prices)
+    return RelaxedProblem(search.bound, search.best, search.value, search.model, search.choice_bounds)
+
+
+def bound_without_elimination(
+    model: JointModel, start: Sequence[Sequence[int]], allowance: WorkBudget | None = None
+) -> RelaxedProblem:
+    """The same for a graph that is too wide to eliminate: every table's own minimum is the bound; elimination over the
+    most promising choices, and local search, find the best."""
+    search = _PriceSearch(model, start, allowance or WorkBudget())
+    edge_least = {e: float(table.min()) for e, table in model.edge.items()}
+    rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
+    least = [costs + (rest - costs.min()) for costs in model.node]
+    for (i, j), table in model.edge.items():
+        least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
+        least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
+    if not model.is_minimax:  # one elimination, whatever is allowed
+        promising = _most_promising(model, least)
+        _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
+        chosen = model.from_original(promising.to_original(selection))
+        assert chosen is not None
+        search.accept_if_better(chosen)
+        search.improve_locally(chosen)
+    return RelaxedProblem(max(float(totals.min()) for totals in least), search.best, search.value, model, tuple(least))
+
+
+def _most_promising(model: JointModel, least: Sequence[Floats]) -> JointModel:
+    """The model with so many of each layer's choices, those with the least bounds, that it can be eliminated."""
+    few, most = model, max(map(len, least))
+    while few.elimination_order.largest_table > MAX_TABLE_ELEMENTS and most > 1:
+        most = most * 3 // 4
+        few = model.keep_choices(
+            [np.argsort(np.argsort(totals, kind="stable"), kind="stable") < most for totals in least]
+        )
+    return few
+
+
+def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
+    """A step along the subgradient: the loads above their caps, or above the price-weighted mean."""
+    model = search.model
+    loads, free = model.selection_loads(selection), np.isinf(model.load_limits)
+    if model.is_minimax:
+        mean = float(prices[free] @ loads[free])
+        spread = float(np.abs(loads[free] - mean).max()) or 1.0
+        moved = prices.copy()
+        moved[free] = prices[free] * np.exp(factor * (loads[free] - mean) / spread)
+        moved[free] /= moved[free].sum()
+        return np.where(free, moved, np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection)))
+    return np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection))
+
+
+def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
+    """Polyak's step for capped loads, in relative units; 0 for the others."""
+    capped = np.isfinite(search.model.load_limits)
+    over = np.where(capped, (loads - np.where(capped, search.model.load_limits, 0.0)) / search.load_scale, 0.0)
+    norm = float(over @ over)
+    if norm == 0:
+        return over
+    low = search.bound if np.isfinite(search.bound) else 0.0
+    target = search.value if np.isfinite(search.value) else 1.5 * max(low, search.model.value(selection))
+    return max(target - low, 1e-3 * abs(target)) * over / norm / search.load_scale

@@ -1,0 +1,269 @@
+"""The whole search: relaxation, CP-SAT, and plans that fit into memory, with a bound and what it holds for.
+
+Tables → JointSolution.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import (
+    INTERRUPTED_NOTE,
+    DicompilerError,
+    Plan,
+    Problem,
+    format_bytes,
+    free_memory,
+    missing_memory,
+    needed_memory,
+    raw_nbytes,
+)
+from dicompiler_strategies.joint.cpsat_solver import SolverEffort, SolverResult, solve_remaining
+from dicompiler_strategies.joint.joint_model import JointModel, activation_bytes, build_joint_model
+from dicompiler_strategies.joint.lagrangian import RelaxedProblem, bound_without_elimination, relax_with_prices
+from dicompiler_strategies.joint.variable_elimination import MAX_TABLE_ELEMENTS
+from dicompiler_strategies.tables.choice_footprints import device_host_matrix, source_and_sink
+from dicompiler_strategies.tables.choices import devices_by_rate
+from dicompiler_strategies.tables.cost_tables import CostTables
+
+log = logging.getLogger("dicompiler")
+PROOF_GAP = 1e-6
+"""Relative gap at which a value counts as proven: what rounding to whole numbers can come to."""
+AMPLE_COPIES = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
+MAX_LIMITED_LAYERS = 4  # layers whose tensors are kept within the limits by the model itself
+MAX_MEMORY_ROUNDS = 12  # of solving again with more room left for activations
+
+
+@dataclass(frozen=True)
+class JointSolution:
+    """The best plan found. value: its objective in the model named by `cost_model`; no plan of `choice_set` has less
+    than `bound` there. It is no bound for other choices, nor for a makespan without barriers.
+
+    interrupted: the search was stopped by hand.
+    """
+
+    plan: Plan
+    selection: tuple[int, ...]
+    value: float
+    bound: float
+    is_proven: bool
+    choice_set: str
+    cost_model: str
+    interrupted: bool = False
+
+    @property
+    def gap(self) -> float:
+        """(value - bound) / value; 0 where proven."""
+        return 0.0 if self.is_proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
+
+    def text(self) -> str:
+        """One line: value, bound, gap and what they hold for."""
+        how = "proven optimal" if self.is_proven else f"gap {100 * self.gap:.2f} %"
+        stopped = ", interrupted" if self.interrupted else ""
+        return (
+            f"value {self.value:.6g}, bound {self.bound:.6g} ({how}{stopped}) in {self.cost_model}, "
+            f"over: {self.choice_set}"
+        )
+
+
+def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
+    """The best plan over the choices of the tables, the hosts' memory being hard limits.
+
+    Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into memory, with the
+    smallest limit that would do, and the layer that fits nowhere where there is one.
+    """
+    return _JointSearch(cost_tables, effort).solve()
+
+
+class _JointSearch:
+    def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
+        self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
+        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # everything on the fastest device
+        self.interrupted = False
+        self.powered_devices: set[str] | None = None  # the devices that are on, where that is part of the question
+        self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
+
+    def solve(self) -> JointSolution:
+        """Without limits first: where that plan fits, it is the best of all."""
+        keep = self._possible_choices()
+        if self.problem.objective == "energy":
+            best, bound = self._solve_energy(keep)
+        else:
+            best, bound = self._solve_model(build_joint_model(self.tables).keep_choices(keep), self.start_selections)
+        if best is not None and not self._missing_memory(best):
+            return self._build_solution(best, bound)
+        self.powered_devices = None
+        return self._solve_with_limits(keep, best, bound)
+
+    def _solve_with_limits(
+        self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float
+    ) -> JointSolution:
+        """The best plan that fits. Of a plan that does not, the layer with the most tensors beside the weights is kept
+        within the limits as well from then on, which holds for every plan; where that is not enough, less room is left
+        for weights, which costs the bound its meaning: then it stays as it was."""
+        limits, full, valid = free_memory(self.problem), list[int](), True
+        for _ in range(MAX_MEMORY_ROUNDS):
+            start = self.start_selections if best is None else [*self.start_selections, best]
+            best, own_bound = self._solve_model(
+                build_joint_model(self.tables, limits, full=full).keep_choices(keep), start
+            )
+            bound = max(bound, own_bound) if valid else bound
+            if best is None:
+                break
+            over = self._missing_memory(best)
+            if not over:
+                return self._build_solution(best, bound)
+            fullest = self._fullest_layer(best, over)
+            if fullest not in full and len(full) < MAX_LIMITED_LAYERS:
+                full.append(fullest)
+                continue
+            valid = False
+            for host, lacking in over.items():  # leave as much room as this plan's activations were too large
+                limits[host] = max(0, limits[host] - lacking)
+        return self._solve_least_memory(bound)
+
+    def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
+        """The layer whose tensors take most on one of these hosts."""
+        places = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
+        live = [held[c][places].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)]
+        return int(np.argmax(live))
+
+    def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
+        """Energy: one model for each number of the fastest devices that are on; all that are on draw idle power."""
+        best, value, bound = None, np.inf, np.inf
+        source, sink = source_and_sink(self.problem)
+        for count in range(1, len(devices_by_rate(self.problem)) + 1):
+            on = {*source, *sink, *(device.name for device in devices_by_rate(self.problem)[:count])}
+            inside = [
+                mask & np.array([all(part.device in on for part in choice.parts) for choice in choices])
+                for mask, choices in zip(keep, self.tables.choices, strict=True)
+            ]
+            if not all(mask.any() for mask in inside):
+                continue
+            powered = build_joint_model(self.tables, on=on)
+            selection, own_bound = self._solve_model(powered.keep_choices(inside), self.start_selections)
+            bound = min(bound, own_bound)
+            if selection is not None and powered.value(selection) < value:
+                best, value, self.powered_devices = selection, powered.value(selection), on
+        return best, bound
+
+    def _solve_model(self, limited: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
+        """(the best selection, the bound) of a model."""
+        relaxed: RelaxedProblem | None = None
+        try:
+            wide = limited.elimination_order.largest_table > MAX_TABLE_ELEMENTS
+            relaxed = (bound_without_elimination if wide else relax_with_prices)(limited, start, self.effort.budget)
+            left = sum(len(costs) for costs in relaxed.model.node)
+            log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
+            if relaxed.is_proven:
+                return relaxed.best, relaxed.bound
+            result: SolverResult = solve_remaining(relaxed, self.effort, wide)
+            self.interrupted |= result.interrupted
+            return result.best, result.bound
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if relaxed is not None:
+                return relaxed.best, relaxed.bound
+            possible = [
+                now for s in start if (now := limited.from_original(s)) is not None and limited.fits_limits(now)
+            ]
+            best = min(possible, key=limited.value, default=None)
+            return (None if best is None else limited.to_original(best)), 0.0
+
+    def _possible_choices(self) -> list[NDArray[np.bool_]]:
+        """For each layer the choices that can fit at all. Raises where a layer has none."""
+        hosts = self.problem.platform.hosts
+        caps = np.array([host.memory for host in hosts], np.float64)
+        place = device_host_matrix(self.problem.platform)
+        reserve = np.array([self.problem.target_overhead[d.name] for d in self.problem.platform.devices], np.float64)
+        keep: list[NDArray[np.bool_]] = []
+        for i, (held, live) in enumerate(zip(self.tables.weight_bytes, activation_bytes(self.tables), strict=True)):
+            need = held @ place + live
+            if reserve.any():
+                need += (self._participation(i) * reserve) @ place
+            fits: NDArray[np.bool_] = np.all(need <= caps, axis=1)
+            if not fits.any():
+                least = int(need.max(axis=1).min())
+                raise DicompilerError(
+                    f"cpsat: layer {self.problem.layers.layers[i].name!r} fits nowhere: its smallest split needs "
+                    f"{format_bytes(least)} on a host: give the hosts at least that much memory"
+                )
+            keep.append(fits)
+        return keep
+
+    def _participation(self, layer: int) -> NDArray[np.bool_]:
+        """Which devices have a part in each choice of a layer: (choices, devices)."""
+        names = [device.name for device in self.problem.platform.devices]
+        parts = [{part.device for part in choice.parts} for choice in self.tables.choices[layer]]
+        return np.array([[name in used for name in names] for used in parts])
+
+    def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
+        """Host → bytes that it lacks, for the hosts that do not hold their share of the plan."""
+        return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
+
+    def _has_ample_memory(self) -> bool:
+        """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look. With a
+        target AMPLE times all weights (they are copied while they are loaded) and twice what it always adds."""
+        layers = self.problem.layers
+        sizes = {False: 0, True: 0}
+        for tensor in layers.tensors.values():
+            if tensor.shape is not None:
+                sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
+        devices = len(self.problem.platform.devices)  # those of one host may hold copies
+        copies = 1 if self.problem.target is None else AMPLE_COPIES
+        added = 2 * max(self.problem.target_overhead.values())
+        return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE_COPIES * sizes[False] + added)
+
+    def _solve_least_memory(self, bound: float) -> JointSolution:
+        """The plan that needs the least memory, where it fits; else the error."""
+        least = replace(self.tables, problem=replace(self.problem, objective="memory"))
+        best, _ = self._solve_model(build_joint_model(least), self.start_selections)
+        assert best is not None
+        plan = self.tables.plan(best)
+        needed = needed_memory(self.problem, plan)
+        if all(needed[host] <= self.memory[host] for host in needed):
+            return self._build_solution(best, bound)
+        need = max(needed.values())
+        sizes = [float(held[c].max()) for held, c in zip(self.tables.weight_bytes, best, strict=True)]
+        layer = self.problem.layers.layers[int(np.argmax(sizes))].name
+        raise DicompilerError(
+            f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would do; most of it is for "
+            f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): give hosts more, or add some"
+        )
+
+    def _build_solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
+        powered = build_joint_model(self.tables, on=self.powered_devices)
+        value = powered.value(selection)
+        bound = min(bound, value)
+        proven = value - bound <= PROOF_GAP * abs(value)
+        plan = self.tables.plan(selection)
+        if self.interrupted:
+            log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
+            plan = replace(plan, note=INTERRUPTED_NOTE)
+        return JointSolution(
+            plan,
+            selection,
+            value,
+            bound,
+            proven,
+            self.tables.options.describe(),
+            _describe_cost_model(self.problem),
+            self.interrupted,
+        )
+
+
+def _describe_cost_model(problem: Problem) -> str:
+    """What values and bounds are in."""
+    inside = {
+        "latency": "seconds with a barrier after each layer",
+        "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",
+        "throughput": "seconds of the busiest device or line",
+        "memory": "bytes of weights on the fullest host",
+        "communication": "bytes, counted for each edge of the layer graph",
+    }[problem.objective]
+    return f"{inside}, cost model {problem.cost_model.name}, {problem.platform.network.kind} network"

@@ -1,0 +1,216 @@
+"""Exact minimum of a sum of tables over a graph, by variable elimination (min-plus, min-fill order).
+
+Unary tables + edge tables → the minimum, a selection that has it, and the minimum for each choice held fast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from dicompiler_strategies.tables.choice_footprints import Floats
+from dicompiler_strategies.tables.cost_tables import LayerEdge
+
+MAX_TABLE_ELEMENTS = 1 << 25
+"""Elements of the largest table that elimination may make (256 MiB); see `Graph.widest`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _TableFactor:
+    """A table over the variables of `scope`, one axis for each."""
+
+    scope: tuple[int, ...]
+    table: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class EliminationStep:
+    """One step of the elimination: `variable` goes, `rest` are its neighbours by then."""
+
+    variable: int
+    neighbours: tuple[int, ...]
+
+    @property
+    def scope(self) -> tuple[int, ...]:
+        return self.variable, *self.neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class EliminationOrder:
+    """The shape of a problem and the order of its elimination; it does not depend on what the tables hold.
+
+    sizes: choices of each variable.
+    """
+
+    choice_counts: tuple[int, ...]
+    steps: tuple[EliminationStep, ...]
+
+    @cached_property
+    def step_of_variable(self) -> Mapping[int, int]:
+        """Variable → the number of its bucket."""
+        return {bucket.variable: k for k, bucket in enumerate(self.steps)}
+
+    @property
+    def largest_table(self) -> int:
+        """Elements of the largest table on the way."""
+        return max(self.table_elements, default=1)
+
+    @cached_property
+    def table_elements(self) -> tuple[int, ...]:
+        """Elements of each bucket's table."""
+        return tuple(math.prod(self.choice_counts[v] for v in bucket.scope) for bucket in self.steps)
+
+
+def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
+    """The elimination order: always a variable whose neighbours miss the fewest edges among them (min-fill), of equals
+    the one with the smallest table, then the first."""
+    around: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+    for i, j in edges:
+        around[i].add(j)
+        around[j].add(i)
+
+    def price(v: int) -> tuple[int, int, int]:
+        near = around[v]
+        missing = sum(len(near - around[u]) - 1 for u in near) // 2
+        return missing, math.prod(sizes[u] for u in (v, *near)), v
+
+    prices = {v: price(v) for v in around}
+    buckets = []
+    while prices:
+        v = min(prices, key=lambda v: prices[v])
+        near = around.pop(v)
+        buckets.append(EliminationStep(v, tuple(sorted(near))))
+        del prices[v]
+        for u in near:
+            around[u] |= near - {u}
+            around[u].discard(v)
+        for u in near.union(*(around[w] for w in near)):
+            prices[u] = price(u)
+    return EliminationOrder(tuple(sizes), tuple(buckets))
+
+
+def minimise_exactly(
+    plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
+) -> tuple[float, tuple[int, ...]]:
+    """(the least Σ node + Σ edge, a selection that has it; of equals the one with the lowest choices met first)."""
+    factors = _place_tables(plan, node, edge)
+    least = 0.0
+    for k, bucket in enumerate(plan.steps):
+        least += _send_message(plan, factors, k, _minimise_first_axis(plan, bucket.scope, factors[k]))
+    selection = [0] * len(plan.choice_counts)
+    for bucket, bucket_factors in zip(reversed(plan.steps), reversed(factors), strict=True):
+        scope = bucket.scope
+        column: Floats = np.zeros(1)
+        for factor in _small_first(bucket_factors):
+            at = tuple(slice(None) if v == bucket.variable else selection[v] for v in factor.scope)
+            column = column + factor.table[at]
+        selection[scope[0]] = int(column.argmin())
+    return least, tuple(selection)
+
+
+def min_marginals(
+    plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
+) -> tuple[Floats, ...]:
+    """For each variable the least total (choices,) with each of its choices held fast.
+
+    Upwards as `minimise`; then downwards: what a bucket gets back from the one it sent to is that one's joint table,
+    minimised to the common variables, less what it had sent itself.
+    """
+    factors = _place_tables(plan, node, edge)
+    messages: list[Floats] = []
+    parents: list[int | None] = []
+    roots = []
+    for k, bucket in enumerate(plan.steps):
+        message = _minimise_first_axis(plan, bucket.scope, factors[k])
+        messages.append(message)
+        parents.append(_receiving_step(plan, bucket))
+        roots.append(_send_message(plan, factors, k, message))
+    constant = sum(roots)
+    marginals: list[Floats] = [np.zeros(0)] * len(plan.choice_counts)
+    back: list[_TableFactor | None] = [None] * len(plan.steps)
+    children: dict[int, list[int]] = {}
+    for k, parent in enumerate(parents):
+        if parent is not None:
+            children.setdefault(parent, []).append(k)
+    for k in range(len(plan.steps) - 1, -1, -1):
+        bucket, returned = plan.steps[k], back[k]
+        table = _add_tables(plan, bucket.scope, [*factors[k], returned] if returned is not None else factors[k])
+        least = table.min(axis=tuple(range(1, table.ndim)))
+        # A root's own minimum is part of the constant already: other components' minima come on top of its own.
+        marginals[bucket.variable] = least + (constant - least.min())
+        for child in children.get(k, ()):
+            rest = plan.steps[child].neighbours
+            gone = tuple(axis for axis, v in enumerate(bucket.scope) if v not in rest)
+            kept = tuple(v for v in bucket.scope if v in rest)
+            down = table.min(axis=gone)
+            order = [kept.index(v) for v in rest]
+            back[child] = _TableFactor(rest, down.transpose(order) - messages[child])
+        factors[k] = []
+    return tuple(marginals)
+
+
+def _receiving_step(plan: EliminationOrder, bucket: EliminationStep) -> int | None:
+    """The bucket that takes the message: the first of the neighbours to go."""
+    return min((plan.step_of_variable[v] for v in bucket.neighbours), default=None)
+
+
+def _place_tables(
+    plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
+) -> list[list[_TableFactor]]:
+    """Every table in the bucket of its first variable to go."""
+    factors: list[list[_TableFactor]] = [[] for _ in plan.steps]
+    for v, table in enumerate(node):
+        factors[plan.step_of_variable[v]].append(_TableFactor((v,), table))
+    for scope, table in edge.items():
+        factors[min(plan.step_of_variable[v] for v in scope)].append(_TableFactor(scope, table))
+    return factors
+
+
+def _send_message(plan: EliminationOrder, factors: list[list[_TableFactor]], k: int, message: Floats) -> float:
+    """Puts a bucket's message where it belongs; without neighbours it is a number, which is returned."""
+    parent = _receiving_step(plan, plan.steps[k])
+    if parent is None:
+        return float(message)
+    factors[parent].append(_TableFactor(plan.steps[k].neighbours, message))
+    return 0.0
+
+
+def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
+    """The small ones first, so that adding them up is cheap. Always the same order: so are the sums, to the bit."""
+    return sorted(factors, key=lambda factor: factor.table.size)
+
+
+def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
+    """The factor's table with an axis for each variable of `scope`, of length 1 where it does not depend on it."""
+    order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
+    lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
+    return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
+
+
+def _add_tables(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
+    """The sum of the factors as one table over `scope`."""
+    total: Floats = np.zeros((1,) * len(scope))
+    for factor in _small_first(factors):
+        total = total + _align_axes(scope, factor)
+    return np.ascontiguousarray(np.broadcast_to(total, tuple(plan.choice_counts[v] for v in scope)))
+
+
+def _minimise_first_axis(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
+    """The minimum of the joint table over its first variable, worked out in pieces that stay in the cache."""
+    least: Floats
+    if len(scope) < 3:
+        least = _add_tables(plan, scope, factors).min(axis=0)
+        return least
+    sizes = [plan.choice_counts[v] for v in scope]
+    tables = [_align_axes(scope, factor) for factor in _small_first(factors)]
+    least = np.empty(sizes[1:])
+    for i in range(sizes[1]):
+        total: Floats = np.zeros((1,) * len(scope))
+        for table in tables:
+            total = total + (table if table.shape[1] == 1 else table[:, i : i + 1])
+        least[i] = total.min(axis=0)[0]
+    return least

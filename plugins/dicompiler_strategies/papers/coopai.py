@@ -1,0 +1,325 @@
+"""CoopAI (Yang et al., 2020) as printed: MLS, its blocks and modes, and its baseline SLS, on a chain of layers.
+
+LayerGraph → Chain;   Chain + F + G + k → Result: the blocks of T_L^k.   Identical devices behind one gateway.
+The paper's letters and equation numbers; what it leaves to its technical report is fixed as its figures need it:
+
+- two FLOPs for a multiplication with its addition, 32 bit for an element; pools cost nothing and belong to the
+  convolution before them;
+- a grid is a run of rows of a block's last map; the first H mod k grids get one row more. The FLOPs of a fully
+  connected layer are in equal shares;
+- only missing rows travel, and each is uploaded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dicompiler.plugin_api import (
+    DicompilerError,
+    Layer,
+    LayerGraph,
+    count_macs,
+    named_axes,
+    output_shape,
+    reduction_length,
+    split_proportionally,
+)
+from dicompiler_strategies.dp.row_maps import RowIntervals, RowMap, build_row_maps, row_counts
+from dicompiler_strategies.tables.choice_footprints import Ints
+
+BITS = 32
+Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
+DataState = Literal["gateway", "rows", "outputs", "sums"]  # what the devices hold between two rounds, see `_Rounds`
+
+
+@dataclass(frozen=True, eq=False)
+class ConvolutionalLayer:
+    """A convolutional layer with the pools behind it. `names` of its layers; `maps`: theirs, the convolution's first.
+
+    row_flops: FLOPs of one row of the convolution; rows_in, rows_out: H of the input and of the (pooled) output;
+    row_in, row_out: elements of a row of either (channels · width).
+    """
+
+    names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    maps: tuple[RowMap, ...]
+    row_flops: int
+    rows_in: int
+    rows_out: int
+    row_in: int
+    row_out: int
+
+    def computed_rows(self, rows: RowIntervals) -> RowIntervals:
+        """Rows of the convolution for rows of the output."""
+        for name, row_map in zip(reversed(self.inputs[1:]), reversed(self.maps[1:]), strict=True):
+            need = row_map.read_rows(name, rows)
+            assert need is not None
+            rows = need
+        return rows
+
+    def read_rows(self, rows: RowIntervals) -> RowIntervals:
+        """Rows of the input for rows of the convolution."""
+        need = self.maps[0].read_rows(self.inputs[0], rows)
+        assert need is not None
+        return need
+
+
+@dataclass(frozen=True)
+class FullyConnectedLayer:
+    """A fully connected layer: Ni inputs, No outputs."""
+
+    names: tuple[str, ...]
+    Ni: int
+    No: int
+
+
+@dataclass(frozen=True)
+class LayerBlock:
+    """b_{i,j}^k: layers i to j (from 0, j included) of the chain, computed in one round in `mode`."""
+
+    i: int
+    j: int
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class CoopaiResult:
+    """T_L^k in seconds with the blocks that give it."""
+
+    k: int
+    seconds: float
+    blocks: tuple[LayerBlock, ...]
+
+
+Chain = tuple[ConvolutionalLayer | FullyConnectedLayer, ...]
+_RoundOption = tuple[LayerBlock, DataState, float]  # a block, the state that it leaves, and e_{i,j}^k
+
+
+def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
+    """The network as CoopAI sees it: its convolutions with their pools, and its fully connected layers, in a row.
+
+    Layers that are neither (Flatten, LRN, Softmax) count nothing. path: of a network with branches the layers that
+    stand for it, each with all of its input channels. Raises DicompilerError for branches without it.
+    """
+    for i, layer in enumerate(() if path else layers.layers):
+        before = layers.layers[i - 1] if i else None
+        if len(layer.inputs) != 1 or layers.producer.get(layer.inputs[0]) is not before:
+            raise DicompilerError(
+                f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: leave paper=true out"
+            )
+    maps, labels = build_row_maps(layers), named_axes(layers)
+    result: list[ConvolutionalLayer | FullyConnectedLayer] = []
+    for layer in path or layers.layers:
+        if layer.whole_reason or not count_macs(layers, layer):
+            last = result[-1] if result else None
+            if (
+                layer.name in maps
+                and isinstance(last, ConvolutionalLayer)
+                and len(layer.inputs) == 1
+                and _reads_from(layers, last, layer)
+            ):
+                result[-1] = _with_pool(layers, last, layer, maps[layer.name])
+        elif layer.name in maps:
+            result.append(_convolutional_layer(layers, layer, maps[layer.name], labels[layer.inputs[0]]["height"]))
+        elif (length := reduction_length(layers, layer)) is not None:
+            result.append(FullyConnectedLayer((layer.name,), length, int(np.prod(output_shape(layers, layer)))))
+        else:
+            raise DicompilerError(
+                f"dp: CoopAI knows convolutional and fully connected layers, and layer {layer.name!r} "
+                f"({layer.nodes[layer.anchor].op}) is neither: leave paper=true out"
+            )
+    if not result:
+        raise DicompilerError("dp: CoopAI finds no convolutional or fully connected layer here: leave paper=true out")
+    return tuple(result)
+
+
+def _reads_from(layers: LayerGraph, last: ConvolutionalLayer, layer: Layer) -> bool:
+    return layers.producer[layer.inputs[0]].name == last.names[-1]
+
+
+def _convolutional_layer(layers: LayerGraph, layer: Layer, row_map: RowMap, height: int) -> ConvolutionalLayer:
+    shape = layers.tensors[layer.inputs[0]].shape
+    assert shape is not None
+    shape_out = output_shape(layers, layer)
+    return ConvolutionalLayer(
+        (layer.name,),
+        (layer.inputs[0],),
+        (row_map,),
+        2 * count_macs(layers, layer) // row_map.height,
+        shape[height],
+        row_map.height,
+        int(np.prod(shape)) // shape[height],
+        int(np.prod(shape_out)) // row_map.height,
+    )
+
+
+def _with_pool(layers: LayerGraph, cl: ConvolutionalLayer, layer: Layer, row_map: RowMap) -> ConvolutionalLayer:
+    shape_out = output_shape(layers, layer)
+    return ConvolutionalLayer(
+        (*cl.names, layer.name),
+        (*cl.inputs, layer.inputs[0]),
+        (*cl.maps, row_map),
+        cl.row_flops,
+        cl.rows_in,
+        row_map.height,
+        cl.row_in,
+        int(np.prod(shape_out)) // row_map.height,
+    )
+
+
+def balanced_rows(rows: int, k: int) -> RowIntervals:
+    """The balanced rows of k devices."""
+    return split_proportionally(rows, (1.0,) * k)
+
+
+def _equal_shares(count: int, k: int) -> Ints:
+    """(k,): an equal share of `count` outputs or inputs for each device."""
+    return np.array(row_counts(balanced_rows(count, k)), np.int64)
+
+
+def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = False) -> CoopaiResult:
+    """Eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k, and the blocks of T_L^k. F: FLOP/s of a device, G: bit/s.
+
+    e depends on what the devices hold when the round begins, so that T has one value for each State. `single`: SLS,
+    the baseline, with one layer in a block and fully connected ones in model form only.
+    """
+    if k == 1:
+        return CoopaiResult(1, _single_device_latency(layers, F, G), (LayerBlock(0, len(layers) - 1, "device"),))
+    rounds = _Rounds(layers, F, G, k, single)
+    best: list[dict[DataState, tuple[float, tuple[LayerBlock, ...]]]] = [{} for _ in range(len(layers) + 1)]
+    best[0]["gateway"] = (0.0, ())
+    for i in range(len(layers)):
+        for state, (seconds, blocks) in best[i].items():
+            for block, after, e in rounds.round_options(i, state):
+                known = best[block.j + 1].get(after)
+                if known is None or _order_key(seconds + e, blocks) < _order_key(known[0], known[1][:-1]):
+                    best[block.j + 1][after] = (seconds + e, (*blocks, block))
+    seconds, blocks = min(best[-1].values(), key=lambda entry: _order_key(*entry))
+    return CoopaiResult(k, seconds, blocks)
+
+
+def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
+    """The order of solutions: the faster, and of equals (to a picosecond) the one of fewer blocks."""
+    return round(seconds, 12), len(blocks)
+
+
+def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
+    """Eq. (1): T_L^* = min over k of T_L^k; of equals the fewest devices."""
+    return min(results, key=lambda result: (result.seconds, result.k))
+
+
+def _single_device_latency(layers: Chain, F: float, G: float) -> float:
+    """T_L^1: the network's input travels to the device, its output back."""
+    first, last = layers[0], layers[-1]
+    inputs = first.Ni if isinstance(first, FullyConnectedLayer) else first.rows_in * first.row_in
+    outputs = last.No if isinstance(last, FullyConnectedLayer) else last.rows_out * last.row_out
+    flops = sum(
+        2 * at.Ni * at.No if isinstance(at, FullyConnectedLayer) else at.row_flops * at.maps[0].height for at in layers
+    )
+    return flops / F + (inputs + outputs) * BITS / G
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The rounds that may follow each other, and e_{i,j}^k of each: eq. (3) to (5).
+
+    States between rounds: `gateway` nothing is on a device, `rows` each device holds its grid of the last map,
+    `outputs` its share of a fully connected layer's outputs, `sums` the partial sums were added up by the gateway.
+    """
+
+    layers: Chain
+    F: float
+    G: float
+    k: int
+    single: bool
+
+    def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
+        """The blocks that can begin with layer i, the state that each leaves, and e_{i,j}^k."""
+        return (
+            self._convolutional(i, state)
+            if isinstance(self.layers[i], ConvolutionalLayer)
+            else self._connected(i, state)
+        )
+
+    def _e(self, zeta: Ints, phi: Ints) -> float:
+        """Eq. (3): e_{i,j}^k = max over d of ζ(d) / F + φ(d) / (G / k), φ in elements here."""
+        return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
+
+    def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
+        """CLs i to j in grids; and the same closed by one FL in data form, whose inputs each device then holds."""
+        rounds: list[_RoundOption] = []
+        for j in range(i, i + 1 if self.single else len(self.layers)):
+            last = self.layers[j]
+            if not isinstance(last, ConvolutionalLayer):
+                break
+            rows = balanced_rows(last.rows_out, self.k)
+            zeta, needs = self._grid_work(i, j, rows)
+            ti, tau = self._missing_rows(i, needs, state)
+            after = self.layers[j + 1] if j + 1 < len(self.layers) else None
+            out = np.array(row_counts(rows), np.int64) * last.row_out
+            to = np.zeros_like(out) if isinstance(after, ConvolutionalLayer) else out
+            rounds.append((LayerBlock(i, j, "grids"), "rows", self._e(zeta, ti + tau + to)))
+            if isinstance(after, FullyConnectedLayer) and not self.single:
+                more = 2 * _equal_shares(after.Ni, self.k) * after.No
+                e = self._e(zeta + more, ti + tau + after.No)
+                rounds.append((LayerBlock(i, j + 1, "grids+data"), "sums", e))
+        return rounds
+
+    def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
+        """Eq. (4): ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device prefetches."""
+        zeta = np.zeros(self.k, np.int64)
+        for r in range(j, i - 1, -1):
+            layer = self.layers[r]
+            assert isinstance(layer, ConvolutionalLayer)
+            computed = layer.computed_rows(rows)
+            zeta += np.array(row_counts(computed), np.int64) * layer.row_flops
+            rows = layer.read_rows(computed)
+        return zeta, rows
+
+    def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
+        """(ti, τo) of eq. (5) in elements: missing rows that come down, and own rows that others miss, each sent up
+        once."""
+        layer = self.layers[i]
+        assert isinstance(layer, ConvolutionalLayer)
+        if state != "rows":
+            return np.array(row_counts(needs), np.int64) * layer.row_in, np.zeros(self.k, np.int64)
+        reads = np.zeros((self.k, layer.rows_in), np.bool_)
+        owns = np.zeros_like(reads)
+        for d, (need, held) in enumerate(zip(needs, balanced_rows(layer.rows_in, self.k), strict=True)):
+            reads[d, need[0] : need[1]] = True
+            owns[d, held[0] : held[1]] = True
+        missing = reads & ~owns
+        up = owns & missing.any(axis=0)
+        return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
+
+    def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
+        """FL i in model form (an output share each), in data form (an input share each, sums up); or i and i + 1 in
+        hybrid form: model, then data."""
+        layer = self.layers[i]
+        assert isinstance(layer, FullyConnectedLayer)
+        inputs, outputs = _equal_shares(layer.Ni, self.k), _equal_shares(layer.No, self.k)
+        missing = np.maximum(layer.Ni - self._held_inputs(i, state), 0)
+        model = 2 * layer.Ni * outputs
+        rounds: list[_RoundOption] = [(LayerBlock(i, i, "model"), "outputs", self._e(model, missing + outputs))]
+        if self.single:
+            return rounds
+        ti = np.zeros_like(inputs) if state == "outputs" else inputs
+        rounds.append((LayerBlock(i, i, "data"), "sums", self._e(2 * inputs * layer.No, ti + layer.No)))
+        after = self.layers[i + 1] if i + 1 < len(self.layers) else None
+        if isinstance(after, FullyConnectedLayer):
+            e = self._e(model + 2 * outputs * after.No, missing + after.No)
+            rounds.append((LayerBlock(i, i + 1, "hybrid"), "sums", e))
+        return rounds
+
+    def _held_inputs(self, i: int, state: DataState) -> Ints:
+        """Elements of FL i's input that each device made itself."""
+        before = self.layers[i - 1] if i else None
+        if state == "rows" and isinstance(before, ConvolutionalLayer):
+            return _equal_shares(before.rows_out, self.k) * before.row_out
+        if state == "outputs" and isinstance(before, FullyConnectedLayer):
+            return _equal_shares(before.No, self.k)
+        return np.zeros(self.k, np.int64)

@@ -1,0 +1,101 @@
+"""CoopAI's own decision as a plan: the blocks that eq. (1) and (2) choose, with equal shares on k devices.
+
+Problem → coopai.Result → runs of layers → parts. What a gateway does in the paper, the leader does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dicompiler.plugin_api import DicompilerError, Layer, Part
+from dicompiler_strategies.dp.candidate_runs import LayerRun, run_parts
+from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
+from dicompiler_strategies.papers.coopai import (
+    Chain,
+    ConvolutionalLayer,
+    CoopaiResult,
+    LayerBlock,
+    best_k,
+    build_chain,
+    minimise_latency,
+)
+
+
+def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
+    """The chain, and the best T_L^k for the k of `counts`, by the devices' rate and the network's bandwidth as G.
+
+    Raises DicompilerError where the network is no chain or the devices are not identical.
+    """
+    platform = team.problem.platform
+    rates = {platform.devices[i].rate for i in team.members}
+    if len(rates) > 1:
+        raise DicompilerError("dp: CoopAI is for identical devices, and these have several rates: leave paper=true out")
+    layers = build_chain(team.layers)
+    (rate,) = rates
+    return layers, best_k([minimise_latency(layers, rate, platform.network.bandwidth, k, single) for k in counts])
+
+
+def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
+    """Layer name → parts. `team`: the k devices of the result, with equal weights."""
+    layer_parts: dict[str, tuple[Part, ...]] = {}
+    for run in _blocks_to_runs(team, layers, result.blocks):
+        layer_parts |= run_parts(team, run)
+    return layer_parts
+
+
+def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
+    """The blocks as runs of the network's layers; what lies between two layers of the chain goes with the first."""
+    graph = team.layers
+    starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
+    runs: list[LayerRun] = []
+    for block in blocks:
+        for r in range(block.i, block.j + 1):
+            modes = _output_form(block, r)
+            if isinstance(layers[r], ConvolutionalLayer) and block.mode != "device":
+                if r == block.i:
+                    last = max(r for r in range(block.i, block.j + 1) if isinstance(layers[r], ConvolutionalLayer))
+                    runs.extend(
+                        _grid_runs(team, starts[block.i], starts[last + 1], _wanted_form(layers, blocks, last + 1))
+                    )
+                continue
+            at = graph.position[layers[r].names[0]]
+            runs.extend(LayerRun(i, i + 1, "cut", "whole") for i in range(starts[r], at))
+            sums = block.mode != "device" and modes == "whole"
+            runs.append(LayerRun(at, at + 1, "sums" if sums else "cut", _possible_form(team, graph.layers[at], modes)))
+            runs.extend(
+                LayerRun(i, i + 1, "cut", _possible_form(team, graph.layers[i], modes))
+                for i in range(at + 1, starts[r + 1])
+            )
+    return runs
+
+
+def _output_form(block: LayerBlock, r: int) -> TensorForm:
+    """The form in which an FL leaves its outputs: shares in model form, the whole sum in data form."""
+    return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
+
+
+def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
+    """The form in which the layer behind a block of CLs wants its input."""
+    if r == len(layers):
+        return "whole"
+    block = next(block for block in blocks if block.i <= r <= block.j)
+    return "channels" if block.mode in ("data", "grids+data") else "everywhere"
+
+
+def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
+    """Fused rows as far as the layers have rows; behind that, single layers in the form that is wanted."""
+    graph = team.layers
+    end = start
+    while end < stop and graph.layers[end].name in team.row_maps:
+        end += 1
+    if end == start:
+        return [LayerRun(i, i + 1, "cut", "whole") for i in range(start, stop)]
+    rest = [LayerRun(i, i + 1, "cut", _possible_form(team, graph.layers[i], wanted)) for i in range(end, stop)]
+    return [LayerRun(start, end, "rows", "rows"), *rest]
+
+
+def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
+    """`wanted`, or where the layer cannot be cut so, all of it on each device, or where that is not legal, on one."""
+    if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
+        wanted = "everywhere"
+    return "whole" if layer.whole_reason else wanted

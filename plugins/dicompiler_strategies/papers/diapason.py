@@ -1,0 +1,188 @@
+"""DIAPASON (DATE 2024) as printed: equations 1 to 16 in the paper's letters, and their gradients in closed form.
+
+Space + W_l, W_dev → loss L and ∂L/∂W_l, ∂L/∂W_dev, for R restarts at once.   Plain gradient descent, then argmax.
+
+Where the print needs help: equations 13 and 15 print a raw W_l where softmax(W_l) is meant (raw, the loss has no lower
+bound); sim of equation 4 is the euclidean distance / √2, so that it is at most 1; the loss is in ms or mJ; overlap
+(equations 9 to 14) is in bytes and counts no element twice, see `opportunities.Space`. The sum of the layers' and
+transfers' costs is no makespan: what a decoded plan comes to, a cost model must say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_strategies.papers.partition_opportunities import OpportunitySpace
+from dicompiler_strategies.tables.choice_footprints import Floats
+
+Picks = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxationWeights:
+    """W_l: for each layer (R, P); W_dev: (R, G, S, D)."""
+
+    W_l: tuple[Floats, ...]
+    W_dev: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class RelaxedLoss:
+    """L (R,) and its gradient in the shapes of the weights."""
+
+    L: Floats
+    gradient: RelaxationWeights
+
+
+def softmax(W: Floats) -> Floats:
+    """Over the last axis."""
+    e: Floats = np.exp(W - W.max(axis=-1, keepdims=True))
+    e /= e.sum(axis=-1, keepdims=True)
+    return e
+
+
+def softmax_gradient(p: Floats, g: Floats) -> Floats:
+    """∂L/∂W from g = ∂L/∂p, p = softmax(W) over the last axis: p · (g − Σ p g)."""
+    centred: Floats = p * (g - (p * g).sum(axis=-1, keepdims=True))
+    return centred
+
+
+def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristics: bool) -> RelaxationWeights:
+    """All uniform in [0, 1]; or (heuristics) W_dev 1 for sublayer s on device s and 0 elsewhere, and W_l 0 in the first
+    restart. The print says nothing of W_l: random, the outcome for 7 and more devices is half luck."""
+    random = np.random.default_rng(seed)
+    W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
+    D = len(space.devices)
+    W_dev = random.uniform(0, 1, (restarts, len(space.group_sizes), D, D))
+    if heuristics:
+        for w in W_l:
+            w[0] = 0.0
+        W_dev = np.repeat(np.broadcast_to(np.eye(D), W_dev.shape[1:])[None], restarts, axis=0)
+    return RelaxationWeights(W_l, W_dev)
+
+
+def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
+    """(16) L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out, with gradient.
+
+    penalty: (1), of latency, has the superposition penalty; (2), of energy, has none.
+    """
+    sigma = softmax(W.W_dev)  # (R, G, S, D)
+    p = [softmax(W_l) for W_l in W.W_l]
+    total = np.zeros(len(sigma))
+    g_sigma = np.zeros_like(sigma)
+    g_p = [np.zeros_like(p_l) for p_l in p]
+    for i, group in enumerate(space.group):
+        s = sigma[:, group]  # (R, P, S, D)
+        L_part, g_part = partition_loss(space, i, s, penalty)
+        total += (p[i] * L_part).sum(axis=1)  # (7) L_l = softmax(W_l) · L_part
+        g_p[i] += L_part
+        _add_to_groups(g_sigma, group, p[i][:, :, None, None] * g_part)
+        for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
+            if i in moved:
+                # (12), (14) L^n = Σ_j softmax(W_dev^j) · (overlap_j · B); (13), (15) softmax(W_l) · L^comb
+                L_end = s @ byte
+                L_comb = (L_end * moved[i]).sum(axis=2)
+                total += (p[i] * L_comb).sum(axis=1)
+                g_p[i] += L_comb
+                _add_to_groups(g_sigma, group, (p[i][:, :, None] * moved[i])[..., None] * byte)
+    for (a, b), overlap in space.overlap.items():
+        s_a, s_b = sigma[:, space.group[a]], sigma[:, space.group[b]]
+        L_mov, pushed = movement_loss(space, overlap, s_a, s_b)
+        # (11) L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n · L_mov^{m,n}
+        total += np.einsum("rm,rmn,rn->r", p[a], L_mov, p[b])
+        g_p[a] += np.einsum("rmn,rn->rm", L_mov, p[b])
+        g_p[b] += np.einsum("rmn,rm->rn", L_mov, p[a])
+        weighted = overlap[None] * p[a][:, :, None, None, None] * p[b][:, None, None, :, None]
+        _add_to_groups(g_sigma, space.group[a], _contract_product(weighted, s_b @ space.B.T))
+        _add_to_groups(g_sigma, space.group[b], _contract_product(weighted.transpose(0, 3, 4, 1, 2), pushed))
+    W_l = tuple(softmax_gradient(p_l, g) for p_l, g in zip(p, g_p, strict=True))
+    return RelaxedLoss(total, RelaxationWeights(W_l, softmax_gradient(sigma, g_sigma)))
+
+
+def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Floats) -> tuple[Floats, Floats]:
+    """(L_mov^{m,n} (R, P, P'), s_m B (R, P, S, D)).
+
+    (8) W_{i,j} = softmax(W_dev_m^i) ⊗ softmax(W_dev_n^j); (9) L_{i,j} = overlap_{i,j} · B; (10) the sum of all their
+    products: Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
+    """
+    pushed = s_m @ space.B
+    return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
+
+
+def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool) -> tuple[Floats, Floats]:
+    """(L_part (R, P) of layer i, its gradient by sigma (R, P, S, D)).
+
+    (3) L_sub^j = softmax(W_dev^j) · L_dev^j; (1) L_part = Σ_j L_sub^j − L_pen (latency); (2) Σ_j L_sub^j (energy).
+    """
+    L_dev, real = space.cost[i], space.has_sublayer[i]
+    L_sub = (sigma * L_dev).sum(axis=3)
+    g = np.broadcast_to(L_dev, sigma.shape).copy()
+    if not penalty:
+        return L_sub.sum(axis=2), g
+    L_pen, g_sub, g_X = superposition_penalty(sigma, L_sub, real)
+    g -= g_sub[..., None] * L_dev
+    both = g_X + g_X.swapaxes(2, 3)
+    g -= both.sum(axis=3)[..., None] * sigma - both @ sigma
+    return L_sub.sum(axis=2) - L_pen, g
+
+
+def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
+    """(L_pen (R, P), ∂L_pen/∂L_sub (R, P, S), and for each pair ∂L_pen/∂X_ij / (2 X_ij) (R, P, S, S)).
+
+    (4) X_ij = sim[softmax(W_dev^i), softmax(W_dev^j)]; (5) V_ij = X_ij · min(L_sub_i, L_sub_j) for j > i;
+    (6) L_pen = Σ_i min V_i. Since X = ‖a − b‖ / √2, ∂X/∂a is (a − b) / (2 X), taken as 0 where a = b.
+    """
+    S = sigma.shape[2]
+    later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
+    squares = (sigma**2).sum(axis=3)
+    distance = squares[..., :, None] + squares[..., None, :] - 2 * sigma @ sigma.swapaxes(2, 3)
+    X = np.sqrt(np.maximum(distance, 0.0) / 2)
+    first, second = L_sub[..., :, None], L_sub[..., None, :]
+    low = np.minimum(first, second)
+    V = np.where(later, X * low, np.inf)
+    least = (np.arange(S) == V.argmin(axis=3)[..., None]) & later
+    L_pen = np.where(least, V, 0.0).sum(axis=(2, 3))
+    taken = X * least
+    g_sub = (taken * (first <= second)).sum(axis=3) + (taken * (first > second)).sum(axis=2)
+    g_X = np.divide(low * least, 2 * X, out=np.zeros_like(X), where=X > 1e-9)
+    return L_pen, g_sub, g_X
+
+
+def _contract_product(weighted: Floats, by: Floats) -> Floats:
+    """Σ_{n,j} weighted (R, m, i, n, j) · by (R, n, j, D) → (R, m, i, D)."""
+    R, P, S = weighted.shape[:3]
+    flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
+    return flat.reshape(R, P, S, -1)
+
+
+def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
+    """Adds the gradients of each PO (R, P, S, D) to those of its W_dev, which fusion POs share."""
+    for place, number in enumerate(group):
+        g_sigma[:, number] += g[:, place]
+
+
+def gradient_descent(
+    space: OpportunitySpace, W: RelaxationWeights, rate: float, iterations: int, penalty: bool = True
+) -> RelaxationWeights:
+    """`iterations` steps W ← W − rate · ∂L/∂W."""
+    for _ in range(iterations):
+        g = relaxed_loss(space, W, penalty).gradient
+        W_l = tuple(w - rate * step for w, step in zip(W.W_l, g.W_l, strict=True))
+        W = RelaxationWeights(W_l, W.W_dev - rate * g.W_dev)
+    return W
+
+
+def decode_weights(
+    space: OpportunitySpace, W: RelaxationWeights, restart: int
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """For each layer the PO with the highest W_l, and for its sublayers the device with the highest W_dev; of equals
+    the first."""
+    chosen = [int(w[restart].argmax()) for w in W.W_l]
+    places: Picks = W.W_dev[restart].argmax(axis=2)
+    return tuple(
+        (pick, tuple(int(place) for place in places[group[pick]]))
+        for pick, group in zip(chosen, space.group, strict=True)
+    )

@@ -1,0 +1,335 @@
+"""Partition opportunities (POs) as DIAPASON makes them: a layer whole, in a slice for each device, or in the slices
+that a later layer's slices need (fusion).
+
+Problem → Space: for every layer its POs, what their sublayers cost on each device, and how much passes between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import (
+    Device,
+    Interval,
+    Layer,
+    LayerShare,
+    Part,
+    Problem,
+    Region,
+    align_region,
+    bounding_region,
+    cuttable_axes,
+    full_region,
+    is_empty,
+    make_share_task,
+    output_shape,
+    split_axis,
+    with_interval,
+)
+from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.choice_footprints import (
+    Floats,
+    Ints,
+    common_boxes,
+    element_bytes,
+    region_to_box,
+    source_and_sink,
+)
+from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
+
+MILLI_PER_UNIT = (
+    1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
+)
+
+
+@dataclass(frozen=True)
+class PartitionOpportunity:
+    """One p ∈ P of a layer. group: whose W_dev it has (a fusion PO its parent's). regions: the section of the layer's
+    output of each sublayer s ∈ S (None where it has nothing to do); shares: the same without overlaps. depth: 0, or
+    how many layers behind this one the parent is."""
+
+    group: int
+    regions: tuple[Region | None, ...]
+    shares: tuple[Region | None, ...]
+    depth: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class OpportunitySpace:
+    """Arrays of all POs: P of a layer, padded to S sublayers, on D devices; G sets of W_dev.
+
+    group: (P,) of each layer. real: (P, S), whether there is such a sublayer. cost: (P, S, D), L_dev of equation 3.
+    overlap: (i, j) → bytes (P, S, P', S'), of equation 9: what a sublayer of j needs of one of i. Each element is taken
+    once, from the sublayer of the same number where that has it, else from the one whose share it is: redundant rows of
+    fused slices are nothing that travels. inputs, outputs: layer → bytes (P, S), overlap_in, overlap_out of 12, 14.
+    B: (D, D), B_in, B_out: (D,), cost of a byte. Costs are ms or mJ. width: (G,), sublayers of each group.
+    """
+
+    problem: Problem
+    devices: tuple[Device, ...]
+    opportunities: tuple[tuple[PartitionOpportunity, ...], ...]
+    group: tuple[Ints, ...]
+    has_sublayer: tuple[NDArray[np.bool_], ...]
+    cost: tuple[Floats, ...]
+    overlap: Mapping[LayerEdge, Floats]
+    inputs: Mapping[int, Floats]
+    outputs: Mapping[int, Floats]
+    B: Floats
+    B_in: Floats
+    B_out: Floats
+    group_sizes: tuple[int, ...]
+
+    def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
+        """The parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal ones once."""
+        parts = [
+            Part(self.devices[place].name, region)
+            for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
+            if region is not None
+        ]
+        whole = self.problem.layers.layers[layer]
+        if whole.whole_reason:
+            return (Part(self.devices[places[0]].name),)
+        return tuple(dict.fromkeys(parts))
+
+
+def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
+    """The POs of every layer: whole; slices of the height for each of `kinds` ("equal", "proportional" to the devices'
+    rates); the fusion POs of those, up to `limit` layers before their parent. energy: costs in mJ instead of ms."""
+    return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
+
+
+class _SpaceBuilder:
+    def __init__(self, problem: Problem, kinds: tuple[str, ...], limit: int, energy: bool) -> None:
+        self.problem, self.kinds, self.limit, self.energy = problem, kinds, limit, energy
+        self.layers = problem.layers
+        self.devices = problem.platform.computing_devices
+        self.group_sizes: list[int] = []
+
+    def build(self) -> OpportunitySpace:
+        joined = find_edges(self.layers)
+        opportunities = self._opportunities(joined)
+        count = len(self.devices)
+        real = tuple(np.array([_sublayer_mask(po, count) for po in pos]) for pos in opportunities)
+        taken = input_and_output_layers(self.problem)
+        moved = {edge: self._overlap_bytes(opportunities, edge, slots) for edge, slots in joined.items()}
+        return OpportunitySpace(
+            self.problem,
+            self.devices,
+            opportunities,
+            tuple(np.array([po.group for po in pos]) for pos in opportunities),
+            real,
+            tuple(self._device_costs(i, pos) for i, pos in enumerate(opportunities)),
+            moved,
+            {i: self._input_bytes(i, opportunities[i]) for i in taken[0]},
+            {i: self._output_bytes(i, opportunities[i]) for i in taken[1]},
+            *self._byte_costs(),
+            tuple(self.group_sizes),
+        )
+
+    def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
+        """Last layer first: when a layer's turn comes, all that read it have handed their fusion POs to it."""
+        before: dict[int, list[int]] = {}
+        for i, j in joined:
+            before.setdefault(j, []).append(i)
+        opportunities: list[dict[PartitionOpportunity, None]] = [{} for _ in self.layers.layers]
+        for at in range(len(opportunities) - 1, -1, -1):
+            layer = self.layers.layers[at]
+            handed = list(opportunities[at])
+            opportunities[at] = dict.fromkeys((*self._basic_opportunities(layer), *handed))
+            for parent in opportunities[at]:
+                if parent.depth < self.limit and len(parent.regions) > 1:
+                    for i in before.get(at, ()):
+                        child = self._fusion_opportunity(layer, parent, self.layers.layers[i])
+                        if child is not None:
+                            opportunities[i].setdefault(child)
+        return tuple(map(tuple, opportunities))
+
+    def _basic_opportunities(self, layer: Layer) -> Iterator[PartitionOpportunity]:
+        """The whole layer, and its slices."""
+        whole = None if layer.whole_reason else full_region(output_shape(self.layers, layer))
+        yield PartitionOpportunity(self._new_group(1), (whole,), (whole,))
+        axis = find_cuttable_axis(self.layers, layer, "height")
+        if axis is None or whole is None or len(self.devices) < 2:
+            return
+        for kind in self.kinds:
+            weights = [device.rate if kind == "proportional" else 1.0 for device in self.devices]
+            cuts = split_axis(self.layers, layer, axis, weights)
+            regions = tuple(with_interval(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts)
+            yield PartitionOpportunity(self._new_group(len(regions)), regions, regions)
+
+    def _new_group(self, width: int) -> int:
+        self.group_sizes.append(width)
+        return len(self.group_sizes) - 1
+
+    def _fusion_opportunity(
+        self, layer: Layer, parent: PartitionOpportunity, before: Layer
+    ) -> PartitionOpportunity | None:
+        """The slices of `before` that the slices of `parent` need; None where they cannot be cut so.
+
+        Slices are widened to where the next one begins where they leave rows to nobody (a stride can): any other PO of
+        `layer` must find all that it needs.
+        """
+        axis = find_cuttable_axis(self.layers, before, "height")
+        if axis is None:
+            return None
+        whole = full_region(output_shape(self.layers, before))
+        allowed = cuttable_axes(self.layers, before)
+        needs: list[Region | None] = []
+        for region in parent.regions:
+            need = None if region is None else self._needed_regions(layer, region).get(before.output)
+            if need is not None:
+                need = tuple(n if a in allowed else w for a, (n, w) in enumerate(zip(need, whole, strict=True)))
+            needs.append(None if need is None or is_empty(need) else need)
+        if sum(need is not None for need in needs) < 2:
+            return None
+        cuts = cover_extent([None if need is None else need[axis] for need in needs], whole[axis][1])
+        shares = tuple(None if cut is None else with_interval(whole, axis, cut) for cut in cuts)
+        regions = tuple(
+            None if need is None else bounding_region((need, share)) for need, share in zip(needs, shares, strict=True)
+        )
+        return PartitionOpportunity(parent.group, regions, shares, parent.depth + 1)
+
+    def _needed_regions(self, layer: Layer, region: Region | None) -> dict[str, Region]:
+        task = make_share_task(self.layers, layer, LayerShare(region))
+        return {key.tensor: need for key, need in task.needs.items()}
+
+    def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
+        """L_dev: (P, S, D)."""
+        layer, count = self.layers.layers[at], len(self.devices)
+        there = [
+            (p, s, region)
+            for p, po in enumerate(pos)
+            for s, region in enumerate(po.regions)
+            if region is not None or layer.whole_reason
+        ]
+        shares = [LayerShare(region) for _, _, region in there]
+        seconds = self.problem.cost_model.seconds_table(self.layers, layer, shares, self.devices)
+        power = np.array([device.power_active if self.energy else 1.0 for device in self.devices])
+        costs = np.zeros((len(pos), count, count))
+        for (p, s, _), row in zip(there, seconds, strict=True):
+            costs[p, s] = MILLI_PER_UNIT * power * row
+        return costs
+
+    def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
+        """Boxes (P, S, axes + 1, 2) of output `slot`; None where it has no static shape."""
+        layer = self.layers.layers[at]
+        shape = self.layers.tensors[layer.outputs[slot]].shape
+        if shape is None:
+            return None
+        boxes = np.zeros((len(pos), len(self.devices), len(shape) + 1, 2), np.int64)
+        for p, po in enumerate(pos):
+            for s, region in enumerate(po.shares if shares else po.regions):
+                if layer.whole_reason:
+                    boxes[p, s] = region_to_box(full_region(shape))
+                elif region is not None:  # a share may be empty
+                    boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
+        return boxes
+
+    def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
+        """Boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
+        layer = self.layers.layers[at]
+        rank = len(self.layers.tensors[tensor].shape or ())
+        boxes = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
+        for p, po in enumerate(pos):
+            for s, region in enumerate(po.regions):
+                if region is not None or layer.whole_reason:
+                    need = self._needed_regions(layer, region).get(tensor)
+                    if need is not None:
+                        boxes[p, s] = region_to_box(need)
+        return boxes
+
+    def _overlap_bytes(
+        self, opportunities: Sequence[Sequence[PartitionOpportunity]], edge: LayerEdge, slots: TensorSlots
+    ) -> Floats:
+        i, j = edge
+        senders, receivers = opportunities[i], opportunities[j]
+        count = len(self.devices)
+        total = np.zeros((len(senders), count, len(receivers), count))
+        for out, slot in slots:
+            tensor = self.layers.layers[j].inputs[slot]
+            produced, shares = (self._produced_boxes(i, senders, out, kind) for kind in (False, True))
+            if produced is not None and shares is not None:
+                wanted = self._needed_boxes(j, receivers, tensor)
+                total += element_bytes(self.layers, tensor) * overlap_elements(produced, shares, wanted)
+        return total
+
+    def _input_bytes(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
+        total = np.zeros((len(pos), len(self.devices)))
+        for tensor in self.layers.layers[at].inputs:
+            if tensor in self.layers.inputs and self.layers.tensors[tensor].shape is not None:
+                wanted = self._needed_boxes(at, pos, tensor)
+                total += element_bytes(self.layers, tensor) * common_elements(wanted, wanted)
+        return total
+
+    def _output_bytes(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
+        total = np.zeros((len(pos), len(self.devices)))
+        for slot, tensor in enumerate(self.layers.layers[at].outputs):
+            shares = self._produced_boxes(at, pos, slot, True)
+            if tensor in self.layers.delivered_outputs and shares is not None:
+                total += element_bytes(self.layers, tensor) * common_elements(shares, shares)
+        return total
+
+    def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
+        """(B, B_in, B_out): inputs come from the first source unless the device is one; every sink gets the outputs."""
+        source, sink = source_and_sink(self.problem)
+        names = [device.name for device in self.devices]
+        between = np.array([[self._byte_cost(a, b) for b in names] for a in names])
+        into = np.array([0.0 if name in source else self._byte_cost(source[0], name) for name in names])
+        out = np.array([sum(self._byte_cost(name, wanting) for wanting in sink) for name in names])
+        return between, into, out
+
+    def _byte_cost(self, a: str, b: str) -> float:
+        """The cost of a byte from device a to device b."""
+        platform = self.problem.platform
+        link = None if a == b else platform.link(a, b)
+        if link is None:
+            return 0.0
+        power = platform.device(a).power_network + platform.device(b).power_network if self.energy else 1.0
+        return link.transfer_s(MILLI_PER_UNIT * power)
+
+
+def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
+    """The places of the layers that read graph inputs, and of those that make graph outputs."""
+    layers = problem.layers
+    reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
+    making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered_outputs)]
+    return reading, making
+
+
+def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
+    """Disjoint shares of 0..extent, one for each interval that is there: borders amid what neighbours have in common,
+    or where the later one begins. covering([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]."""
+    there = [k for k, interval in enumerate(intervals) if interval is not None]
+    covered: list[Interval | None] = [None] * len(intervals)
+    start = 0
+    for k, after in zip(there, [*there[1:], None], strict=True):
+        stop = extent
+        if after is not None:
+            (_, end), (begin, _) = intervals[k] or (0, 0), intervals[after] or (0, 0)
+            stop = max(start, (begin + max(begin, end)) // 2)
+        covered[k] = (start, stop)
+        start = stop
+    return covered
+
+
+def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
+    """overlap_{i,j} in elements (P, S, P', S'): what sublayer j wants of sublayer i, each element once."""
+    both = common_boxes(shares[:, :, None], produced[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
+    wide = wanted[None, None]
+    moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(
+        np.float64
+    )
+    for s in range(produced.shape[1]):
+        moved[:, s, :, s] = common_elements(produced[:, None, s], wanted[None, :, s])
+    return moved
+
+
+def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
+    """Which of `count` sublayers there are; a layer that stays whole has no region and one sublayer."""
+    if po.regions == (None,):
+        return [True] + [False] * (count - 1)
+    return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

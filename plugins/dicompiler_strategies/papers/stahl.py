@@ -1,0 +1,265 @@
+"""Stahl et al. (SAMOS 2019): fully connected and convolution layers in LOP, LIP and FUSE, chosen by an ILP.
+
+Sizes + N → IlpSolution (the ILP as printed, on communication);   Problem → sizes → schemes → Plan.   The paper's
+letters and equation numbers. Where the paper contradicts itself: its example's optimum 22 needs the reuse of eq. (7)
+in eq. (9) too (`reuse`); as printed it is 26. Its table 2 is without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from dicompiler.plugin_api import (
+    DicompilerError,
+    Interval,
+    Layer,
+    LayerGraph,
+    Part,
+    Plan,
+    Problem,
+    Strategy,
+    full_region,
+    is_read_only_within,
+    output_shape,
+    reduction_length,
+    split_axis,
+    split_proportionally,
+    tile_layer,
+    volume,
+)
+from dicompiler_strategies.named_axis import find_cuttable_axis
+
+PartitionScheme = Literal["o", "i", "f", "s"]
+"""LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""
+
+MAX_SOLVER_S = 60.0  # deterministic seconds of the solver; tens of layers take well below one
+
+
+@dataclass(frozen=True)
+class IlpLayer:
+    """Layer l: M inputs, K outputs, Q weights, in elements.
+
+    before: the place of layer l − 1 of eq. (7) and (12), whose outputs are its inputs; None: it has none. fusable:
+    whether the two can be fused. held: whether the inputs of a first layer lie on the devices in shares (o_0 = 1).
+    """
+
+    name: str
+    M: int
+    K: int
+    Q: int = 0
+    previous: int | None = None
+    can_fuse: bool = True
+    is_held: bool = False
+
+
+@dataclass(frozen=True)
+class IlpSolution:
+    """A scheme for each layer; communication: C of eq. (10), in elements; proven: no other solution of the ILP sends
+    less."""
+
+    schemes: tuple[PartitionScheme, ...]
+    communication: float
+    is_proven: bool
+
+
+def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
+    """N · C_l. LOP, eq. (7): (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N; LIP, eq. (8): M (N − 1) / N + K (N − 1);
+    eq. (9): FUSE1 M (N − 1), FUSE2 K (N − 1). `reused`: o_{l−1}, for LOP and, where reuse is counted there, FUSE1."""
+    M, K = layer.M, layer.K
+    inputs = (N * M - reused * M) * (N - 1)
+    return {
+        "o": inputs + K * (N - 1),
+        "i": M * (N - 1) + N * K * (N - 1),
+        "f": inputs,
+        "s": N * K * (N - 1),
+    }[scheme]
+
+
+def solve_ilp(
+    layers: Sequence[IlpLayer], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True
+) -> IlpSolution:
+    """The ILP of eq. (10) to (13) by CP-SAT, in whole numbers: N · C. Repeats exactly (one worker, fixed seed).
+
+    reuse: count reuse in FUSE1 too; lip, fuse: allow LIP for layers that are not fused, and pairs.
+    """
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    x: list[dict[PartitionScheme, Any]] = [
+        {scheme: model.new_bool_var(f"{scheme}{at}") for scheme in ("o", "i", "f", "s")} for at in range(len(layers))
+    ]
+    terms: list[Any] = []
+    seconds = {layer.previous: at for at, layer in enumerate(layers) if layer.previous is not None and layer.can_fuse}
+    for at, layer in enumerate(layers):
+        model.add_exactly_one(x[at].values())  # (11)
+        if not lip:
+            model.add(x[at]["i"] == 0)
+        if at in seconds and fuse:
+            model.add(x[seconds[at]]["s"] == x[at]["f"])  # (12)
+        else:
+            model.add(x[at]["f"] == 0)  # (13)
+        if at not in seconds.values() or not fuse:
+            model.add(x[at]["s"] == 0)
+        terms += [scaled_cost(layer, scheme, False, N) * variable for scheme, variable in x[at].items()]
+        for scheme in ("o", "f") if reuse else ("o",):
+            saved = scaled_cost(layer, scheme, False, N) - scaled_cost(layer, scheme, True, N)
+            if layer.previous is not None:
+                both = model.new_bool_var(f"o{layer.previous}{scheme}{at}")
+                model.add_implication(both, x[layer.previous]["o"])
+                model.add_implication(both, x[at][scheme])
+                terms.append(-saved * both)
+            elif layer.is_held:
+                terms.append(-saved * x[at][scheme])
+    model.minimize(sum(terms))
+    return _run_ilp(model, x, N)
+
+
+def _run_ilp(model: Any, x: Sequence[Mapping[PartitionScheme, Any]], N: int) -> IlpSolution:
+    from ortools.sat.python import cp_model
+
+    from dicompiler_strategies.joint.cpsat_solver import run_solver
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = MAX_SOLVER_S
+    status, interrupted = run_solver(solver, model)
+    if interrupted:
+        raise KeyboardInterrupt
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        raise DicompilerError("stahl: the solver found nothing within its limit of work: take the strategy 'dp'")
+    schemes = tuple(next(s for s, variable in row.items() if solver.boolean_value(variable)) for row in x)
+    return IlpSolution(schemes, round(solver.objective_value) / N, status == cp_model.OPTIMAL)
+
+
+@dataclass(frozen=True)
+class Stahl(Strategy):
+    """Stahl et al.: each layer in LOP or LIP over all devices, or two fused, so that the least is sent.
+
+    conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP     weights in equal shares, whatever the devices' speeds
+
+    An ILP chooses, on the communication that the paper counts, whatever the problem's objective: every device hands its
+    outputs in and gets its inputs, so that a plan here, which sends what is missing, sends less. Layers that the paper
+    does not speak of follow: by channels where what they read is cut so, else whole on the fastest device.
+    """
+
+    name: ClassVar[str] = "stahl"
+    devices: int = field(default=0, metadata={"help": "the number of devices N, the fastest; 0: all that compute"})
+    reuse: bool = field(default=False, metadata={"help": "count reuse of outputs that are held in FUSE too"})
+    lip: bool = field(default=True, metadata={"help": "allow LIP for layers that are not fused"})
+    fuse: bool = field(default=True, metadata={"help": "allow fused pairs"})
+
+    def __post_init__(self) -> None:
+        if self.devices < 0:
+            raise ValueError("devices must be 0 (all that compute) or more")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Raises DicompilerError for more devices than there are."""
+        computing = problem.platform.computing_devices
+        if self.devices > len(computing):
+            raise DicompilerError(
+                f"stahl: devices={self.devices}, and the platform {problem.platform.name!r} has {len(computing)} that "
+                f"compute: take 0 (all of them) to {len(computing)}"
+            )
+        fastest = sorted(computing, key=lambda device: -device.rate)[: self.devices or len(computing)]
+        names = tuple(device.name for device in computing if device in fastest)
+        sizes = build_ilp_layers(problem.layers)
+        schemes: tuple[PartitionScheme, ...] = tuple("o" for _ in sizes)
+        if len(names) > 1 and sizes:
+            schemes = solve_ilp(sizes, len(names), self.reuse, self.lip, self.fuse).schemes
+        chosen = {size.name: scheme for size, scheme in zip(sizes, schemes, strict=True)}
+        return problem.build_plan(network_parts(problem.layers, chosen, names, fastest[0].name))
+
+
+def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
+    """The layers that the ILP speaks of: those with weights whose output and input channels can both be cut.
+
+    Layer l − 1 is the one whose outputs the layer reads, perhaps through pools and the like, of several the first. The
+    two can be fused where nobody else reads on the way, and all that lies between them is computed by channels.
+    """
+    places: dict[str, int] = {}
+    sizes: list[IlpLayer] = []
+    for layer in layers.layers:
+        length = reduction_length(layers, layer)
+        if length is not None and find_cuttable_axis(layers, layer, "channel") is not None:
+            before, fusable = _previous_layer(layers, layer, length, places)
+            held = layers.tensors[layer.inputs[0]].shape or ()
+            kernels = [layers.tensors[name] for name in layer.nodes[layer.anchor].inputs if name]
+            weights = max(
+                (volume(full_region(tensor.shape or ())) for tensor in kernels if tensor.is_constant), default=0
+            )
+            outputs = volume(full_region(output_shape(layers, layer)))
+            places[layer.name] = len(sizes)
+            sizes.append(IlpLayer(layer.name, volume(full_region(held)), outputs, weights, before, fusable))
+    return tuple(sizes)
+
+
+def _previous_layer(
+    layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
+) -> tuple[int | None, bool]:
+    """(the place of layer l − 1, whether the two can be fused)."""
+    at = layers.producer.get(layer.inputs[0])
+    fusable = at is not None and _ranges_fit(layers, at, length)
+    name = layer.name
+    while at is not None:
+        fusable = (
+            fusable
+            and is_read_only_within(layers, at, (name,))
+            and find_cuttable_axis(layers, at, "channel") is not None
+        )
+        if at.name in places:
+            return places[at.name], fusable
+        fusable = fusable and len(at.inputs) == 1
+        name = at.name
+        at = layers.producer.get(at.inputs[0]) if at.inputs and not at.whole_reason else None
+    return None, False
+
+
+def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
+    """Whether shares of the channels of what is read are ranges of the axis that is summed over."""
+    axis = find_cuttable_axis(layers, before, "channel")
+    return axis is not None and output_shape(layers, before)[axis] == length
+
+
+def network_parts(
+    layers: LayerGraph, schemes: Mapping[str, PartitionScheme], names: Sequence[str], leader: str
+) -> dict[str, tuple[Part, ...]]:
+    """Layer name → parts; partial sums are added up on the leader."""
+    result: dict[str, tuple[Part, ...]] = {}
+    cut: set[str] = set()
+    equal = (1.0,) * len(names)
+    for layer in layers.layers:
+        scheme = schemes.get(layer.name)
+        if scheme in ("i", "s"):
+            merged = zip(names, _input_ranges(layers, layer, scheme == "s", equal), strict=True)
+            partial = [Part(name, None, reduce) for name, reduce in merged if reduce[0] < reduce[1]]
+            result[layer.name] = (*partial, Part(leader))
+        elif scheme is not None or _is_cut_by_channels(layers, layer, cut):
+            result[layer.name] = tile_layer(layers, layer, "channel", equal, names)
+            cut.add(layer.name)
+        else:
+            result[layer.name] = (Part(leader),)
+    return result
+
+
+def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
+    """Whether a layer outside of the ILP is cut by channels: a grouped convolution, and what reads such pieces."""
+    producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
+    heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
+    return find_cuttable_axis(layers, layer, "channel") is not None and (
+        heavy or any(name in cut for name in producers)
+    )
+
+
+def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
+    """Each device's range of the input channels: those that it made itself in a fused pair."""
+    length = reduction_length(layers, layer)
+    assert length is not None
+    if not fused:
+        return split_proportionally(length, equal)
+    before = layers.producer[layer.inputs[0]]
+    axis = find_cuttable_axis(layers, before, "channel")
+    assert axis is not None
+    return split_axis(layers, before, axis, equal)

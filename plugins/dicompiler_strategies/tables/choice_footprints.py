@@ -1,0 +1,266 @@
+"""Footprints: what each choice of a layer needs, makes, computes and holds on each device, as arrays.
+
+Problem + Layer + Choices → Footprint, from the tasks that routing and costs use.   Tables are built from footprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler.plugin_api import (
+    FREE_RUNTIME,
+    AnalyticModel,
+    Layer,
+    LayerGraph,
+    LayerShare,
+    Part,
+    Platform,
+    Problem,
+    Region,
+    ShareTask,
+    TensorKey,
+    count_lookup_copies,
+    full_region,
+    make_share_task,
+    named_axes,
+    sent_nbytes,
+    volume,
+    weight_regions,
+)
+from dicompiler_strategies.tables.channel_runs import find_run_before, find_run_of, layer_signature
+from dicompiler_strategies.tables.choices import Choice
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class NeededBoxes:
+    """What a layer reads of one tensor: boxes (choices, devices, axes + 1, 2), [start, stop) in elements.
+
+    The last axis says whether there is a box at all, 0..1 or 0..0: a tensor of rank 0 has one element where there is.
+    sign: 1, or -1 for what two boxes of one device have in common, so that nothing counts twice.
+    """
+
+    boxes: Ints
+    sign: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceFootprint:
+    """The choices of one layer on the devices of the platform (in its order). C choices, D devices, all bytes raw.
+
+    produced: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
+    shares: the same without overlaps: whose copy is sent where several have one. needs: by place in the layer's inputs,
+    those of states as `states_read` numbers them.
+    partial, final: seconds (C, D) of the partial sums and of all else. weights: bytes (C, D).
+    merged: bytes (C, D, D) of partial sums from device to device.
+    """
+
+    produced: Mapping[int, Ints]
+    shares: Mapping[int, Ints]
+    needs: Mapping[int, tuple[NeededBoxes, ...]]
+    partial_seconds: Floats
+    final_seconds: Floats
+    weight_bytes: Ints
+    merged_bytes: Ints
+
+
+def build_footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> ChoiceFootprint:
+    """The arrays of `choices` of `layer`."""
+    return _FootprintBuilder(problem, layer, choices).build()
+
+
+def footprint_key(problem: Problem, layer: Layer) -> Hashable:
+    """Layers of equal keys have equal choices and footprints: the signature, what runs they are in and end, and their
+    axes' names, where the cost is known to follow from the structure; the layer's name too where a cost model may know
+    layers by name."""
+    layers = problem.layers
+    inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
+    labels = tuple(sorted(named_axes(layers).get(layer.output, {}).items()))
+    structure = layer_signature(layers, layer), inside and (inside[0].key, inside[1]), ended and ended.key, labels
+    return structure if type(problem.cost_model) is AnalyticModel else (layer.name, structure)
+
+
+@dataclass(frozen=True, eq=False)
+class _PartProbe:
+    """One part, wherever it is computed: its task without a device, and the bytes of the weights that it holds."""
+
+    task: ShareTask
+    region: Region | None
+    needs: tuple[tuple[int, Region], ...]
+    weights: Mapping[tuple[str, Region], int]
+
+
+class _FootprintBuilder:
+    """Fills the arrays choice by choice and part by part; equal parts are worked out once."""
+
+    def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
+        self.problem, self.layer, self.choices = problem, layer, choices
+        self.index = {device.name: i for i, device in enumerate(problem.platform.devices)}
+        self.known_probes: dict[LayerShare, _PartProbe] = {}
+        self.known_seconds: dict[tuple[Any, ...], float] = {}
+        self.array_shape = size = (len(choices), len(self.index))
+        self.produced = {
+            slot: _empty_boxes(size, shape)
+            for slot, name in enumerate(layer.outputs)
+            if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
+        }
+        self.shares = {slot: array.copy() for slot, array in self.produced.items()}
+        self.reads: dict[tuple[int, int], Ints] = {}  # (place in the inputs, 0 or 1 for a partial sum) → boxes
+        self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
+        self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
+
+    def build(self) -> ChoiceFootprint:
+        for c, choice in enumerate(self.choices):
+            senders = [self.index[part.device] for part in choice.parts if part.reduce is not None]
+            held: dict[int, dict[tuple[str, Region], int]] = {}
+            for i, part in enumerate(choice.parts):
+                share = LayerShare(part.region, part.reduce, len(senders) if part.reduce is None else 0)
+                probe = self._probe_share(share)
+                self._add_work(c, part, probe, share.merge_count)
+                held.setdefault(self.index[part.device], {}).update(probe.weights)
+                if part.reduce is None:
+                    self._add_output(c, part, probe, choice.shares[i] if choice.shares else None, senders)
+            for d, pieces in held.items():
+                self.weight_bytes[c, d] = sum(pieces.values())
+        return ChoiceFootprint(
+            self.produced,
+            self.shares,
+            _build_needs(self.reads),
+            self.partial_seconds,
+            self.final_seconds,
+            self.weight_bytes,
+            self.merged_bytes,
+        )
+
+    def _add_work(self, c: int, part: Part, probe: _PartProbe, merge: int) -> None:
+        """What a part computes and reads."""
+        d = self.index[part.device]
+        (self.final_seconds if part.reduce is None else self.partial_seconds)[c, d] += self._part_seconds(
+            probe, part, merge
+        )
+        for slot, region in probe.needs:
+            key = slot, int(part.reduce is not None)
+            if key not in self.reads:
+                self.reads[key] = _empty_boxes(self.array_shape, region)
+            self.reads[key][c, d] = region_to_box(region)
+
+    def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
+        """What a part makes of the layer's outputs, and the partial sums that come for it."""
+        d = self.index[part.device]
+        for slot in self.produced:
+            region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
+            assert region is not None  # only tensors of static shape have boxes
+            self.produced[slot][c, d] = region_to_box(region)
+            self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)
+        for s in senders:
+            if s != d and probe.region is not None:
+                self.merged_bytes[c, s, d] += volume(probe.region) * self._partial_element_bytes
+
+    def _probe_share(self, share: LayerShare) -> _PartProbe:
+        if share not in self.known_probes:
+            layers, layer = self.problem.layers, self.layer
+            task = make_share_task(layers, layer, share)
+            (region, *_) = task.outputs.values()
+            slots = {name: slot for slot, name in enumerate(layer.inputs)} | state_slots(layers, layer)
+            needs = tuple((slots[key.tensor], need) for key, need in (*task.needs.items(), *task.state_needs.items()))
+            self.known_probes[share] = _PartProbe(task, region, needs, weight_regions(layers, task))
+        return self.known_probes[share]
+
+    def _part_seconds(self, probe: _PartProbe, part: Part, merge: int) -> float:
+        device = self.problem.platform.device(part.device)
+        region = None if self.layer.whole_reason else probe.region
+        # Of equal devices one stands for all where the model looks at these two alone.
+        known = (
+            (device.rate, device.memory_bandwidth) if type(self.problem.cost_model) is AnalyticModel else device.name
+        )
+        key = region, part.reduce, merge, known
+        if key not in self.known_seconds:
+            share = LayerShare(region, part.reduce, merge)
+            self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
+        if part.reduce is None:  # it looks up in all rows
+            return self.known_seconds[key]
+        around = count_lookup_copies(self.problem.layers, probe.task)
+        return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*around)
+
+    @cached_property
+    def _partial_element_bytes(self) -> int:
+        """Bytes of an element of a partial sum."""
+        layers = self.problem.layers
+        return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
+
+
+def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
+    """The states that a layer reads, which are none of its inputs, and their places among its needs: -1, -2, …"""
+    names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
+    return {name: -1 - place for place, name in enumerate(names)}
+
+
+def element_bytes(layers: LayerGraph, tensor: str) -> int:
+    """Bytes of one element of a tensor that travels; whole ones, of types below a byte as well."""
+    return sent_nbytes(layers, tensor, (1,))
+
+
+def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
+    return np.zeros((*size, len(shape) + 1, 2), np.int64)
+
+
+def region_to_box(region: Region) -> Region:
+    """A region as a row of boxes has it: with the axis that says that it is there."""
+    return (*region, (0, 1))
+
+
+def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
+    """Where a device reads a tensor for its partial sum and for its merging both, their common box counts once."""
+    by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
+    for slot in sorted({slot for slot, _ in reads}):
+        boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
+        needs = [NeededBoxes(b) for b in boxes]
+        if len(boxes) == 2:
+            common = common_boxes(boxes[0], boxes[1])
+            if common.any():
+                needs.append(NeededBoxes(common, -1))
+        by_slot[slot] = tuple(needs)
+    return by_slot
+
+
+def common_boxes(a: Ints, b: Ints) -> Ints:
+    """The common boxes of two arrays (…, axes, 2); 0, 0 on every axis where there is none."""
+    low, high = np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])
+    there = (low < high).all(axis=-1, keepdims=True)
+    return np.stack((np.where(there, low, 0), np.where(there, high, 0)), axis=-1)
+
+
+def box_elements(boxes: Ints) -> Ints:
+    """Elements of the boxes (…, axes, 2); an empty one has 0."""
+    elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
+    return elements
+
+
+def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The devices that hold the graph's inputs, and those that want its outputs; the platform's first by default."""
+    first = (problem.platform.devices[0].name,)
+    return problem.source or first, problem.sink or first
+
+
+def device_host_matrix(platform: Platform) -> Floats:
+    """(devices, hosts): 1 where the device is on the host."""
+    return np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], np.float64)
+
+
+def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
+    """The whole of `tensor` on the named devices: boxes (1, devices, axes + 1, 2). Graph inputs on their sources, graph
+    outputs on their sinks."""
+    shape = problem.layers.tensors[tensor].shape or ()
+    boxes = _empty_boxes((1, len(problem.platform.devices)), shape)
+    for i, device in enumerate(problem.platform.devices):
+        if device.name in names:
+            boxes[0, i] = region_to_box(full_region(shape))
+    return boxes

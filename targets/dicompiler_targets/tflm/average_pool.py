@@ -1,0 +1,186 @@
+"""Averages over windows of images, and over whole images.
+
+In float32 by AVERAGE_POOL_2D, and a MUL where ONNX counts the pads otherwise than TFLite. On 8-bit numbers window by
+window, so that an average is the same number however the image is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dicompiler_targets.tflm.conv_pool import (
+    ACTIVATION_CODES,
+    SAME_PADDING,
+    VALID_PADDING,
+    WindowAxis,
+    add_pad,
+    add_pool,
+    make_global_windows,
+    make_pool_axes,
+    make_zero_bias,
+)
+from dicompiler_targets.tflm.flatbuffer import QuantizationParams
+from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusal
+from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
+
+UNIT_WEIGHT = 64
+"""The number that stands for 1 in weights that are all the same. TFLite-micro rounds the product with a scale, and once
+more when it shifts it: what is shifted far is rounded well."""
+
+
+@dataclass(frozen=True)
+class WindowBlock:
+    """`out` neighbouring windows of `span` elements each along an axis, in the elements start…stop of the image."""
+
+    start: int
+    stop: int
+    span: int
+    out: int = 1
+
+
+def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
+    """AveragePool → AVERAGE_POOL_2D, with what else it takes to count the pads as ONNX does."""
+    windows = make_pool_axes(writer.graph, node)
+    include = bool(node.get_attribute("count_include_pad", 0))
+    blocks = [_find_blocks(axis, include) for axis in windows]
+    if any(block.span <= 0 for along in blocks for block in along):
+        raise make_refusal(node, "a window lies in the pads alone", "leave out ceil_mode")
+    if writer.graph.dtypes[node.output] == "float32":
+        _pool_floats(writer, node, windows, include)
+    else:
+        _pool_integers(writer, node, windows, include)
+
+
+def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
+    """GlobalAveragePool → AVERAGE_POOL_2D over the image; MEAN where another scale comes out, with one rounding as
+    onnxruntime has it."""
+    windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
+    if _is_rescaled(writer.graph, node):
+        axes = writer.add_constant(np.asarray([1, 2], np.int32), "axes")
+        writer.add_operation("MEAN", [x, axes], [writer.add_output(node.output, "image")], "Reducer", KeepDims=True)
+    else:
+        add_pool(writer, node, "AVERAGE_POOL_2D", x, VALID_PADDING, windows)
+
+
+def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
+    """Whether quantised numbers go in and others of another scale come out."""
+    about = graph.quantizations
+    return node.output in about and about[node.output] != about.get(node.inputs[0])
+
+
+def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
+    """SAME leaves the pads out of the count; where ONNX counts otherwise at the border, the average over a padded
+    window is multiplied by what it is off by."""
+    x = writer.read_tensor(node.inputs[0], "image")
+    valid = all(axis.is_valid for axis in windows)
+    if valid or (all(axis.is_same for axis in windows) and not include):
+        add_pool(writer, node, "AVERAGE_POOL_2D", x, VALID_PADDING if valid else SAME_PADDING, windows)
+        return
+    x = add_pad(writer, x, windows)
+    counts = [np.concatenate([np.full(b.out, b.span) for b in _find_blocks(axis, include)]) for axis in windows]
+    if all((count == axis.span).all() for count, axis in zip(counts, windows, strict=True)):
+        add_pool(writer, node, "AVERAGE_POOL_2D", x, VALID_PADDING, windows)
+        return
+    average = writer.add_like(x, permute(writer.graph.shapes[node.output], NCHW_TO_NHWC))
+    values = {"StrideH": windows[0].stride, "StrideW": windows[1].stride, "FilterHeight": windows[0].span}
+    values |= {
+        "FilterWidth": windows[1].span,
+        "Padding": VALID_PADDING,
+        "FusedActivationFunction": ACTIVATION_CODES["NONE"],
+    }
+    writer.add_operation("AVERAGE_POOL_2D", [x], [average], "Pool2D", **values)
+    factor = (windows[0].span / counts[0])[:, None] * (windows[1].span / counts[1])[None, :]
+    scale = writer.add_constant(factor[None, :, :, None].astype(np.float32), "counts")
+    output = writer.add_output(node.output, "image")
+    writer.add_operation(
+        "MUL", [average, scale], [output], "Mul", FusedActivationFunction=ACTIVATION_CODES[node.activation]
+    )
+
+
+def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
+    """The windows that count all their elements, in runs, and each of the others by itself, over just what it counts.
+
+    Elements below 0 and from the extent on are pads.
+    """
+    end = axis.extent + (axis.end_pad if include else 0)
+    blocks: list[WindowBlock] = []
+    for number in range(axis.out):
+        start = number * axis.stride - axis.begin_pad
+        low, high = start if include else max(start, 0), min(start + axis.span, end)
+        if blocks and blocks[-1].span == high - low == axis.span:
+            blocks[-1] = replace(blocks[-1], stop=high, out=blocks[-1].out + 1)
+        else:
+            blocks.append(WindowBlock(low, high, high - low))
+    return blocks
+
+
+def _pool_integers(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
+    """Blocks of windows that count as many elements are averaged by themselves and joined."""
+    x = writer.read_tensor(node.inputs[0], "image")
+    blocks = [_find_blocks(axis, include) for axis in windows]
+    if include and not all(axis.is_valid for axis in windows):
+        x = add_pad(writer, x, windows)
+        blocks = [
+            [replace(block, start=block.start + axis.begin_pad, stop=block.stop + axis.begin_pad) for block in along]
+            for axis, along in zip(windows, blocks, strict=True)
+        ]
+    bands = []
+    for top in blocks[0]:
+        cells = [_average_block(writer, node, x, (top, left), windows) for left in blocks[1]]
+        bands.append(_concatenate(writer, cells, 2))
+    writer.set_alias(node.output, "image", _concatenate(writer, bands, 1))
+
+
+def _average_block(
+    writer: TfliteWriter,
+    node: SegmentNode,
+    x: int,
+    blocks: tuple[WindowBlock, WindowBlock],
+    windows: Sequence[WindowAxis],
+) -> int:
+    """The averages of a block of windows: AVERAGE_POOL_2D, or DEPTHWISE_CONV_2D of weights that are all 1 / (elements
+    of a window) where another scale comes out."""
+    batch, _, _, channels = writer.get_shape(x)
+    out, spans = [block.out for block in blocks], [block.span for block in blocks]
+    x = _crop(writer, x, blocks)
+    output = writer.add_tensor(node.output, "int8", (batch, *out, channels), writer.graph.quantizations[node.output])
+    values = {"Padding": VALID_PADDING, "StrideH": windows[0].stride, "StrideW": windows[1].stride}
+    values["FusedActivationFunction"] = ACTIVATION_CODES[node.activation]
+    if not _is_rescaled(writer.graph, node):
+        writer.add_operation(
+            "AVERAGE_POOL_2D", [x], [output], "Pool2D", FilterHeight=spans[0], FilterWidth=spans[1], **values
+        )
+        return output
+    about = QuantizationParams((1 / (UNIT_WEIGHT * spans[0] * spans[1]),), (0,))
+    ones = writer.add_constant(np.full((1, *spans, channels), UNIT_WEIGHT, np.int8), "ones", about)
+    values |= {"DepthMultiplier": 1, "DilationHFactor": 1, "DilationWFactor": 1}
+    inputs = [x, ones, make_zero_bias(writer, channels, x, about)]
+    writer.add_operation("DEPTHWISE_CONV_2D", inputs, [output], "DepthwiseConv2D", **values)
+    return output
+
+
+def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
+    """The part of an image that the blocks cover."""
+    batch, height, width, channels = writer.get_shape(x)
+    if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
+        return x
+    top, left = blocks
+    output = writer.add_like(x, (batch, top.stop - top.start, left.stop - left.start, channels))
+    ranges = ((0, top.start, left.start, 0), (batch, top.stop, left.stop, channels), (1, 1, 1, 1))
+    columns = [writer.add_constant(np.asarray(column, np.int32), "range") for column in ranges]
+    writer.add_operation("STRIDED_SLICE", [x, *columns], [output], "StridedSlice")
+    return output
+
+
+def _concatenate(writer: TfliteWriter, parts: Sequence[int], axis: int) -> int:
+    """One tensor of the parts, one after another along the axis."""
+    if len(parts) == 1:
+        return parts[0]
+    shape = list(writer.get_shape(parts[0]))
+    shape[axis] = sum(writer.get_shape(part)[axis] for part in parts)
+    output = writer.add_like(parts[0], tuple(shape))
+    writer.add_operation("CONCATENATION", parts, [output], "Concatenation", Axis=axis, FusedActivationFunction=0)
+    return output

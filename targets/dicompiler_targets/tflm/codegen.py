@@ -1,0 +1,197 @@
+"""The C++ sources that differ from device to device: models as arrays, resolver, sizes, and the program's tables.
+
+In: what a device holds and does. Out: texts, the same for the same device.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dicompiler.plugin_api import DeviceProgram, Program, Transfer
+from dicompiler_targets.artifact_files import find_device_inputs
+from dicompiler_targets.boxes import StridedCopy
+from dicompiler_targets.tflm.memory_layout import MemoryLayout, list_received
+from dicompiler_targets.tflm.moves import MAX_COPY_LOOPS
+
+GENERATED_NOTE = "// Written by dicompiler; compile the network again to change it.\n"
+_RESOLVER_METHODS = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
+_BYTES_PER_LINE = 16
+
+
+@dataclass(frozen=True)
+class DeviceModels:
+    """names: of the models, each once. of: for each segment the index of its model, None where it computes nothing.
+    arenas: bytes for each model."""
+
+    names: tuple[str, ...]
+    model_of_segment: tuple[int | None, ...]
+    arena_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SegmentCopies:
+    """What is copied for a segment: from what is held into the model's inputs, from the model's outputs to what is
+    held, and from one of what is held to another."""
+
+    input_copies: tuple[StridedCopy, ...]
+    output_copies: tuple[StridedCopy, ...]
+    tensor_copies: tuple[StridedCopy, ...]
+
+
+def make_data_header(name: str, data: bytes) -> str:
+    """model_NAME_data.h."""
+    return (
+        f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\n"
+        f"constexpr std::size_t k_model_{name}_bytes = {len(data)};\n"
+        f"alignas(16) extern const unsigned char k_model_{name}[k_model_{name}_bytes];\n"
+    )
+
+
+def make_data_source(name: str, data: bytes) -> str:
+    """model_NAME_data.cc: aligned, and constant, so that it stays in flash."""
+    lines = [
+        "    " + ", ".join(f"0x{byte:02x}" for byte in data[start : start + _BYTES_PER_LINE]) + ",\n"
+        for start in range(0, len(data), _BYTES_PER_LINE)
+    ]
+    head = f'{GENERATED_NOTE}#include "model_{name}_data.h"\n\n'
+    return f"{head}alignas(16) const unsigned char k_model_{name}[k_model_{name}_bytes] = {{\n{''.join(lines)}}};\n"
+
+
+def get_resolver_method(code: str) -> str:
+    """The method of TFLite-micro's resolver that registers an operator: CONV_2D → AddConv2D."""
+    words = "".join(word.capitalize() for word in code.split("_")).replace("2d", "2D")
+    return f"Add{_RESOLVER_METHODS.get(code, words)}"
+
+
+def make_resolver(codes: Sequence[str]) -> str:
+    """resolver.cc, with exactly these operators."""
+    adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
+    count = max(1, len(codes))  # of a device that only passes tensors on
+    return (
+        f'{GENERATED_NOTE}#include "resolver.h"\n\n#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
+        "namespace dicompiler {\n\nconst tflite::MicroOpResolver* GetResolver() {\n"
+        f"  static tflite::MicroMutableOpResolver<{count}> operators;\n"
+        "  static bool ready = false;\n  if (!ready) {\n"
+        f"{adds}    ready = true;\n  }}\n  return &operators;\n}}\n\n}}  // namespace dicompiler\n"
+    )
+
+
+def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
+    """arena.h: the memory for arenas and the tensors beside them, and how many peers and transfers there are."""
+    sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
+    lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
+    return f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\nnamespace dicompiler {{\n\n{lines}\n}}  // namespace dicompiler\n"
+
+
+def make_program_source(
+    program: Program,
+    device: DeviceProgram,
+    layout: MemoryLayout,
+    models: DeviceModels,
+    peers: Sequence[str],
+    moves: Sequence[SegmentCopies],
+) -> str:
+    """program.cc: the tables that program.h declares. moves: of each segment."""
+    numbers = {one.device: i for i, one in enumerate(program.devices)}
+    tensors = {name: i for i, name in enumerate(layout.buffers)}
+    incoming = [program.transfers[i] for i in list_received(device)]
+    outgoing = [step.index for step in device.steps if step.kind == "send"]
+    arenas = zip(models.names, models.arena_bytes, strict=True)
+    tables = [
+        f"const int kDevice = {numbers[device.device]};",
+        _make_table("int kPeerDevices", [str(numbers[name]) for name in peers], "0"),
+        _make_table("char* const kPeerNames", [json.dumps(name) for name in peers], "nullptr"),
+        f"const int kPeerCount = {len(peers)};",
+        _make_table(
+            "Tensor kTensors", [f"{{{one.offset}, {one.tensor.nbytes}}}" for one in layout.buffers.values()], "{0, 0}"
+        ),
+        _make_table("Model kModels", [f"{{k_model_{name}, {n}}}" for name, n in arenas], "{nullptr, 0}"),
+        _make_segment_tables(device, models, layout, moves, tensors),
+        _make_transfer_table("Incoming", [(one, one.sender) for one in incoming], peers, tensors),
+        f"const int kIncomingCount = {len(incoming)};",
+        _make_transfer_table(
+            "Outgoing", [(one, one.receiver) for one in (program.transfers[i] for i in outgoing)], peers, tensors
+        ),
+        _make_step_table(device, outgoing),
+        f"const int kStepCount = {len(device.segments) + len(outgoing)};",
+        *_make_border_tables(program, device, tensors),
+    ]
+    includes = "".join(f'#include "model_{name}_data.h"\n' for name in models.names)
+    body = "\n".join(tables)
+    return f'{GENERATED_NOTE}#include "program.h"\n\n{includes}\nnamespace dicompiler {{\n\n{body}\n\n}}  // namespace dicompiler\n'
+
+
+def _make_table(head: str, entries: Sequence[str], none: str) -> str:
+    """An array; C++ knows none of length 0, so that an empty one has an entry that no count counts."""
+    lines = "".join(f"    {entry},\n" for entry in entries or [none])
+    return f"const {head}[] = {{\n{lines}}};"
+
+
+def _make_segment_tables(
+    device: DeviceProgram,
+    models: DeviceModels,
+    layout: MemoryLayout,
+    moves: Sequence[SegmentCopies],
+    tensors: Mapping[str, int],
+) -> str:
+    lists, entries = [], []
+    for i, (segment, moved) in enumerate(zip(device.segments, moves, strict=True)):
+        numbers = ", ".join(str(tensors[name]) for name in segment.inputs) or "0"
+        lists.append(f"static const int k_inputs_{i}[] = {{{numbers}}};\n")
+        ends = [f"k_inputs_{i}, {len(segment.inputs)}"]
+        for kind, copies in (
+            ("gathers", moved.input_copies),
+            ("places", moved.output_copies),
+            ("copies", moved.tensor_copies),
+        ):
+            if copies:
+                body = _make_table(f"Copy k_{kind}_{i}", [_make_copy_literal(copy, tensors) for copy in copies], "")
+                lists.append(f"static {body}\n")
+            ends.append(f"k_{kind}_{i}, {len(copies)}" if copies else "nullptr, 0")
+        model, place = (
+            models.model_of_segment[i],
+            f"{layout.arena_offsets[i] or 0}, {str(layout.frees_arena[i]).lower()}",
+        )
+        entries.append(f"{{{-1 if model is None else model}, {place}, {', '.join(ends)}}}")
+    return "".join(lists) + _make_table(
+        "Segment kSegments", entries, "{-1, 0, false, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0}"
+    )
+
+
+def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
+    ends = [end if isinstance(end, int) else tensors[end] for end in (copy.source, copy.target)]
+    loops = (*[(1, 0, 0)] * (MAX_COPY_LOOPS - len(copy.loops)), *copy.loops)
+    columns = ", ".join(f"{{{', '.join(map(str, column))}}}" for column in zip(*loops, strict=True))
+    return f"{{{ends[0]}, {ends[1]}, {copy.source_offset}, {copy.target_offset}, {copy.run_bytes}, {columns}}}"
+
+
+def _make_transfer_table(
+    kind: str, own: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
+) -> str:
+    """own: the device's, each with the peer."""
+    entries = [f"{{{one.index}, {peers.index(peer)}, {tensors[one.value.name]}}}" for one, peer in own]
+    return _make_table(f"Transfer k{kind}", entries, "{0, 0, 0}")
+
+
+def _make_step_table(device: DeviceProgram, outgoing: Sequence[int]) -> str:
+    entries = []
+    for step in device.steps:
+        if step.kind == "run":
+            entries.append(f"{{StepKind::kRun, {step.index}}}")
+        elif step.kind == "send":
+            entries.append(f"{{StepKind::kSend, {outgoing.index(step.index)}}}")
+    return _make_table("Step kSteps", entries, "{StepKind::kRun, 0}")
+
+
+def _make_border_tables(program: Program, device: DeviceProgram, tensors: Mapping[str, int]) -> list[str]:
+    outputs = [value.name for value in program.outputs]
+    inputs = [f"{{{i}, {tensors[value.name]}}}" for i, value in find_device_inputs(program, device).items()]
+    delivered = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.sinks.items()]
+    return [
+        _make_table("Border kInputs", inputs, "{0, 0}"),
+        f"const int kInputCount = {len(inputs)};",
+        _make_table("Border kOutputs", delivered, "{0, 0}"),
+        f"const int kOutputCount = {len(delivered)};",
+    ]

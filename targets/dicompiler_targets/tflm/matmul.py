@@ -1,0 +1,122 @@
+"""Matrix products: FULLY_CONNECTED (of 8-bit numbers CONV_2D) where the right one is constant, else BATCH_MATMUL."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dicompiler_targets.tflm.conv_pool import ACTIVATION_CODES, VALID_PADDING, make_zero_bias
+from dicompiler_targets.tflm.flatbuffer import QuantizationParams
+from dicompiler_targets.tflm.graph import SegmentNode, make_refusal
+from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter
+
+
+def lower_gemm(writer: TfliteWriter, node: SegmentNode) -> None:
+    """Gemm → FULLY_CONNECTED, and an ADD where C is computed or a whole matrix."""
+    weight = writer.graph.constants.get(node.inputs[1])
+    if weight is None or node.get_attribute("transA", 0):
+        raise make_refusal(node, "its second matrix is computed, or its first one transposed", "use target sockets")
+    rows = weight if node.get_attribute("transB", 0) else weight.T
+    if rows.dtype == np.float32:
+        rows = rows * np.float32(node.get_attribute("alpha", 1.0))
+    about = writer.graph.quantizations.get(node.inputs[1])
+    beta = node.get_attribute("beta", 1.0)
+    count = rows.shape[0]
+    given = writer.graph.constants.get(node.inputs[2]) if node.has_input(2) else None
+    if not node.has_input(2) or (given is not None and given.size in (1, count)):
+        bias = -1
+        if given is not None:
+            whole = np.broadcast_to(given.reshape(-1), (count,))
+            scaled = whole if whole.dtype != np.float32 else whole * np.float32(beta)
+            bias = writer.add_constant(scaled, node.inputs[2], writer.graph.quantizations.get(node.inputs[2]))
+        _add_fully_connected(writer, node, rows, about, bias, writer.add_output(node.output, "plain"), node.activation)
+        return
+    if beta != 1.0:
+        raise make_refusal(node, "beta is not 1 for a C that is no vector", "multiply C before it")
+    product = writer.add_tensor(f"{node.output}/product", "float32", writer.graph.shapes[node.output])
+    _add_fully_connected(writer, node, rows, about, -1, product, "NONE")
+    output, activation = writer.add_output(node.output, "plain"), ACTIVATION_CODES[node.activation]
+    writer.add_operation(
+        "ADD", [product, writer.read_tensor(node.inputs[2])], [output], "Add", FusedActivationFunction=activation
+    )
+
+
+def _add_fully_connected(
+    writer: TfliteWriter,
+    node: SegmentNode,
+    rows: NDArray[Any],
+    about: QuantizationParams | None,
+    bias: int,
+    output: int,
+    activation: str,
+) -> None:
+    """The product with the transpose of a matrix (N, K). The K columns of `rows` are put in the order of a flattened
+    image where x is one, which then needs no transpose."""
+    name = node.inputs[0]
+    image = writer.flattened_images.get(name)
+    if image is not None and writer.get_form(image) == "image":
+        shape = writer.graph.shapes[image]
+        rows = rows.reshape(-1, *shape[1:]).transpose(NCHW_TO_NHWC).reshape(rows.shape)
+        x = writer.add_reshape(writer.read_tensor(image, "image"), (shape[0], math.prod(shape[1:])))
+    else:
+        x = writer.read_tensor(name)
+    _add_product(writer, x, (node.inputs[1], rows, about), bias, output, activation)
+
+
+def _add_product(
+    writer: TfliteWriter,
+    x: int,
+    weight: tuple[str, NDArray[Any], QuantizationParams | None],
+    bias: int,
+    output: int,
+    activation: str,
+) -> None:
+    """x (M, K) and the weight (its name, its rows (N, K), its numbers) → output (M, N), by FULLY_CONNECTED.
+
+    Of 8-bit numbers by CONV_2D, on M images of one pixel: TFLite-micro and LiteRT round its results alike, and those of
+    FULLY_CONNECTED not.
+    """
+    name, rows, about = weight
+    values: dict[str, Any] = {"FusedActivationFunction": ACTIVATION_CODES[activation]}
+    if about is None:
+        inputs = [x, writer.add_constant(rows, name), bias]
+        writer.add_operation("FULLY_CONNECTED", inputs, [output], "FullyConnected", KeepNumDims=False, **values)
+        return
+    (height, _), (count, depth) = writer.get_shape(x), rows.shape
+    about = QuantizationParams(about.scale, about.zero_point, 0)
+    image = writer.add_reshape(x, (height, 1, 1, depth))
+    pixels = writer.add_like(output, (height, 1, 1, count))
+    inputs = [image, writer.add_constant(rows.reshape(count, 1, 1, depth), name, about)]
+    inputs.append(bias if bias >= 0 else make_zero_bias(writer, count, image, about))
+    values |= {"Padding": VALID_PADDING, "StrideW": 1, "StrideH": 1, "DilationHFactor": 1, "DilationWFactor": 1}
+    writer.add_operation("CONV_2D", inputs, [pixels], "Conv2D", **values)
+    writer.add_reshape(pixels, (height, count), output)
+
+
+def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
+    """MatMul → FULLY_CONNECTED over the rows of all matrices, or BATCH_MATMUL."""
+    weight = writer.graph.constants.get(node.inputs[1])
+    shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
+    if weight is not None and weight.ndim == 2 and len(shape) >= 2:
+        x = writer.add_reshape(writer.read_tensor(node.inputs[0]), (math.prod(shape[:-1]), shape[-1]))
+        about = writer.graph.quantizations.get(node.inputs[1])
+        bias = writer.read_tensor(node.inputs[2]) if node.has_input(2) else -1
+        output = writer.add_output(node.output, "plain")
+        product = output if len(out) == 2 else writer.add_like(output, (math.prod(out[:-1]), out[-1]))
+        _add_product(writer, x, (node.inputs[1], weight.T, about), bias, product, node.activation)
+        if product != output:
+            writer.add_reshape(product, out, output)
+        return
+    if len(shape) < 2 or len(writer.graph.get_shape(node.inputs[1])) < 2:
+        raise make_refusal(node, "an operand is a vector", "reshape it to a matrix")
+    inputs = [writer.read_tensor(name) for name in node.inputs]
+    output = writer.add_output(node.output, "plain")
+    if node.activation != "NONE":
+        plain = writer.add_like(output, writer.get_shape(output))
+        writer.add_operation("BATCH_MATMUL", inputs, [plain], "BatchMatMul", AdjX=False, AdjY=False)
+        writer.add_operation(node.activation, [plain], [output])
+    else:
+        writer.add_operation("BATCH_MATMUL", inputs, [output], "BatchMatMul", AdjX=False, AdjY=False)

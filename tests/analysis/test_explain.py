@@ -1,0 +1,97 @@
+"""Why not: each layer that stays whole has its reason, and each split the bandwidth from which on it pays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+from support.layer_graphs import formed
+
+from dicompiler import networks
+from dicompiler.analysis.compare import Comparison, compare
+from dicompiler.analysis.explain import explain, explain_layers
+from dicompiler.cli import main
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.cluster import Host
+from dicompiler.ir.platform import uniform_platform
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
+
+
+def compared(posed: Problem, *names: str) -> Comparison:
+    return compare(posed, {name: registry().make("strategies", name) for name in names})
+
+
+def wider(posed: Problem, bandwidth: float) -> Problem:
+    network = replace(posed.platform.network, bandwidth=bandwidth)
+    return replace(posed, platform=replace(posed.platform, network=network))
+
+
+def test_a_split_pays_from_the_bandwidth_that_it_names_and_not_below() -> None:
+    posed = load_problem(networks.build("squeezenet"), "rpi4x4")
+    found = explain(compared(wider(posed, 1e6), "single", "modnn"))
+    (split,) = found.splits
+    assert split.strategy == "modnn" and split.break_even_bandwidth is not None and split.break_even_bandwidth > 1e6
+    plan = registry().make("strategies", "modnn").plan(posed)
+    for factor, pays in ((1.0, True), (0.9, False)):
+        there = wider(posed, factor * split.break_even_bandwidth)
+        assert (MIN_SPLIT_GAIN * there.evaluate(plan).latency_s <= there.best_single_device[1].latency_s) == pays
+    near = explain(compared(wider(posed, 0.7 * split.break_even_bandwidth), "single", "modnn"))
+    assert near.splits[0].wire_dtypes == ("float16", "int8")
+    (shared,) = explain(compared(wider(posed, 1e6), "single")).splits
+    assert shared.strategy == "shares of each layer" and shared.break_even_bandwidth is not None
+    assert not explain(
+        compared(wider(posed, 2 * split.break_even_bandwidth), "single", "modnn")
+    ).splits  # the best plan is a split
+
+
+def test_every_whole_layer_has_its_reason() -> None:
+    layers = formed(
+        """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 64, 64] x) => (float[1, 8] y, int64[4, N] places)
+        { c = Conv <kernel_shape = [3, 3]> (x, w)  f = Flatten (c)  p = Relu (c)
+          g = GlobalAveragePool (p)  h = Flatten (g)  y = Gemm (h, v)  places = NonZero (f) }""",
+        w=(8, 4, 3, 3),
+        v=(8, 8),
+    )
+    posed = wider(Problem(layers, uniform_platform(2)), 5e8)
+    reasons = {one.operator: one for one in explain_layers(posed, posed.single_device_plan("d0"))}
+    assert "NonZero has no rule" in reasons["NonZero"].reason
+    assert (
+        "too little work for its bytes" in reasons["Conv"].reason and reasons["Conv"].break_even_bandwidth is not None
+    )
+    assert reasons["Flatten"].reason == "no work: it only moves data"
+    rows = formed('<ir_version: 8, opset_import: ["": 17]> g (float[6, 4] x) => (float[6, 4] y) { y = Softmax (x) }')
+    (reason,) = explain_layers(
+        Problem(rows, uniform_platform(2)), Problem(rows, uniform_platform(2)).single_device_plan("d0")
+    )
+    assert "too little work" in reason.reason  # its rows could be cut
+    tight = replace(
+        posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 64) for h in posed.platform.hosts))
+    )
+    assert (
+        "memory" in {one.operator: one.reason for one in explain_layers(tight, tight.single_device_plan("d0"))}["Conv"]
+    )
+
+
+def test_the_command_shows_both_tables_and_the_report_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, known = str(tmp_path / "lenet.onnx"), tmp_path / "compare.json"
+    onnx.save(networks.build("lenet", 0), model)
+    asked = ["compare", model, "--platform", "rpi4x2", "--strategies", "single,modnn", "--why"]
+    assert main(asked) == 0
+    text = capsys.readouterr().out
+    assert "the network stays on one device" in text and "too little work" in text
+    assert main([*asked, "--json"]) == 0
+    known.write_text(capsys.readouterr().out)
+    document = json.loads(known.read_text())
+    assert [one["layer"] for one in document["why"]["layers"]] == [
+        *("conv1 pool1 conv2 pool2 flatten fc3 fc4 fc5".split())
+    ]
+    compiled = ["compile", model, "--platform", "rpi4x2", "--strategy", "single", "-o", str(tmp_path / "out")]
+    assert main(compiled) == 0
+    assert main(["report", str(tmp_path / "out"), "--compare", str(known), "-o", str(tmp_path / "page.html")]) == 0
+    assert "Why layers stay whole" in (tmp_path / "page.html").read_text()

@@ -1,0 +1,163 @@
+"""`dicompiler explore` and fronts: the files, what is printed, bad input, and strategies that make one plan only."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+
+import dicompiler
+from dicompiler.analysis.explore import explore, override_options
+from dicompiler.base.atomic_output import TRACKED_LIST_NAME
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cli import main
+from dicompiler.ir.platform import Platform
+from dicompiler.networks import build
+from dicompiler.search.pareto_front import FRONT_OBJECTIVES
+
+QUICK = ("--generations", "6", "--population", "20")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny network."""
+    path = tmp_path_factory.mktemp("model") / "tiny.onnx"
+    onnx.save(build("tiny"), path)
+    return path
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def run(model: Path, output: Path, *more: str) -> int:
+    return main(["explore", str(model), "--platform", "rpi4x3", "-o", str(output), *QUICK, *more])
+
+
+def test_it_writes_the_front_as_json_csv_picture_and_plans(model: Path, tmp_path: Path) -> None:
+    assert run(model, tmp_path / "front") == 0
+    found = files(tmp_path / "front")
+    front = json.loads(found["front.json"])
+    names = ["throughput", "device-memory", "device-energy"]
+    assert list(front["objectives"]) == names
+    assert (front["interrupted"], front["level"], front["platform"]) == (False, "measured", "rpi4x3")
+    plans = [point["plan"] for point in front["points"]]
+    assert sorted(found) == sorted([TRACKED_LIST_NAME, "front.json", "front.csv", "front.svg", *plans])
+    rows = list(csv.reader(found["front.csv"].decode().splitlines()))
+    assert rows[0] == ["plan", "throughput [s]", "device-memory [bytes]", "device-energy [J]"]
+    assert [[float(cell) for cell in row[1:]] for row in rows[1:]] == [[p[n] for n in names] for p in front["points"]]
+    ElementTree.fromstring(found["front.svg"].decode())
+    assert list(tmp_path.iterdir()) == [tmp_path / "front"]
+
+
+def test_every_plan_of_it_compiles_to_what_it_says(model: Path, tmp_path: Path) -> None:
+    assert run(model, tmp_path / "front", "--objectives", "latency,throughput,energy,memory,communication") == 0
+    for point in json.loads((tmp_path / "front/front.json").read_text())["points"]:
+        compiled = dicompiler.compile(model, platform="rpi4x3", plan=tmp_path / "front" / point["plan"])
+        assert compiled.metrics is not None
+        for name in ("latency", "throughput", "energy", "memory", "communication"):
+            assert compiled.metrics.objective_value(name) == point[name]
+
+
+def test_the_same_bytes_in_another_process_and_nothing_but_the_table_in_a_pipe(model: Path, tmp_path: Path) -> None:
+    assert run(model, tmp_path / "here") == 0
+    words = ["explore", model, "--platform", "rpi4x3", "-o", tmp_path / "there", *QUICK]
+    done = subprocess.run(
+        [sys.executable, "-m", "dicompiler.cli", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0].split() == ["plan", "devices", "throughput", "device-memory", "device-energy"]
+    assert done.stdout.endswith(f"written: {tmp_path / 'there'}\n")
+    assert files(tmp_path / "here") == files(tmp_path / "there")
+
+
+def test_json_says_where_the_front_is(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(model, Path("front"), "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {**json.loads(Path("front/front.json").read_text()), "front": "front"}
+
+
+def test_an_earlier_front_is_replaced_and_stays_where_the_next_fails(model: Path, tmp_path: Path) -> None:
+    output = tmp_path / "front"
+    assert run(model, output) == 0
+    before = files(output)
+    assert run(model, output, "--objectives", "memory") == 0
+    after = files(output)
+    assert after["front.json"] != before["front.json"]
+    assert run(model, output, "--cost", "none") == 2
+    assert files(output) == after
+
+
+def test_a_strategy_that_makes_one_plan_gives_a_front_of_one_point(model: Path) -> None:
+    front = explore(model, "rpi4x2", "modnn")
+    (point,) = front.points
+    compiled = dicompiler.compile(model, platform="rpi4x2", strategy="modnn")
+    assert point.plan == compiled.plan
+    assert compiled.metrics is not None
+    assert set(point.objectives) == set(FRONT_OBJECTIVES)
+    assert point.objectives["latency"] == compiled.metrics.latency_s
+
+
+def test_an_interrupted_search_writes_what_it_has(model: Path, tmp_path: Path) -> None:
+    def stop(text: str) -> None:
+        if "generation 5" in text:
+            raise KeyboardInterrupt
+
+    strategy = override_options("genetic", {"population": "20", "generations": "50"})
+    front = explore(model, Platform.load("rpi4x3"), strategy, output=tmp_path / "front", progress=stop)
+    assert front.interrupted
+    document = json.loads((tmp_path / "front/front.json").read_text())
+    assert (document["interrupted"], document["level"]) == (True, "analytic")
+    assert json.loads((tmp_path / "front/plans/000.json").read_text())["note"] == "the search for it was interrupted"
+
+
+def test_options_stand_in_place_of_those_of_the_spec() -> None:
+    assert override_options("genetic{seed=1 population=9}", {"seed": "2", "objectives": ("a", "b")}) == (
+        "genetic{seed=2 population=9 objectives=a,b}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "expected"),
+    [
+        (["--generations", "0"], 2, "genetic: generations is 0: take at least 1"),
+        (["--population", "-3"], 2, "genetic: population is -3: take at least 2"),
+        (["--objectives", "speed"], 2, "unknown objective 'speed' (known: communication, device-energy, device-memory"),
+        (["--objectives", "memory,memory"], 2, "objective 'memory' stands twice"),
+        (["--strategy", "genetics"], 2, "unknown strategy 'genetics' (did you mean 'genetic'?)"),
+        (["--strategy", "modnn"], 2, "unknown option 'generations' of 'modnn'"),
+    ],
+)
+def test_bad_options_are_named_and_nothing_is_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int, expected: str
+) -> None:
+    assert run(model, tmp_path / "front", *more) == code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"dicompiler: error: {expected}")
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_front_is_not_replaced(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert run(model, tmp_path) == 1
+    assert "it exists and is no front of ours" in capsys.readouterr().err
+    assert main(["explore", str(model), "-o", str(tmp_path / "x")]) == 2
+    assert "explore: no platform" in capsys.readouterr().err
+    with pytest.raises(DicompilerError, match="its parent is no directory"):
+        explore(model, "rpi4x2", output=tmp_path / "a" / "b")

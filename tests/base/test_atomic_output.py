@@ -1,0 +1,334 @@
+"""Directories that commands write: whole or not at all; what has not changed and what is not ours stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dicompiler.base.atomic_output import (
+    TRACKED_LIST_NAME,
+    atomic_directory,
+    atomic_file,
+    check_output_directory,
+    tracked_files,
+)
+from dicompiler.base.errors import DicompilerError
+
+NOBODY = 65534
+FIRST = {"main.json": "1", "pi01/a.bin": "a", "pi01/b.bin": "b", "pi02/c.bin": "c"}
+
+
+def write(output: Path, files: Mapping[str, str]) -> None:
+    """Writes an output of ours with these files."""
+    with atomic_directory(output, "main.json", "output") as stage:
+        for name, text in {"main.json": "", **files}.items():
+            (stage / name).parent.mkdir(exist_ok=True, parents=True)
+            (stage / name).write_text(text)
+
+
+def held(output: Path) -> dict[str, str]:
+    """The files and their texts, without the list."""
+    paths = [path for path in output.rglob("*") if path.is_file() and path.name != TRACKED_LIST_NAME]
+    return {str(path.relative_to(output)): path.read_text() for path in sorted(paths)}
+
+
+def stamps(output: Path) -> dict[str, tuple[int, int]]:
+    """Of all files and directories: inode and time of change."""
+    paths = [output, *output.rglob("*")]
+    return {str(path.relative_to(output)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    place = tmp_path / "out"
+    write(place, FIRST)
+    return place
+
+
+def test_the_list_names_what_is_ours_the_main_file_first(output: Path) -> None:
+    assert tracked_files(output) == ("main.json", "pi01/a.bin", "pi01/b.bin", "pi02/c.bin")
+    assert held(output) == FIRST
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+def test_the_same_again_touches_nothing(output: Path) -> None:
+    before = stamps(output)
+    write(output, FIRST)
+    assert stamps(output) == before
+
+
+def test_files_that_are_the_same_stay_and_the_main_one_is_new(output: Path) -> None:
+    before = stamps(output)
+    write(output, {**FIRST, "pi01/b.bin": "B"})
+    after = stamps(output)
+    assert held(output) == {**FIRST, "pi01/b.bin": "B"}
+    files = {name for name in FIRST if before[name] == after[name]}
+    assert files == {"pi01/a.bin", "pi02/c.bin"}
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+def test_a_mode_that_is_another_counts_as_a_change(output: Path) -> None:
+    (output / "pi01" / "a.bin").chmod(0o600)
+    write(output, FIRST)
+    assert (output / "pi01" / "a.bin").stat().st_mode & 0o777 == (output / "main.json").stat().st_mode & 0o777
+
+
+def test_what_is_no_more_goes_and_what_is_not_ours_stays(output: Path) -> None:
+    (output / "pi02" / "build" / "empty").mkdir(parents=True)
+    (output / "pi02" / "build" / "own.o").write_text("own")
+    (output / "notes.txt").write_text("notes")
+    (output / "link").symlink_to("nowhere")
+    os.mkfifo(output / "pipe")
+    os.utime(output / "notes.txt", (1e9, 1e9))
+    before = stamps(output / "pi02" / "build")
+    write(output, {"main.json": "2", "pi01/a.bin": "a"})
+    assert not (output / "pi02" / "c.bin").exists() and not (output / "pi01" / "b.bin").exists()
+    assert (output / "notes.txt").stat().st_mtime == 1e9
+    assert (output / "link").readlink() == Path("nowhere") and (output / "pipe").is_fifo()
+    after = stamps(output / "pi02" / "build")
+    assert {name: time for name, (_, time) in before.items()} == {name: time for name, (_, time) in after.items()}
+    assert before["own.o"] == after["own.o"]
+    write(output, {"main.json": "3"})  # still not ours, the second time
+    assert (output / "notes.txt").is_file() and not (output / "pi01").exists()
+
+
+OURS = st.dictionaries(st.sampled_from(["a", "d/a", "d/b", "e/f/c"]), st.sampled_from(["0", "1"]))
+OTHERS = st.dictionaries(st.sampled_from(["x", "d/x", "e/y/z", "g/x"]), st.just("own"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(outputs=st.lists(st.tuples(OURS, OTHERS), min_size=2, max_size=4))
+def test_whatever_is_written_ours_is_new_and_the_rest_as_it_was(
+    outputs: list[tuple[dict[str, str], dict[str, str]]],
+) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        output, others, ours = Path(temporary, "out"), dict[str, str](), dict[str, str]()
+        for ours_now, others_now in outputs:
+            before = stamps(output) if output.exists() else {}
+            write(output, ours_now)
+            after = stamps(output)
+            assert held(output) == {**ours_now, **others, "main.json": ""}
+            kept = {name for name in ours_now if ours_now[name] == ours.get(name)} | others.keys()
+            assert {name for name in kept if before[name] != after[name]} == set()
+            assert (before.get("main.json") == after["main.json"]) == (bool(before) and ours == ours_now)
+            for name, text in others_now.items():
+                (output / name).parent.mkdir(parents=True, exist_ok=True)
+                (output / name).write_text(text)
+            others, ours = {**others, **others_now}, ours_now
+
+
+def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
+    """`write` in a process of another user. Linux does not let that one link to files that it may only read."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            write(output, files)
+        finally:
+            os._exit(1 if sys.exc_info()[0] else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_cannot_be_linked_is_copied_with_its_times() -> None:
+    with tempfile.TemporaryDirectory() as temporary:  # pytest's directories are for one user
+        Path(temporary).chmod(0o777)
+        output = Path(temporary, "out")
+        write_as_nobody(output, FIRST)
+        (output / "notes.txt").write_text("notes")
+        os.utime(output / "notes.txt", (1e9, 1e9))
+        owner = (output / "notes.txt").stat().st_uid
+        write_as_nobody(output, {**FIRST, "pi01/b.bin": "B"})
+        assert held(output) == {**FIRST, "pi01/b.bin": "B", "notes.txt": "notes"}
+        assert (output / "notes.txt").stat().st_mtime == 1e9
+        if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1":
+            assert (output / "notes.txt").stat().st_uid == NOBODY != owner
+
+
+def test_another_file_system_in_an_output_is_left_alone(output: Path) -> None:
+    (output / "mounted").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", output / "mounted"], check=True)
+    try:
+        (output / "mounted" / "own").write_text("own")
+        before = stamps(output)
+        with pytest.raises(DicompilerError, match="cannot be written: Invalid cross-device link"):
+            write(output, {"main.json": "2"})
+        assert stamps(output) == before
+    finally:
+        subprocess.run(["umount", output / "mounted"], check=True)
+
+
+@pytest.mark.parametrize("name", ["pi03", "pi03/d.bin"])
+def test_what_is_not_ours_is_never_overwritten(output: Path, name: str) -> None:
+    (output / name).parent.mkdir(exist_ok=True)
+    (output / name).write_text("own")
+    before = stamps(output)
+    with pytest.raises(DicompilerError, match=rf"{name}: it is not ours, and stands where we write: move it elsewhere"):
+        write(output, {**FIRST, "pi03/d.bin": "d"})
+    assert stamps(output) == before
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+def test_a_directory_that_is_not_ours_does_not_become_a_file(output: Path) -> None:
+    (output / "d.bin").mkdir()
+    with pytest.raises(DicompilerError, match=r"d\.bin: it is not ours"):
+        write(output, {**FIRST, "d.bin": "d"})
+    assert held(output) == FIRST
+
+
+def test_a_failure_leaves_what_was_there(output: Path) -> None:
+    (output / "notes.txt").write_text("notes")
+    before = stamps(output)
+
+    def half() -> None:
+        with atomic_directory(output, "main.json", "output") as stage:
+            (stage / "main.json").write_text("half")
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        half()
+    assert stamps(output) == before
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+def test_an_output_without_its_main_file_is_filled_again(output: Path) -> None:
+    (output / "main.json").unlink()  # `make clean` may know just this one
+    before = stamps(output)
+    write(output, FIRST)
+    assert held(output) == FIRST
+    assert stamps(output)["pi01/a.bin"] == before["pi01/a.bin"]
+
+
+def test_a_link_to_an_output_stays_a_link(output: Path) -> None:
+    link = output.parent / "link"
+    link.symlink_to(output)
+    write(link, {"main.json": "2"})
+    assert link.is_symlink() and held(output) == {"main.json": "2"}
+
+
+def test_places_that_are_not_ours_are_refused(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    (place / "inner").mkdir(parents=True)
+    write(place, {})  # a directory without a file is nothing
+    assert (place / "inner").is_dir()
+    (place / TRACKED_LIST_NAME).unlink()
+    (place / "main.json").write_text("1")
+    with pytest.raises(DicompilerError, match=r"no output of ours \(its list, '\.outputs', is missing\): choose"):
+        check_output_directory(place, "main.json", "output")
+    (place / "main.json").rename(place / "other.json")
+    with pytest.raises(DicompilerError, match="no output of ours: choose another place or remove it"):
+        check_output_directory(place, "main.json", "output")
+    (place / TRACKED_LIST_NAME).write_text("other.json\n")
+    with pytest.raises(DicompilerError, match="no output of ours: choose"):
+        check_output_directory(place, "main.json", "output")
+
+
+def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text, new in (("one", True), ("one", False), ("two", True)):
+        if path.exists():
+            os.utime(path, (1e9, 1e9))
+        with atomic_file(path) as stage:
+            stage.write_text(text)
+        assert path.read_text() == text
+        assert (path.stat().st_mtime != 1e9) == new
+
+
+def test_an_earlier_output_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def renamed(self: Path, target: Path, rename: Callable[[Path, Path], Path] = Path.rename) -> Path:
+        assert self.name not in ("new", "out"), "for a moment nothing is there"
+        return rename(self, target)
+
+    for text in ("one", "two"):
+        with atomic_directory(tmp_path / "out", "main", "thing") as stage:
+            (stage / "main").write_text(text)
+        monkeypatch.setattr(Path, "rename", renamed)
+    assert (tmp_path / "out" / "main").read_text() == "two"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[3:]
+from dicompiler.base import atomic
+def kill(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[2] == "between":
+    atomic._exchanged = lambda *_: False
+    Path.rename = lambda self, target, rename=Path.rename: kill() if self.name == "new" else rename(self, target)
+if sys.argv[2] == "behind":
+    atomic._remove = kill
+with atomic.moved_in_whole(Path(sys.argv[1]), "main.json", "output") as stage:
+    (stage / "main.json").write_bytes(bytes(100_000))
+    if sys.argv[2] == "inside":
+        kill()
+    if sys.argv[2] == "waits":
+        print("inside", flush=True)
+        sys.stdin.read()
+"""
+
+
+def writer(output: Path, how: str) -> subprocess.Popen[bytes]:
+    """A process that writes `output` and kills itself on the way, or waits inside."""
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    command = [sys.executable, "-c", KILLED, str(output), how, *paths]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("how", ["inside", "between", "behind"])
+def test_what_killed_writers_left_goes_with_the_next(how: str, output: Path) -> None:
+    (output / "notes.txt").write_text("notes")
+    for _ in range(3):
+        assert writer(output, how).wait(20) == -9
+    write(output, {"main.json": "2"})
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+    assert held(output) == {"main.json": "2", "notes.txt": "notes"}
+
+
+def test_what_a_living_writer_writes_stays(output: Path) -> None:
+    with writer(output, "waits") as living:
+        assert living.stdout is not None and living.stdout.readline() == b"inside\n"
+        write(output, {"main.json": "2"})
+        (scratch,) = [path for path in output.parent.iterdir() if path != output]
+        assert (scratch / "new" / "main.json").stat().st_size == 100_000
+        living.communicate(timeout=20)
+    assert [path.name for path in output.parent.iterdir()] == ["out"]
+    assert (output / "main.json").stat().st_size == 100_000
+
+
+def test_what_is_not_ours_beside_an_output_stays(output: Path) -> None:
+    names = [".out.abcdefgh", ".out.12345678", ".outs.abcdefgh", ".out.abc", "out.abcdefgh"]
+    for name in names:
+        (output.parent / name / "new").mkdir(parents=True)
+        (output.parent / name / "new" / "mine.txt").write_text("mine")
+    for name in names[2:]:
+        (output.parent / name / ".made-by-dicompiler").touch()
+    (output.parent / ".out.12345678" / ".made-by-dicompiler").symlink_to("new/mine.txt")
+    os.mkfifo(output.parent / ".out.abcdefgh" / ".made-by-dicompiler")
+    write(output, {"main.json": "2"})
+    assert {path.name for path in output.parent.iterdir()} == {"out", *names}
+    assert all((output.parent / name / "new" / "mine.txt").is_file() for name in names)
+
+
+def test_files_of_killed_writers_go_with_the_next(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; sys.path[:0] = sys.argv[2:]\nfrom pathlib import Path\n"
+        "from dicompiler.base.atomic_output import whole\n"
+        "with whole(Path(sys.argv[1])) as stage:\n    stage.write_text('half')\n    os.kill(os.getpid(), 9)\n"
+    )
+    paths = [os.path.abspath(entry) for entry in sys.path if entry]
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json"), *paths], check=False)
+    assert done.returncode == -9 and list(tmp_path.iterdir())
+    with atomic_file(tmp_path / "plan.json") as stage:
+        stage.write_text("whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]

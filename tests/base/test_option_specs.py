@@ -1,0 +1,223 @@
+"""The spec syntax: text and Spec turn into each other exactly, options become typed fields, mistakes say where."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.option_specs import Option, Spec, instantiate, options_of, parse_pipeline, parse_spec, spec_of
+
+PLAIN = r"[A-Za-z0-9_/.:+*@-]+"
+names = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", fullmatch=True)
+keys = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
+specs = st.builds(
+    Spec.from_mapping, names, st.dictionaries(keys, st.lists(st.text(), max_size=4).map(tuple), max_size=4)
+)
+
+
+@st.composite
+def canonical_texts(draw: st.DrawFn) -> str:
+    """Text in the one form that `str` writes, put together without it."""
+    name = draw(names)
+    quoted = st.text().filter(lambda s: not re.fullmatch(PLAIN, s)).map(lambda s: json.dumps(s, ensure_ascii=False))
+    values = st.lists(st.from_regex(PLAIN, fullmatch=True) | quoted, max_size=4).map(",".join)
+    options = draw(st.dictionaries(keys, values, max_size=4))
+    return name + ("{" + " ".join(f"{key}={value}" for key, value in options.items()) + "}" if options else "")
+
+
+@given(specs)
+@example(Spec("a", (("x", ()), ("y", ("",)), ("z", ('"', "\\", "é\u2028\ud800")))))
+def test_spec_to_text_and_back_is_the_same_spec(spec: Spec) -> None:
+    assert parse_spec(str(spec)) == spec
+
+
+@given(canonical_texts())
+@example("tile-height{layers=conv1..conv4,conv6/a:0 parts=4}")
+@example('place{layers="a b","" device=}')
+def test_text_to_spec_and_back_is_the_same_text(text: str) -> None:
+    assert str(parse_spec(text)) == text
+
+
+@given(st.lists(specs, min_size=1, max_size=3).map(tuple))
+def test_pipeline_to_text_and_back_is_the_same_pipeline(pipeline: tuple[Spec, ...]) -> None:
+    assert parse_pipeline(",".join(map(str, pipeline))) == pipeline
+
+
+@given(st.lists(canonical_texts(), min_size=1, max_size=3).map(",".join))
+@example("infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4},partition")
+def test_pipeline_text_to_pipeline_and_back_is_the_same_text(text: str) -> None:
+    assert ",".join(map(str, parse_pipeline(text))) == text
+
+
+@given(st.text() | st.text(alphabet='ab12{}=," \\.-'))
+def test_any_text_is_read_the_same_again_or_refused_with_a_column_on_one_line(text: str) -> None:
+    try:
+        pipeline = parse_pipeline(text)
+    except UsageError as error:
+        message = str(error)
+    else:
+        message = "pipeline: expected nothing at column 1, found nothing"
+        assert parse_pipeline(",".join(map(str, pipeline))) == pipeline
+    assert re.search(r"expected .* at column \d+, found ", message)
+    assert "\n" not in message
+
+
+def test_blanks_between_things_do_not_matter() -> None:
+    assert ",".join(map(str, parse_pipeline("  a{ x=1 } ,\n b{}\t"))) == "a{x=1},b"
+    assert str(parse_spec(' a{  x="1"   y=2,3\n} ')) == "a{x=1 y=2,3}"
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "expected", "found"),
+    [
+        ("", 1, "a name", "the end"),
+        ("a,", 3, "a name", "the end"),
+        ("a,,b", 3, "a name", "','"),
+        ("a b", 3, "',' before the next pass or the end", "'b'"),
+        ("a}", 2, "',' before the next pass or the end", "'}'"),
+        ("a{x=1", 6, "an option or '}'", "the end"),
+        ("a{x}", 4, "'=' after option 'x'", "'}'"),
+        ("a{=1}", 3, "an option or '}'", "'='"),
+        ("a{x=1 x=2}", 7, "another option than 'x'", "'x'"),
+        ("a{x=1,y=2}", 8, "',' between values, a blank between options or '}'", "'='"),
+        ("a{x=1,}", 7, "a value", "'}'"),
+        ("a{x=é}", 5, "a value, plain or in double quotes", "'é'"),
+        ('a{x="b}', 5, "a whole quoted value", "'\"'"),
+        ('a{x="\\q"}', 6, "a whole quoted value", "'\\\\'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_column(text: str, column: int, expected: str, found: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_pipeline(text)
+    assert str(caught.value).startswith(f"pipeline '{text}': expected {expected}")
+    assert f" at column {column}, found {found}" in str(caught.value)
+
+
+def test_parse_takes_one_spec_only() -> None:
+    with pytest.raises(UsageError, match=r"strategy 'a,b': expected '\{' or the end at column 2, found ','"):
+        parse_spec("a,b", "strategy")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("", ()), ("a b", ()), ("a", (("x", ()), ("x", ()))), ("a", (("-", ()),))]
+)
+def test_a_spec_that_could_not_be_written_cannot_be_made(name: str, options: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match="not a spec"):
+        Spec(name, options)
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Has an option of every type."""
+
+    name: ClassVar[str] = "everything"
+    parts: int = 2
+    rate: float = 1.5
+    exact: bool = True
+    text: str = "a"
+    merge: Literal["one", "all"] = "one"
+    layers: tuple[str, ...] = ("x",)
+    sizes: tuple[int, ...] = field(default=(), metadata={"help": "in bytes"})
+    shares: tuple[float, ...] = ()
+    device: str | None = None
+    limit: int | None = 3
+
+
+@given(
+    st.builds(
+        Everything,
+        parts=st.integers(),
+        rate=st.floats(allow_nan=False),
+        exact=st.booleans(),
+        text=st.text(),
+        merge=st.sampled_from(["one", "all"]),
+        layers=st.lists(st.text()).map(tuple),
+        sizes=st.lists(st.integers()).map(tuple),
+        shares=st.lists(st.floats(allow_nan=False)).map(tuple),
+        device=st.none() | st.text(),
+        limit=st.none() | st.integers(),
+    )
+)
+def test_instance_to_text_and_back_is_the_same_instance(instance: Everything) -> None:
+    assert instantiate(Everything, parse_spec(str(spec_of(instance)))) == instance
+
+
+def test_only_options_that_differ_from_their_default_are_written_in_field_order() -> None:
+    assert str(spec_of(Everything())) == "everything"
+    assert str(spec_of(Everything(limit=None, parts=3, exact=False))) == "everything{parts=3 exact=false limit=}"
+
+
+def test_options_show_type_default_and_help() -> None:
+    options = {option.name: option for option in options_of(Everything)}
+    assert options["exact"] == Option("exact", "true|false", "true")
+    assert options["merge"].type == "one|all"
+    assert options["sizes"] == Option("sizes", "int,…", "", "in bytes")
+    assert options["device"].default == ""
+
+
+@dataclass(frozen=True)
+class Needy:
+    """Must be given one option, and refuses a value."""
+
+    name: ClassVar[str] = "needy"
+    parts: int
+
+    def __post_init__(self) -> None:
+        if self.parts < 1:
+            raise ValueError("parts must be at least 1")
+
+
+@pytest.mark.parametrize(
+    ("cls", "text", "message"),
+    [
+        (Everything, "everything{partz=3}", "unknown option 'partz' of 'everything' (did you mean 'parts'?)"),
+        (Everything, "everything{parts=x}", "option 'parts' of 'everything': expected int, got x"),
+        (Everything, "everything{parts=1.5}", "option 'parts' of 'everything': expected int, got 1.5"),
+        (Everything, "everything{rate=nan}", "option 'rate' of 'everything': expected float, got nan"),
+        (Everything, "everything{exact=yes}", "option 'exact' of 'everything': expected true|false, got yes"),
+        (Everything, "everything{merge=two}", "option 'merge' of 'everything': expected one|all, got two"),
+        (Everything, "everything{sizes=1,b}", "option 'sizes' of 'everything': expected int,…, got 1,b"),
+        (Everything, "everything{parts=}", "option 'parts' of 'everything': expected one value (int), got 0"),
+        (Everything, "everything{parts=1,2}", "option 'parts' of 'everything': expected one value (int), got 2"),
+        (Needy, "needy", "'needy' needs option 'parts' (int)"),
+        (Needy, "needy{parts=0}", "'needy': parts must be at least 1"),
+    ],
+)
+def test_a_wrong_option_is_named_with_what_was_expected(cls: type, text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        instantiate(cls, parse_spec(text))
+    assert str(caught.value) == message
+
+
+def test_a_required_option_has_no_default() -> None:
+    assert options_of(Needy) == (Option("parts", "int", None),)
+    assert str(spec_of(Needy(4))) == "needy{parts=4}"
+
+
+def test_a_field_whose_type_has_no_text_is_named() -> None:
+    @dataclass(frozen=True)
+    class Odd:
+        table: dict[str, int] = field(default_factory=dict)
+
+    with pytest.raises(TypeError, match=r"Odd\.table"):
+        options_of(Odd)
+    with pytest.raises(TypeError, match="int is not a dataclass"):
+        options_of(int)
+
+
+def test_the_one_value_without_text_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Choosy:
+        name: ClassVar[str] = "choosy"
+        layers: tuple[str, ...] | None = ("all",)
+
+    assert instantiate(Choosy, parse_spec("choosy{layers=}")) == Choosy(())
+    with pytest.raises(DicompilerError, match="option 'layers' of 'choosy': None cannot be written"):
+        spec_of(Choosy(None))

@@ -1,0 +1,174 @@
+"""The demo on small networks: what it finds, what it prints in a pipe and on a terminal, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dicompiler.cli import main
+from dicompiler.driver import artifact as artifacts
+from dicompiler.driver.artifact import verify
+from dicompiler.emulation.demo import EMULATED_FRAMES, DemoResult, run_demo
+from dicompiler.verify.comparison import Check, Verification
+
+
+def command(*arguments: object, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `dicompiler demo` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "dicompiler.cli", "demo", *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        text=True,
+        timeout=120,
+        check=False,
+        **({"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams),
+    )
+
+
+def read_all(terminal: int) -> str:
+    """What is written to a terminal until its other end is closed, which Linux tells by an error."""
+    said = b""
+    with suppress(OSError):
+        while part := os.read(terminal, 4096):
+            said += part
+    return said.decode()
+
+
+@pytest.fixture(scope="module")
+def steps() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo") / "out"
+
+
+@pytest.fixture(scope="module")
+def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two boards that any host can play."""
+    path = tmp_path_factory.mktemp("boards") / "slow.toml"
+    names = ("pi01", "pi02")
+    hosts = "".join(f'[[host]]\nname = "{name}"\nmemory = "1 GiB"\n' for name in names)
+    devices = "".join(f'[[device]]\nname = "{name}"\nrate = "0.02 GFLOP/s"\n' for name in names)
+    path.write_text(f'[network]\nkind = "switch"\nbandwidth = "100 Mbit/s"\n{hosts}{devices}')
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(directory: Path, steps: list[str], boards: Path) -> DemoResult:
+    return run_demo("lenet", str(boards), "modnn", directory, steps.append)
+
+
+def test_every_device_has_a_share_and_the_shares_make_up_the_network(found: DemoResult) -> None:
+    assert [share.device for share in found.shares] == ["pi01", "pi02"]
+    assert max(share.layers for share in found.shares) <= found.layers
+    assert sum(share.layers for share in found.shares) > found.layers
+    assert sum(share.flops for share in found.shares) >= found.flops > 0
+    assert all(0 < share.weights <= found.weights for share in found.shares)
+    assert all(share.compute_s > 0 and share.message_s > 0 and share.wait_s >= 0 for share in found.shares)
+
+
+def test_emulated_boards_take_about_what_is_predicted_for_them(found: DemoResult) -> None:
+    assert found.emulated is not None and found.not_emulated_reason == ""
+    assert found.emulated.frames == EMULATED_FRAMES
+    assert found.flops / 0.02e9 <= found.emulated.single_device_s  # computing is held back to the board's speed
+    assert max(share.flops for share in found.shares) / 0.02e9 <= found.emulated.frame_s
+    assert "of the time" in found.bottleneck
+
+
+def test_without_root_it_says_why_nothing_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], boards: Path
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert main(["demo", "--network", "lenet", "--platform", str(boards), "--strategy", "modnn"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Not measured on emulated boards: network namespaces and shaped lines need root: run it as root." in said
+    assert "emulated on this host" not in said
+    assert re.search(r"[\d.]+ times as fast as one board, not 2: in a frame pi0\d computes \d+ ms, handles", said)
+
+
+def test_all_checks_hold_and_bytes_are_those_of_the_plan(found: DemoResult) -> None:
+    assert [check.name for check in found.verification.checks] == ["exact", "output on pi01", "bytes"]
+    assert found.verification.passed
+    total = sum(share.sent for share in found.shares)
+    assert f" {total} bytes a frame" in found.verification.checks[-1].detail
+
+
+def test_what_was_compiled_is_a_whole_artifact(found: DemoResult, directory: Path, steps: list[str]) -> None:
+    assert found.network == "lenet"
+    assert verify(directory).passed
+    assert [step.split()[0] for step in steps] == ["building", "splitting", "verifying:", "measuring:"]
+
+
+def test_in_a_pipe_it_prints_a_table_of_80_columns_and_nothing_else(tmp_path: Path) -> None:
+    done = command("--network", "lenet", "--platform", "rpi4x1", "--strategy", "single", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[:2] == [
+        "lenet: 8 layers, 0.000846 GFLOP a frame, 0.235 MiB of weights",
+        "split over rpi4x1 by single; a frame on the boards as predicted, in ms:",
+    ]
+    assert lines[4].split()[:5] == ["pi01", "8", "100.0%", "0.24", "0.0"]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_on_a_terminal_it_says_what_it_is_doing_and_takes_that_back() -> None:
+    ours, theirs = pty.openpty()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_all, ours)
+        try:
+            done = command("--network", "lenet", "--platform", "rpi4x1", stderr=theirs)
+        finally:
+            os.close(theirs)
+        said = reading.result()
+    os.close(ours)
+    assert done.returncode == 0
+    assert "measuring: " in said
+    assert said.endswith("\x1b[2K")  # the line is wiped
+    assert "measuring: " not in done.stdout
+
+
+def test_json_has_all_that_was_found_and_output_keeps_the_artifact(tmp_path: Path) -> None:
+    network = ("--network", "lenet", "--platform", "rpi4x2", "--strategy", "modnn")
+    done = command(*network, "--json", "-o", "kept", cwd=tmp_path)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert {check["passed"] for check in found["verification"]["checks"]} == {True}
+    assert [share["device"] for share in found["shares"]] == ["pi01", "pi02"]
+    assert (tmp_path / "kept" / "artifact.json").is_file()
+
+
+def test_a_check_that_fails_is_shown_and_ends_it_with_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = (Check("exact", False, "seed 0: 3 of 10 elements differ"), Check("bytes", True, "as predicted"))
+    monkeypatch.setattr(artifacts, "verify", lambda *_: Verification(checks))
+    assert main(["demo", "--network", "lenet", "--platform", "rpi4x1"]) == 1
+    printed = capsys.readouterr()
+    assert "exact  FAILED  seed 0: 3 of 10 elements differ" in printed.out.splitlines()
+    assert printed.err == "dicompiler: error: demo: exact: seed 0: 3 of 10 elements differ\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--network", "resnet5"), "unknown network 'resnet5' (did you mean 'resnet50'?)"),
+        (("--network", "tiny", "--platform", "rpi4"), "unknown platform 'rpi4'"),
+        (("--network", "tiny", "--strategy", "modn"), "unknown strategy 'modn' (did you mean 'modnn'?)"),
+    ],
+)
+def test_unknown_names_are_one_line(arguments: tuple[str, ...], words: str) -> None:
+    done = command(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,142 @@
+"""A compiled model on emulated boards: what it computes, what it takes, and what this host cannot play."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.commands import command, failed
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.emulation.emulate import emulate
+from dicompiler.ir.cluster import Network
+from dicompiler.ir.plan import load_plan
+from dicompiler.ir.platform import Platform, platform_to_toml
+from dicompiler.measure.profile_package import empty_model
+from dicompiler.target.run_records import RunOptions
+from dicompiler.verify.executor import OrtSession, run_model
+from dicompiler.verify.run_inputs import prepare_inputs
+
+pytestmark = pytest.mark.alone
+
+
+def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 1e8) -> Platform:
+    """Boards on which LeNet takes 20 ms, at 100 Mbit/s: at less, a line's burst is a good part of a message."""
+    boards = Platform.load(f"rpi4x{count}")
+    devices = tuple(replace(device, rate=rate / (i + 1)) for i, device in enumerate(boards.devices))
+    return replace(boards, devices=devices, network=Network("switch", bandwidth, 0.002))
+
+
+def compiled(place: Path, strategy: str, platform: Platform, network: str = "lenet", target: str = "sockets") -> Path:
+    objective = "throughput" if strategy == "replicate" else "latency"
+    model = networks.build(network, 0)
+    dicompiler.compile(model, platform, strategy, target=target, objective=objective, output=place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("target", "strategy"), [("sockets", "single"), ("sockets", "modnn"), ("sockets", "replicate"), ("mpi", "modnn")]
+)
+def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str, strategy: str) -> None:
+    directory = compiled(tmp_path / "artifact", strategy, slow(), target=target)
+    model = dicompiler.Model.load(networks.build("lenet", 0))
+    given = prepare_inputs(model)
+    roles = len(load_plan(directory / "plan.json").roles)
+    found = emulate(directory, inputs=given, frames=6)
+    (expected,) = run_model(model, given).values()
+    assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
+    for report in found.result.reports:
+        calls = 6 // roles
+        assert all(
+            took >= calls * (0.99 * due - 60e-6)  # a sleep ends late, or 60 µs early
+            for took, due in zip(report.segments_s, found.segments_s[report.device], strict=True)
+        )
+    assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_no_board_is_lost(tmp_path: Path, target: str) -> None:
+    model = networks.build("lenet", 0)
+    dicompiler.compile(model, slow(), "modnn", target=target, survive="1", output=tmp_path / "artifact")
+    found = emulate(tmp_path / "artifact", frames=3)
+    model = dicompiler.Model.load(model)
+    (expected,) = run_model(model, prepare_inputs(model)).values()
+    assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
+    assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
+    for report in found.result.reports:  # those of the plans for losses come last
+        assert len(report.segments_s) > len(found.segments_s[report.device])
+
+
+def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Path) -> None:
+    directory = compiled(tmp_path / "artifact", "modnn", slow())
+    measured = emulate(directory, slower=300, frames=3)
+    assert sum(measured.segments_s["pi03"]) > sum(measured.segments_s["pi01"])  # a third of the rate
+    one = emulate(directory, frames=3)
+    assert emulate(directory, slow(bandwidth=2e5), frames=3).frame_s > 3 * one.frame_s
+    stream = emulate(directory, frames=12, options=RunOptions(in_flight=6))
+    assert stream.timed_unit == "12 frames, each" and len(stream.result.frames_s) == 12
+    assert stream.predicted_s < one.predicted_s
+
+
+def test_fast_boards_are_played_in_slower_time(tmp_path: Path) -> None:
+    directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
+    start = time.monotonic()
+    found = emulate(directory, frames=3, dilation=50)
+    taken = time.monotonic() - start
+    assert 0.9 * found.predicted_s <= found.frame_s and 50 * sum(found.result.frames_s) < taken
+    assert 50 * found.result.total_s < taken and found.compute_slowdown < 1
+    for report in found.result.reports:
+        assert sum(report.segments_s) >= 0.9 * 3 * sum(found.segments_s[report.device])
+        assert report.compute_s + report.wait_s <= 1.1 * found.result.total_s
+        assert all(span.end <= found.result.total_s for span in report.timeline)
+    with pytest.raises(UsageError, match=r"^emulate: dilation must be at least 1, not 0.5"):
+        emulate(directory, dilation=0.5)
+
+
+def test_what_calling_the_engine_takes_is_not_stretched(tmp_path: Path) -> None:
+    dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
+    engine, given, taken = OrtSession(empty_model(), {}, "call", "all"), {"x": np.zeros(1, np.float32)}, []
+    for _ in range(100):
+        start = time.thread_time()
+        engine.run(given)
+        taken.append(time.thread_time() - start)
+    (own,) = emulate(tmp_path / "artifact", slower=300, frames=1).segments_s.values()
+    assert sum(own) < 300 * min(taken) / 2
+
+
+def test_what_this_host_cannot_play_is_refused_with_the_figures(tmp_path: Path) -> None:
+    fast = compiled(tmp_path / "fast", "single", slow(1, rate=1e15), "squeezenet")
+    slower = r"^emulate: pi01 computes .* this host alone needs .* slower boards .*, or all of it slower \(--dilation\)"
+    with pytest.raises(DicompilerError, match=slower):
+        emulate(fast)
+    many = compiled(tmp_path / "many", "replicate", slow(12, bandwidth=1e12), "squeezenet")
+    with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
+        emulate(many, slower=1, frames=24, options=RunOptions(in_flight=24))
+    with pytest.raises(UsageError, match=r"^emulate: target 'tflm' plays no boards: compile for sockets or mpi"):
+        emulate(compiled(tmp_path / "tflm", "single", slow(1), target="tflm"))
+    with pytest.raises(DicompilerError, match="unknown device 'pi03'"):
+        emulate(compiled(tmp_path / "artifact", "modnn", slow()), slow(2))
+
+
+def test_the_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
+    directory, log = compiled(tmp_path / "artifact", "modnn", slow()), tmp_path / "run.json"
+    done = command("emulate", directory, "--frames", 3, "--log", log)
+    assert done.returncode == 0, done.stderr
+    assert "a frame: " in done.stdout and "predicted" in done.stdout and "not emulated: caches" in done.stdout
+    assert json.loads(log.read_text())["target"] == "sockets"
+    (tmp_path / "p.toml").write_text(platform_to_toml(slow(bandwidth=1e6)))
+    done = command("emulate", directory, "--platform", tmp_path / "p.toml", "--frames", 2, "--in-flight", 2, "--json")
+    found = json.loads(done.stdout)
+    assert found["predicted_s"] > 0 and found["frame_s"] > 0 and len(found["run"]["frames_s"]) == 2
+    done = command("emulate", directory, "--frames", 2, "--dilation", 4, "--log", log)
+    assert (
+        "in time that is 4 times slower" in " ".join(done.stdout.split())
+        and json.loads(log.read_text())["dilation"] == 4
+    )
+    assert "no artifact" in failed(1, "emulate", tmp_path)

@@ -1,0 +1,128 @@
+"""The network of a platform on this host: lines are no faster than they may be, far hosts are far, nothing is left."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.emulation.network import EmulatedNetwork, emulate_network
+from dicompiler.ir.cluster import Device, Host, Link, Network
+from dicompiler.ir.platform import Platform
+
+NAMES = ("a", "b", "c", "d")
+SENT = 1_000_000
+
+
+def platform(network: Network, widths: tuple[float | None, ...] = (None,) * 4) -> Platform:
+    hosts = tuple(Host(name, 2**30, width) for name, width in zip(NAMES, widths, strict=True))
+    return Platform("four", hosts, tuple(Device(name, name, 1e9) for name in NAMES), network)
+
+
+def send(made: EmulatedNetwork, sender: str, receiver: str, seconds: dict[str, float]) -> None:
+    """SENT bytes from one host to another, and how long they took."""
+    with made.enter_host(receiver):
+        listener = socket.create_server((made.addresses[receiver], 0))
+    with listener:
+        with made.enter_host(sender):
+            connection = socket.create_connection(listener.getsockname())
+        with connection, listener.accept()[0] as peer:
+            begin = time.monotonic()
+            threading.Thread(target=lambda: (connection.sendall(bytes(SENT)), connection.close())).start()
+            while peer.recv(1 << 18):
+                continue
+            seconds[sender + receiver] = time.monotonic() - begin
+
+
+def times(made: EmulatedNetwork, *pairs: str) -> dict[str, float]:
+    """How long each pair of hosts took, all at once."""
+    seconds: dict[str, float] = {}
+    threads = [threading.Thread(target=send, args=(made, *pair, seconds)) for pair in pairs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(seconds) == len(pairs)
+    return seconds
+
+
+def least(rate: float, count: int = SENT) -> float:
+    """Seconds that so many bytes take at least at `rate` bit/s, but for what a line lets through at once."""
+    return 8 * (count - 80_000) / rate
+
+
+def meeting(made: EmulatedNetwork, a: str, b: str) -> float:
+    """Seconds until a connection from a to b stands: there and back."""
+    with made.enter_host(b), socket.create_server((made.addresses[b], 0)) as listener, made.enter_host(a):
+        begin = time.monotonic()
+        socket.create_connection(listener.getsockname()).close()
+        return time.monotonic() - begin
+
+
+def test_on_a_switch_each_host_has_a_line_of_its_own_and_its_own_limit() -> None:
+    with emulate_network(platform(Network("switch", 16e6), (None, None, 4e6, None))) as made:
+        assert least(16e6) <= times(made, "ab")["ab"] < least(4e6)
+        both = times(made, "ab", "da")  # the two directions of a's line
+        assert max(both.values()) < least(16e6, 2 * SENT)
+        assert max(times(made, "ab", "db").values()) >= least(16e6, 2 * SENT)  # b's line carries both
+        assert times(made, "ac")["ac"] >= least(4e6)
+
+
+@pytest.mark.parametrize("kind", ["shared", "gateway"])
+def test_a_shared_medium_carries_all_bytes_on_one_line(kind: str) -> None:
+    with emulate_network(platform(Network(kind, 40e6))) as made:  # type: ignore[arg-type]
+        assert max(times(made, "ab", "cd").values()) >= least(40e6, 2 * SENT)
+
+
+def test_a_link_has_the_latency_and_the_rate_of_its_own() -> None:
+    links = (Link(("a", "b"), 10e6, 0.02),)
+    with emulate_network(platform(Network("switch", 40e6, 0.005, links))) as made:
+        assert meeting(made, "a", "b") >= 0.04 > meeting(made, "c", "d") >= 0.01
+        assert times(made, "ab")["ab"] >= least(10e6) > times(made, "cd")["cd"]
+    with emulate_network(platform(Network("shared", 20e6, 0.005))) as made:
+        assert meeting(made, "a", "b") >= 0.01
+        assert max(times(made, "ab", "cd").values()) >= least(20e6, 2 * SENT)
+
+
+def test_nothing_is_left_of_a_network_that_ended_badly() -> None:
+    before = spaces()
+
+    def fail(rate: float) -> None:
+        with emulate_network(platform(Network("switch", rate, 0.001))) as made, made.enter_host("a"):
+            assert len(spaces() - before) == 6
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail(1e9)
+    assert spaces() == before
+    with pytest.raises(DicompilerError, match=r"^emulate: this host cannot make the network \(.*tbf"):
+        fail(1e-3)
+    assert spaces() == before
+
+
+def spaces() -> set[str]:
+    return {path.name for path in Path("/run/netns").glob("dc*x*")} if Path("/run/netns").is_dir() else set()
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("os.setuid(65534)", "emulate: network namespaces and shaped lines need root: run it as root"),
+        ("os.environ['PATH'] = '/nowhere'; network.PLACES = ''", "emulate: 'ip' is missing: install iproute2"),
+    ],
+)
+def test_a_host_that_cannot_is_told_why(before: str, words: str) -> None:
+    script = (
+        "import os; from dicompiler.ir.platform import Platform; from dicompiler.emulation import network\n"
+        f"made = Platform.load('rpi4x2'); {before}\n"
+        "try: network.network(made).__enter__()\n"
+        "except Exception as error: print(error)"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert said.stdout.strip() == words, said.stderr

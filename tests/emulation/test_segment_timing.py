@@ -1,0 +1,87 @@
+"""Segments as runtimes call them: what is timed computes what the segments compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.emulation.segment_timing import make_timer, measure_segments, writable_copies
+from dicompiler.ir.onnx.model import Model
+from dicompiler.plugin.registry import registry
+from dicompiler.verify.executor import OrtSession, ProgramExecutor
+from dicompiler.verify.run_inputs import prepare_inputs
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])
+@pytest.mark.parametrize("strategy", ["single", "modnn", "stahl"])
+def test_calls_with_their_copies_make_what_segments_make(target: str, strategy: str) -> None:
+    model = networks.build("ds_cnn", 0)
+    program = dicompiler.compile(model, "rpi4x3", strategy).program
+    assert program is not None
+    found = ProgramExecutor(program, "all").run(prepare_inputs(Model.load(model), None), True).values
+    left = 0
+    for device in program.devices:
+        made = {name for segment in device.segments for name in segment.outputs}
+        memory = writable_copies(found[device.device])
+        for name in made:
+            memory[name][...] = 0
+        for call, segment in zip(registry().make("targets", target).calls(device), device.segments, strict=True):
+            left += call.segment is not segment
+            make_timer(program, call, memory).time_call()
+        for name in made:
+            np.testing.assert_allclose(memory[name], found[device.device][name], atol=1e-5)
+    assert (left > 0) == (target != "tflm" and strategy != "single")
+
+
+def test_each_segment_has_its_seconds_in_order_of_roles() -> None:
+    model = networks.build("lenet", 0)
+    for strategy, objective in (("modnn", "latency"), ("replicate", "throughput")):
+        program = dicompiler.compile(model, "rpi4x2", strategy, objective=objective).program
+        assert program is not None
+        target = registry().make("targets", "sockets")
+        seconds = measure_segments(target, program, prepare_inputs(Model.load(model), None), long=False)
+        for one in program.devices:
+            count = sum(len(d.segments) for role in program.roles for d in role.devices if d.device == one.device)
+            assert len(seconds[one.device]) == count
+        assert 0 < sum(map(sum, seconds.values())) < 10
+
+
+TEXT = """words (string[2] x) => (float[2] y) {
+    y = ai.onnx.ml.LabelEncoder <keys_strings = ["a", "b"], values_floats = [1.0, 2.0]> (x) }"""
+SEQUENCE = "several (seq(float[2]) x, int64 at) => (float[2] y) { z = SequenceAt (x, at) y = Relu (z) }"
+
+
+@pytest.mark.parametrize(
+    ("text", "x", "y"),
+    [(TEXT, np.array(["a", "b"], object), [1, 2]), (SEQUENCE, [np.ones(2, np.float32)], [1, 1])],
+)
+def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: object, y: list[int]) -> None:
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
+    session = OrtSession(model, {}, "it", "all")
+    found = session.bind({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})()
+    assert isinstance(found, dict) and found["y"].tolist() == y
+
+
+def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> it (float[4] x) => (int64[1,m] y) { y = NonZero (x) }'
+    )
+    memory = {"x": np.ones(4, np.float32), "y": np.zeros((1, 4), np.int64)}
+    run = OrtSession(model, {}, "it", "all").bind(memory)
+    run()
+    memory["x"][:2] = 0
+    run()
+    assert not memory["y"].any()  # which has the size of one frame: what a frame makes has a place of its own
+
+
+def test_a_segment_that_cannot_be_run_is_told_in_a_line() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> it (float[2] x, int64[1] at) => (float[1] y) { y = Gather (x, at) }'
+    )
+    run = OrtSession(model, {}, "it", "all").bind({"x": np.ones(2, np.float32), "at": np.array([7])})
+    with pytest.raises(DicompilerError, match=r"^it: onnxruntime cannot run it: "):
+        run()

@@ -1,0 +1,21 @@
+"""A compilation grows along the way and stays as it was for whoever holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.onnx_models import small
+
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.ir.platform import uniform_platform
+
+
+def test_what_is_not_made_yet_is_none_and_a_further_step_leaves_the_earlier_one_alone() -> None:
+    first = PipelineState(Model.load(small()))
+    second = dataclasses.replace(first, platform=uniform_platform(2))
+    assert second.model is first.model
+    assert (first.platform, second.plan, second.program, second.metrics) == (None, None, None, None)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.platform = uniform_platform(1)  # type: ignore[misc]

@@ -1,0 +1,203 @@
+"""Calibration: figures of emulated boards are found again from their runs; runs that tell nothing are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import profiles
+from support.commands import command, failed
+from support.emulating import Ran, boards, ran
+
+import dicompiler
+from dicompiler import networks
+from dicompiler.analysis.prediction_error import measured_timing, on_emulation_host, predict_timing
+from dicompiler.base.errors import DicompilerError
+from dicompiler.base.schema import load_json
+from dicompiler.cli.file_io import write_json
+from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.driver.artifact import reopen_artifact
+from dicompiler.driver.prepare import prepare
+from dicompiler.emulation.boards import measure_runtime_costs
+from dicompiler.ir.plan import load_plan
+from dicompiler.ir.platform import Platform
+from dicompiler.measure.calibrate import Calibration, calibrate
+from dicompiler.target.run_records import RunEvent
+
+pytestmark = pytest.mark.alone
+LOSS = asdict(RunEvent("loss", "pi02", "it ended", ("pi02",), 0.1, 1))
+Changes = Callable[[dict[str, Any]], object]
+
+
+def found(run: Ran, **options: Any) -> Calibration:
+    """Whatever else this machine does: the runs of these tests are accepted when the emulation was in time."""
+    return calibrate([run.log], force=True, **options)
+
+
+def check_frame(calibration: Calibration) -> None:
+    (frame,) = calibration.frames
+    assert frame.after_s == pytest.approx(frame.measured_s, rel=0.1)
+
+
+@pytest.fixture(scope="module")
+def lenet(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Boards that are faster than their platform says, with a slower network; plans for losses are not played."""
+    guess, truth = boards((4e7, 2e7, 1.3e7), latency=0.002), boards((6e7, 4e7, 2e7), latency=0.004)
+    return ran(tmp_path_factory.mktemp("lenet"), "lenet", guess, truth, survive=1)
+
+
+@pytest.fixture
+def changed(lenet: Ran) -> Callable[[Changes], Path]:
+    """Writes the log with a change."""
+
+    def write(change: Changes) -> Path:
+        log = load_json(lenet.log)
+        change(log)
+        path = lenet.log.with_name("changed.json")
+        write_json(path, log)
+        return path
+
+    return write
+
+
+def test_rates_and_latency_of_boards_are_found_again(lenet: Ran) -> None:
+    calibration = found(lenet)
+    for device, truth in zip(calibration.platform.devices, lenet.truth.devices, strict=True):
+        assert device.rate == pytest.approx(truth.rate, rel=0.1)
+    assert calibration.platform.network.latency == pytest.approx(0.004, rel=0.35)
+    (frame,) = calibration.frames
+    check_frame(calibration)
+    assert frame.before_s < 0.95 * frame.measured_s
+
+
+def test_a_slower_network_is_found_and_another_plan_is_predicted_by_it(tmp_path: Path) -> None:
+    guess, truth = boards((2e9,) * 3, 1e8, 0.0005), boards((1e9, 1.5e9, 1e9), 4e7, 0.0005)
+    calibration = found(ran(tmp_path, "squeezenet", guess, truth))
+    assert [one.rate for one in calibration.platform.devices] == pytest.approx([1e9, 1.5e9, 1e9], rel=0.1)
+    assert calibration.platform.network.bandwidth == pytest.approx(4e7, rel=0.25)
+    check_frame(calibration)
+    (tmp_path / "other").mkdir()
+    other = ran(tmp_path / "other", "squeezenet", guess, truth, strategy="dp")
+    compilation, target, problem = reopen_artifact(other.log.with_name("net"), "analytic", calibration.platform)
+    assert compilation.program is not None and compilation.plan is not None
+    work = on_emulation_host(problem, measure_runtime_costs(target.name), compilation.program).workload(
+        compilation.plan
+    )[1]
+    seen = measured_timing(load_json(other.log), compilation.program)
+    assert predict_timing(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)
+
+
+def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> None:
+    layers = prepare(dicompiler.Model.load(networks.build("lenet", 0))).layers
+    assert layers is not None
+    made = [profiles.document(layers) for _ in range(2)]
+    for i, document in enumerate(made):
+        for one in (one for layer in document["layers"] for one in layer["measurements"]):
+            seconds = 0.06 * (i + 1) * one["seconds"]
+            one |= {"seconds": seconds, "low": seconds, "high": seconds}
+        alone = [len(own["names"]) * own["measurements"][0]["seconds"] for own in document["layers"]]
+        document |= {"whole_s": 0.9 * sum(alone), "weight_s": 2e-9 * (i + 1)}
+        write_json(tmp_path / f"{('guess', 'truth')[i]}.json", document)
+    slower = made[1]
+    run = ran(tmp_path, "lenet", boards((1e9,) * 3), cost=f"profile{{file={tmp_path / 'truth.json'} others=true}}")
+    calibration = found(run, profile=tmp_path / "guess.json")
+    assert calibration.document is not None
+    (figure,) = calibration.figures
+    assert figure.after == pytest.approx(2, rel=0.1)
+    check_frame(calibration)
+    for made, due in zip(calibration.document["layers"], slower["layers"], strict=True):
+        for one, two in zip(made["measurements"], due["measurements"], strict=True):
+            assert one["seconds"] == pytest.approx(two["seconds"], rel=0.12)
+    for key in ("whole_s", "weight_s"):
+        assert calibration.document[key] == pytest.approx(slower[key], rel=0.12)
+
+    def streamed(log: dict[str, Any]) -> None:
+        log["in_flight"], log["total_s"] = 3, sum(log["frames_s"]) / 2
+
+    log = load_json(run.log)
+    streamed(log)
+    write_json(run.log, log)
+    by_name = {one.name: one for one in found(run).figures}
+    assert by_name["network latency"].reason == "no run tells a frame's course by itself"
+    assert by_name["pi01 rate"].after is not None
+
+
+def test_without_a_timeline_lines_are_left(changed: Callable[[Changes], Path]) -> None:
+    path = changed(lambda log: [device.update(timeline=[]) for device in log["devices"]])
+    figures = calibrate([path], force=True).figures
+    assert [one.after is None for one in figures] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda log: log.update(artifact="0" * 64), r"it is of another artifact than .*net: run this one again"),
+        (lambda log: log.update(platform="0" * 64), r"other boards were emulated than .*net was compiled for: emulate"),
+        (lambda log: log.update(where="here"), r"all devices ran on one host, its platform has 3: deploy it, or"),
+        (lambda log: log.pop("directory"), "an earlier version wrote it: run the artifact again with --log"),
+        (
+            lambda log: log.update(events=[LOSS]),
+            "a device was lost, or came back, in this run: run it again without that",
+        ),
+        (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3"),
+        (lambda log: log["devices"][0]["sent"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
+        (
+            lambda log: log["frames_s"].__setitem__(slice(1, None), [9, 25, 33, 41, 49, 9, 25]),
+            r"the machine was busy: a frame takes 9.00 s to .* \(the median\): run it again on an idle machine",
+        ),
+    ],
+)
+def test_runs_that_tell_nothing_are_refused(changed: Callable[[Changes], Path], change: Changes, message: str) -> None:
+    path = changed(change)
+    with pytest.raises(DicompilerError, match=message) as caught:
+        calibrate([path])
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_a_busy_machine_is_seen_in_segments_and_in_waits(changed: Callable[[Changes], Path]) -> None:
+    def slow_segment(log: dict[str, Any]) -> None:
+        device = log["devices"][0]
+        longest = max(range(len(device["segments"])), key=lambda i: device["segments"][i])
+        more = 2 * device["segments"][longest]
+        device["segments"][longest] += more
+        device["compute_s"] += more
+
+    def late(log: dict[str, Any]) -> None:
+        for span in log["devices"][1]["timeline"]:
+            span["start"], span["end"] = span["start"] * 4, span["start"] * 4 + span["end"] - span["start"]
+
+    for change, words in ((slow_segment, "of pi01 takes"), (late, "waits that no message explains: ")):
+        path = changed(change)
+        assert any(words in doubt for doubt in calibrate([path], force=True).warnings)
+        with pytest.raises(DicompilerError, match="idle machine, or take it as it is"):
+            calibrate([path])
+
+
+def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
+    place = lenet.log.parent
+    log, output = place / "slower.json", tmp_path / "p.toml"
+    done = command("emulate", "net", "--frames", 4, "--slower", 3000, "--log", log.name, cwd=place)  # a sleep ends late
+    assert done.returncode == 0, done.stderr
+    done = command("calibrate", log, log, "--force", "-o", output, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "pi01 rate" in done.stdout and "off before" in done.stdout and f"written: {output}" in done.stdout
+    computing = {one["device"]: one["compute_s"] for one in load_json(log)["predicted"]["devices"]}
+    _, _, problem = reopen_artifact(place / "net", "analytic", Platform.load(output))
+    plan = load_plan(place / "net" / "plan.json")
+    copying = {
+        n: RuntimeCosts(per_copy=costs.per_copy, per_copied_byte=costs.per_copied_byte)
+        for n, costs in problem.runtime_costs.items()
+    }
+    for device in replace(problem, runtime_costs=copying).evaluate(plan).devices:
+        assert device.compute_s == pytest.approx(computing[device.device], rel=0.1)
+
+
+def test_the_command_writes_nothing_where_it_refuses(lenet: Ran, tmp_path: Path) -> None:
+    output = tmp_path / "p.toml"
+    assert "no artifact of dicompiler" in failed(1, "calibrate", lenet.log, "--artifact", tmp_path, "-o", output)
+    assert "no such file" in failed(1, "calibrate", tmp_path / "none.json", "-o", output)
+    assert "there is no directory" in failed(1, "calibrate", lenet.log, "-o", tmp_path / "none" / "p.toml")
+    assert not list(tmp_path.iterdir())

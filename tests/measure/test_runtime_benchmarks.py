@@ -1,0 +1,171 @@
+"""What measures targets' runtimes: programs that differ in one thing, their players, what is made of their times."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dicompiler.analysis.prediction_error import available_processors
+from dicompiler.base.errors import UsageError
+from dicompiler.emulation.boards import measure_runtime_costs, runtime_cost_factor
+from dicompiler.measure import link_benchmark, runtime_benchmarks, runtime_costs_fit
+from dicompiler.plugin.registry import registry
+
+
+def written(directory: Path, target: str = "sockets") -> dict[str, Any]:
+    """The entry of tasks.json; what measures the target is in the package's place for it."""
+    place = directory / "runtime" / target
+    place.mkdir(parents=True)
+    return dict(runtime_benchmarks.write_benchmarks(registry().make("targets", target), place))
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("package")
+    return directory, written(directory)
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_two_programs_that_are_compared_differ_in_one_thing(package: tuple[Path, dict[str, Any]]) -> None:
+    programs = package[1]["programs"]
+    for more, less, kinds in (
+        ("calls", "one", {"calls"}),
+        ("messages", "calls", {"messages", "bytes"}),
+        ("messages-large", "calls-large", {"messages", "bytes"}),
+        ("copies-small", "one-small", {"nodes", "copied"}),
+        ("copies-huge", "one-huge", {"nodes", "copied"}),
+    ):
+        assert {kind for kind in programs[more] if programs[more][kind] > programs[less][kind]} == kinds
+        assert all(programs[more][kind] == programs[less][kind] for kind in set(programs[more]) - kinds)
+    assert programs["messages-large"]["bytes"] == 32 * programs["messages"]["bytes"]
+
+
+def test_the_same_bytes_each_time(package: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    assert written(tmp_path) == package[1]
+    assert content(tmp_path) == content(package[0])
+
+
+def test_sockets_are_measured_where_dicompiler_is_not(
+    package: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dicompiler").mkdir()
+    (tmp_path / "dicompiler" / "__init__.py").write_text("raise ImportError('there is none')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(runtime_costs_fit, "PLAYS", (1, 1))
+    monkeypatch.setattr(runtime_costs_fit, "PLAY_S", 0.0)
+    before = content(package[0])
+    (costs,) = runtime_costs_fit.measure_runtimes(package[0] / "runtime", [package[1]]).values()
+    assert set(costs) == {"latency", "send", "receive", "byte", "gap", "call", "slice", "copy", "headers"}
+    assert all(0 <= seconds < 0.1 for seconds in costs.values()) and costs["headers"] == link_benchmark.HEADERS_SHARE
+    assert costs["send"] + costs["receive"] + costs["byte"] > 0
+    assert content(package[0]) == before
+
+
+def test_mpi_is_played(tmp_path: Path) -> None:
+    written(tmp_path, "mpi")
+    place = tmp_path / "runtime" / "mpi"
+    command = [sys.executable, "play.py", "0", "messages"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert len(told["frames"]) >= 5 and min(told["frames"]) > 0 and told["send"] > 0
+
+
+def test_what_is_missing_is_said_and_the_others_are_measured(
+    package: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "runtime" / "acme").mkdir(parents=True)
+    (tmp_path / "runtime" / "acme" / "play.py").write_text("raise SystemExit('mpirun is missing: install it')")
+    assert runtime_costs_fit.measure_runtimes(tmp_path / "runtime", [package[1] | {"target": "acme"}]) == {}
+    assert capsys.readouterr().err == (
+        "profile_run.py: runtime of acme: it is not measured: mpirun is missing: install it\n"
+    )
+
+
+def test_a_device_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
+    written(tmp_path)
+    place = tmp_path / "runtime" / "sockets"
+    (place / "messages" / "d1" / "segment000.onnx").write_bytes(b"no model")
+    command = [sys.executable, "play.py", "0", "messages"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("messages: d1: file segment000.onnx has 8 bytes instead of")
+
+
+def test_costs_are_found_again() -> None:
+    """From the times of a runtime that costs just so much."""
+    programs = {
+        "one": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
+        "calls": {"calls": 17, "messages": 0, "bytes": 0, "copied": 0},
+        "messages": {"calls": 17, "messages": 16, "bytes": 16 << 15, "copied": 0},
+        "calls-large": {"calls": 17, "messages": 0, "bytes": 0, "copied": 0},
+        "messages-large": {"calls": 17, "messages": 16, "bytes": 16 << 20, "copied": 0},
+        "one-small": {"calls": 1, "messages": 0, "bytes": 0, "nodes": 34, "copied": 0},
+        "copies-small": {"calls": 1, "messages": 0, "bytes": 0, "nodes": 98, "copied": 1 << 19},
+        "one-huge": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
+        "copies-huge": {"calls": 1, "messages": 0, "bytes": 0, "copied": 1 << 24},
+    }
+    entry = {"programs": programs, "waking": 0.75, "headers": 0.05}
+    known = {"send": 6e-5, "receive": 2e-5, "byte": 8e-10, "call": 5e-5, "copy": 2.5e-10, "gap": 0.0}
+    known |= {"latency": 6e-5, "slice": 2e-6, "headers": 0.05}
+    times = {
+        name: 0.01 * (1 + name.endswith("large"))
+        + counts["calls"] * known["call"]
+        + counts["messages"] * (known["send"] + known["latency"] + known["receive"])
+        + 2 * counts["bytes"] * known["byte"]
+        + counts["copied"] * known["copy"]
+        + counts.get("nodes", 0) * known["slice"]
+        for name, counts in programs.items()
+    }
+    assert runtime_costs_fit.fit_costs(entry, times, 6e-5 + (1 << 15) * 8e-10) == pytest.approx(known)
+    untold = runtime_costs_fit.fit_costs(entry, times, None)
+    assert untold["send"] + untold["latency"] + untold["receive"] == pytest.approx(14e-5)
+    free = runtime_costs_fit.fit_costs(entry, dict.fromkeys(programs, 0.01), 1e-5)
+    assert {name for name, seconds in free.items() if seconds} == {"headers"}
+
+
+def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="what the runtime of target 'tflm' costs cannot be measured"):
+        written(tmp_path, "tflm")
+
+
+def test_headers_of_links_are_those_of_the_targets() -> None:
+    for name in ("sockets", "mpi"):
+        assert registry().make("targets", name).costs.headers == link_benchmark.HEADERS_SHARE
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["sockets", "mpi"])
+def test_boards_that_this_host_plays_have_a_runtime_of_their_own(name: str) -> None:
+    stated, here = registry().make("targets", name).costs, measure_runtime_costs(name)
+    assert here != stated and measure_runtime_costs(name) is here  # measured once
+    assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
+        0.0,
+        stated.copy,
+        stated.end,
+        stated.tls,
+    )
+    assert 0 < here.send + here.latency + here.receive < 0.1 and 0 <= here.call < 0.1
+    theirs = stated.send + stated.latency + stated.receive
+    awake = 40 / available_processors() * (here.send + here.receive)  # who sleeps wakes as before
+    assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)
+
+
+def test_a_runtime_that_cannot_be_measured_is_as_stated(caplog: pytest.LogCaptureFixture) -> None:
+    measure_runtime_costs.cache_clear()
+    with caplog.at_level("WARNING", "dicompiler"):
+        assert (
+            measure_runtime_costs("tflm") == measure_runtime_costs("tflm") == registry().make("targets", "tflm").costs
+        )
+    (told,) = caplog.messages  # said once
+    assert told == "what the runtime of tflm costs here could not be measured, so it is as stated: it plays no boards"

@@ -1,0 +1,117 @@
+"""Narrowing in the placed graph: where its nodes stand, how often they are made, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import onnx
+import pytest
+from support.layer_graphs import formed
+from support.placing import network, place, rows
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.ir.plan import Part, Plan
+from dicompiler.ir.program import Program
+from dicompiler.ir.wire_dtype import WireFormat, parse_wire_format
+from dicompiler.partition.lowering import partition
+from dicompiler.partition.segmentation import build_program
+from dicompiler.partition.wire_casts import max_narrowings_on_path
+from dicompiler.verify.executor import ProgramExecutor, run_model
+
+TEXT = """<ir_version: 8, opset_import: ["": OPSET]> g (float[1, 2, 4, 4] x) => (float[1, 4, 4, 4] y)
+<float[2, 2, 1, 1] w = {1, 2, 3, 4}>
+{ a = Conv (x, w)  b = Conv (a, w)  c = MaxPool <kernel_shape = [1, 1]> (a)  y = Concat <axis = 1> (b, c) }"""
+
+
+LARGEST = {"x": 1.0, "a": 8.0, "b": 50.0, "c": 8.0}
+
+
+def text(opset: int) -> str:
+    return TEXT.replace("OPSET", str(opset))
+
+
+def split(wire: str, plan: dict[str, str], opset: int = 17, ranges: bool = True) -> tuple[PipelineState, Program]:
+    """`plan`: layer → its device. The placed compilation and its program; of int8 with a range for all tensors."""
+    proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text(opset)))
+    for node, name in zip(proto.graph.node, "abcy", strict=True):
+        node.name = name
+    model, layers = Model.load(proto), formed(proto)
+    given = parse_wire_format(wire)
+    assert given is not None
+    given = replace(given, ranges={name: (-most, most) for name, most in LARGEST.items()} if ranges else {})
+    plan_ = Plan({layer.name: (Part(plan[layer.name]),) for layer in layers.layers}, ("p",), ("p",), wire_format=given)
+    placed = partition(PipelineState(model=model, layers=layers, plan=plan_))
+    placed.model.check("partition")
+    return placed, build_program(placed.model, ["p", "q", "r"])
+
+
+def operators(program: Program, device: str) -> list[list[str]]:
+    segments = next(d.segments for d in program.devices if d.device == device)
+    return [[node.op_type for node in segment.model.graph.node] for segment in segments]
+
+
+def test_what_several_devices_want_is_narrowed_once_and_each_widens_it_once() -> None:
+    """And a graph input that goes on from its source is narrowed there; what a device makes for itself is not."""
+    placed, program = split("float16", {"a": "p", "b": "q", "c": "r", "y": "q"})
+    assert operators(program, "p") == [["Conv", "Cast"], ["Cast", "Identity"]]
+    assert operators(program, "q") == [["Cast", "Conv"], ["Cast", "Concat", "Cast"]]
+    assert operators(program, "r") == [["Cast", "MaxPool", "Cast"]]
+    assert {t.value.dtype for t in program.transfers} == {onnx.TensorProto.FLOAT16}
+    assert [t.value.nbytes for t in program.transfers] == [64, 64, 64, 128]
+    assert placed.routing is not None and max_narrowings_on_path(placed.routing) == 3
+    _, program = split("float16", {"a": "p", "b": "q", "c": "q", "y": "p"})
+    assert operators(program, "q") == [["Cast", "Conv", "Cast"], ["MaxPool", "Cast"]]  # the first one for both
+
+
+def test_slices_for_several_devices_still_leave_together() -> None:
+    parts = tuple(rows(name, start, stop) for name, start, stop in (("p", 0, 3), ("q", 3, 6), ("r", 6, 8)))
+    plan = Plan({"conv1": (Part("q"),), "conv2": parts}, ("q",), ("r",))
+    wide, narrow = (
+        operators(build_program(place(network(), replace(plan, wire_format=wire)).model, ["p", "q", "r"]), "q")
+        for wire in (WireFormat(), WireFormat((("*", "float16"),)))
+    )
+    assert wide[0] == ["Conv", "Relu", "Slice", "Slice"]
+    assert narrow[0] == [*wide[0], "Cast", "Cast"]
+
+
+def test_a_layer_may_send_as_it_is() -> None:
+    _, program = split("float16,a=float32,x=bfloat16", {"a": "q", "b": "q", "c": "r", "y": "p"})
+    assert {(t.sender, t.receiver): onnx.TensorProto.DataType.Name(t.value.dtype) for t in program.transfers} == {
+        ("p", "q"): "BFLOAT16",
+        ("q", "r"): "FLOAT",
+        ("q", "p"): "FLOAT16",
+        ("r", "p"): "FLOAT16",
+    }
+
+
+@pytest.mark.parametrize(("wire", "close"), [("float16", 0.03), ("bfloat16", 0.3), ("int8", 0.7), ("float32", 1e-6)])
+def test_the_numbers_are_near_those_of_the_whole_network(wire: str, close: float) -> None:
+    placed, program = split(wire, {"a": "q", "b": "r", "c": "q", "y": "p"})
+    assert placed.plan is not None
+    x = np.random.default_rng(0).uniform(-1, 1, (1, 2, 4, 4)).astype(np.float32)
+    model = Model.load(onnx.parser.parse_model(text(17)))
+    got, expected = ProgramExecutor(program).run({"x": x}).outputs["y"], run_model(model, {"x": x})["y"]
+    difference = float(np.abs(got - expected).max())
+    assert difference <= close and (difference > 0 or wire == "float32")
+
+
+@pytest.mark.parametrize(
+    ("wire", "opset", "ranges", "expected"),
+    [
+        ("int8", 17, False, "wire: no range is known of 'b', which travels as int8: give samples of the inputs"),
+        ("int8", 9, True, "wire: int8 needs opset 10, and the model has 9: convert it (onnx.version_converter), or"),
+        ("bfloat16", 12, True, "wire: bfloat16 needs opset 13, and the model has 12"),
+    ],
+)
+def test_what_cannot_be_narrowed_is_refused_in_words(wire: str, opset: int, ranges: bool, expected: str) -> None:
+    with pytest.raises(DicompilerError) as caught:
+        split(wire, {"a": "p", "b": "q", "c": "p", "y": "p"}, opset, ranges)
+    assert str(caught.value).startswith(expected)
+
+
+def test_nothing_is_asked_of_a_plan_by_which_nothing_travels() -> None:
+    _, program = split("int8", dict.fromkeys("abcy", "p"), opset=9, ranges=False)
+    assert not program.transfers and WireFormat() == parse_wire_format({})

@@ -1,0 +1,157 @@
+"""Attention by heads: right for any numbers of heads, groups, devices and rates; weights fall with the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import onnx
+import pytest
+from support.modern_net import Net
+from support.modern_transformers import bert_fused, genai, llama_fused, vit
+from support.planning import make_cluster
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.plan import Part
+from dicompiler.search.constraints import check_constraints
+from dicompiler.testing.plans import check_plan
+from dicompiler_strategies.joint.joint_model import activation_bytes
+from dicompiler_strategies.tables.channel_runs import cut_channel_run, find_run_before
+from dicompiler_strategies.tables.choices import ChoiceSet, list_choices
+from dicompiler_strategies.transformer_heads import Heads, reduced_choices
+
+
+def decoder(heads: int, kv_heads: int, **options: int) -> onnx.ModelProto:
+    small = {"size": 3, "layers": 1, "hidden": 4 * heads, "heads": heads, "kv_heads": kv_heads, "vocabulary": 30}
+    return networks.build("llama_small", 1, **small | options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_attention_on_random_devices_computes_the_same_to_the_bit(seed: int) -> None:
+    random = Random(seed)
+    kv_heads = random.randint(1, 4)
+    heads = kv_heads * random.randint(1, 3)
+    past = random.choice([{}, {"past": 5}, {"past": 5, "static": 1}])
+    rates = [random.choice([1.0, 1.0, 2.0, 3.0]) for _ in range(random.randint(2, 5))]
+    model = decoder(heads, kv_heads, size=random.choice([1, 3]), **past)
+    problem = load_problem(model, make_cluster("switch", *rates), objective=random.choice(["latency", "memory"]))
+    check_plan(problem, Heads().plan(problem))
+    # Whatever a table offers for a layer is right beside whatever it offers for others.
+    offered = [list_choices(problem, layer, ChoiceSet(extra_rows=0)) for layer in problem.layers.layers]
+    drawn = {layer.name: random.choice(own).parts for layer, own in zip(problem.layers.layers, offered, strict=True)}
+    check_plan(problem, problem.build_plan(drawn))
+
+
+def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> None:
+    """One exchange after the attention, one after the rest of a block: Q, K, V, heads and the output stay together."""
+    problem = load_problem(decoder(8, 4, layers=2, hidden=64), make_cluster("switch", 2, 1, 1), objective="memory")
+    plan = Heads().plan(problem)
+    held = [device.weights for device in problem.evaluate(plan).devices]
+    whole = max(device.weights for device in problem.best_single_device[1].devices)
+    assert max(held) < 0.6 * whole and sum(held) < 1.2 * whole
+    run = find_run_before(problem.layers, problem.layers.layer_by_name["layers.0.o_proj.matmul"])
+    assert run is not None
+    cut = cut_channel_run(problem.layers, run, [2.0, 1.0, 1.0])
+    assert cut.ranges == ((0, 32), (32, 48), (48, 64))  # heads of 8 features, two for each of four keys and values
+    regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.cut_layers)}
+    assert regions["layers.0.k_proj.matmul"] == [((0, 1), (0, 3), (a, b)) for a, b in ((0, 16), (16, 24), (24, 32))]
+    assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
+
+
+def test_of_plans_alike_in_latency_the_one_with_fewer_weights_is_taken() -> None:
+    """To look a token up on both devices saves sending it, and takes the whole embedding on both."""
+    problem = load_problem(
+        decoder(8, 4, size=1, hidden=64, vocabulary=3000), make_cluster("switch", 1, 1, bandwidth=1e9)
+    )
+    plan = Heads().plan(problem)
+    held = [device.weights for device in problem.evaluate(plan).devices]
+    assert max(held) < 0.55 * max(device.weights for device in problem.best_single_device[1].devices)
+
+
+def test_caches_stay_with_the_heads_that_read_them() -> None:
+    """Tables count what of a state goes elsewhere, and what it takes; a plan that sends some is refused."""
+    options: dict[str, Any] = {"size": 1, "past": 3, "static": 1, "hidden": 64}
+    problem = load_problem(decoder(8, 4, **options), make_cluster("switch", 1, 1), objective="memory", state=["auto"])
+    place = problem.layers.position["cache.0.key.past"]
+    assert (
+        activation_bytes(reduced_choices(problem, 2, "equal"))[place].max() == 2 * 4 * 3 * 4 * 8
+    )  # it, and what is made of it
+    plan = Heads().plan(problem)
+    check_plan(problem, plan)
+    assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])
+    other = Part("d1" if plan.layers["cache.0.key.past"][0].device == "d0" else "d0", None)
+    places = r"'d\d' reads in layer 'cache.0.key.past' what 'd\d' makes of it in layer 'cache.0.key'"
+    message = rf"^plan: state 'past_key_values.0.key': {places}, and states do not travel: "
+    with pytest.raises(DicompilerError, match=message):
+        check_constraints(problem, replace(plan, layers={**plan.layers, "cache.0.key.past": (other,)}))
+
+
+def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:
+    problem = load_problem(decoder(2, 1), make_cluster("switch", 1, 1))
+    layers = problem.layers
+    parts = {layer.name: (Part("d0"),) for layer in layers.layers}
+    parts["layers.0.joined"] = (Part("d0", ((0, 1), (0, 3), (0, 6))), Part("d1", ((0, 1), (0, 3), (6, 8))))
+    parts["layers.0.values"] = (
+        Part("d0", ((0, 1), (0, 2), (0, 3), (0, 3))),
+        Part("d1", ((0, 1), (0, 2), (0, 3), (3, 4))),
+    )
+    check_plan(problem, problem.build_plan(parts))
+
+
+def test_heads_that_one_axis_holds_are_units_of_a_run() -> None:
+    """Four heads of 8 features; two heads of keys for four of 16, weights of four bits in blocks of 16 features."""
+    fused = load_problem(llama_fused(), make_cluster("switch", 1, 1, 1))
+    last = next(
+        layer
+        for layer in fused.layers.layers
+        if (run := find_run_before(fused.layers, layer)) and len(run.cut_layers) > 3
+    )
+    run = find_run_before(fused.layers, last)
+    assert run is not None and (run.reduction_length, run.unit_counts[0]) == (32, 4)
+    assert cut_channel_run(fused.layers, run, [2.0, 1.0, 1.0]).ranges == ((0, 16), (16, 24), (24, 32))
+    problem = load_problem(genai(packed=True), make_cluster("switch", 1, 1), state=["auto"])
+    last = next(layer for layer in problem.layers.layers if layer.name == "n7")
+    run = find_run_before(problem.layers, last)
+    assert run is not None and (run.reduction_length, run.unit_counts[0]) == (4, 2)
+
+
+@pytest.mark.parametrize("make", [bert_fused, llama_fused, vit])
+def test_what_an_optimiser_fused_and_q_k_v_of_one_weight_are_cut_by_heads(make: Callable[[], onnx.ModelProto]) -> None:
+    problem = load_problem(make(), make_cluster("switch", 1, 1, 1), objective="memory")
+    plan = Heads(device_counts=(3,)).plan(problem)
+    check_plan(problem, plan)
+    whole = max(device.weights for device in problem.best_single_device[1].devices)
+    assert max(device.weights for device in problem.evaluate(plan).devices) < 0.6 * whole
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_caches_of_a_fused_attention_stay_with_their_heads(packed: bool) -> None:
+    """Of onnxruntime-genai's decoders too, with queries, keys and values in one product, and weights of four bits."""
+    problem = load_problem(genai(packed), make_cluster("switch", 1, 1), objective="memory", state=["auto"])
+    assert len(problem.layers.states) == 4
+    plan = Heads().plan(problem)
+    check_plan(problem, plan)
+    held = [device.weights for device in problem.evaluate(plan).devices]
+    assert max(held) < 0.55 * max(device.weights for device in problem.best_single_device[1].devices)
+    anchors = {layer.name: layer.nodes[layer.anchor].op for layer in problem.layers.layers}
+    assert [len(plan.layers[name]) for name, op in anchors.items() if op == "GroupQueryAttention"] == [2, 2]
+
+
+def test_a_network_without_attention_is_refused() -> None:
+    with pytest.raises(DicompilerError, match="heads: the network has no attention"):
+        Heads().plan(load_problem(networks.build("lenet"), make_cluster("switch", 1, 1)))
+
+
+def test_attention_that_stays_whole_is_named_with_the_reason() -> None:
+    net = Net(23)
+    q, k, v = (net.input(name, (1, 3, 16)) for name in "qkv")
+    pasts = [net.input(f"past_{name}", (1, 2, 6, 8)) for name in "kv"]
+    y = net.op("Attention", q, k, v, "", *pasts, q_num_heads=2, kv_num_heads=2, is_causal=1, outputs=3)
+    shapes = {y: (1, 3, 16), **dict.fromkeys(net.nodes[-1].output[1:], (1, 2, 9, 8))}
+    model = net.model(types=[onnx.helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()], ir=10)
+    with pytest.raises(DicompilerError, match=r"^heads: layer 'n0', which attends, cannot be cut: "):
+        Heads().plan(load_problem(model, make_cluster("switch", 1, 1)))

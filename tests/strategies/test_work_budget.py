@@ -1,0 +1,115 @@
+"""Searches keep to what they are allowed, by counted work, whatever the clock says, and stop where it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from support.planning import make_cluster
+
+from dicompiler import networks
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.cluster import Host
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import Plan
+from dicompiler.plugin.registry import registry
+from dicompiler.search.problem import Problem
+from dicompiler.search.work_budget import WorkBudget
+from dicompiler_strategies.cpsat import CpSat
+from dicompiler_strategies.dp.strategy import Dp
+from dicompiler_strategies.gradient.strategy import Gradient
+from dicompiler_strategies.single import Single
+from dicompiler_strategies.transformer_heads import Heads
+
+Search = Callable[[Problem, WorkBudget], Plan]
+
+
+def by_cpsat(problem: Problem, allowance: WorkBudget) -> Plan:
+    strategy = CpSat(time=1)
+    return strategy.plan_over_tables(strategy.build_tables(problem, allowance), allowance).plan
+
+
+SEARCHES: dict[str, Search] = {
+    "cpsat": by_cpsat,
+    "gradient": lambda problem, allowance: Gradient().plan_within(problem, allowance),
+    "dp": lambda problem, allowance: Dp().plan_within(problem, allowance),
+}
+
+
+def posed(name: str = "tiny", memory: int = 0) -> Problem:
+    problem = load_problem(Model.load(networks.build(name, 0)), make_cluster("switch", 1, 1, 1))
+    if not memory:
+        return problem
+    hosts = tuple(Host(host.name, memory) for host in problem.platform.hosts)
+    return replace(problem, platform=replace(problem.platform, hosts=hosts))
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("part", [0.8, 0.5])
+def test_a_search_stops_where_its_work_is_over_and_says_so(name: str, part: float) -> None:
+    problem, whole = posed(), WorkBudget()
+    assert SEARCHES[name](problem, whole).note == ""
+    allowance = WorkBudget(part * whole.spent_s)
+    plan = SEARCHES[name](problem, allowance)
+    assert allowance.spent_s <= 1.1 * allowance.limit_s
+    said = f"the search ended after its budget of {allowance.limit_s:g} s"
+    assert plan.note == (said if allowance.was_exceeded else "")  # with tables of fewer choices all of it can be done
+    assert allowance.was_exceeded or name == "gradient"
+    problem.evaluate(plan)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_the_clock_decides_nothing_where_only_work_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, whole = posed(), WorkBudget()
+    SEARCHES[name](problem, whole)
+    expected = SEARCHES[name](problem, WorkBudget(0.6 * whole.spent_s))
+    clock = itertools.count(0.0, 1e6)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    assert SEARCHES[name](problem, WorkBudget(0.6 * whole.spent_s)) == expected
+
+
+@pytest.mark.parametrize("name", ["cpsat", "gradient"])
+def test_a_search_with_memory_limits_stops_too(name: str) -> None:
+    problem, whole = posed(memory=60_000), WorkBudget()
+    SEARCHES[name](problem, whole)
+    allowance = WorkBudget(0.7 * whole.spent_s)
+    with contextlib.suppress(DicompilerError):  # where no plan that fits is found in time
+        SEARCHES[name](problem, allowance)
+    assert allowance.spent_s <= 1.1 * allowance.limit_s
+
+
+def test_heads_counts_its_work_and_has_a_plan_of_the_first_tables_at_least() -> None:
+    small = {"size": 3, "layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "vocabulary": 20}
+    problem = load_problem(networks.build("llama_small", 1, **small), make_cluster("switch", 1, 1))
+    whole = WorkBudget()
+    best = Heads().plan_within(problem, whole)
+    assert best.note == "" and whole.spent_s > 0 and best == Heads(waves=False).plan(problem)
+    late = Heads(budget=1e-9).plan(problem)
+    assert late.note == "the search ended after its budget of 1e-09 s"
+    least = WorkBudget(1e-9)
+    assert Heads().plan_within(problem, least).note == late.note and 0 < least.spent_s < whole.spent_s
+    problem.evaluate(late)
+
+
+def test_a_strategy_that_counts_nothing_is_asked_for_its_plan() -> None:
+    problem, allowance = posed(), WorkBudget(1.0)
+    assert Single().plan_within(problem, allowance) == Single().plan(problem)
+    assert allowance.spent_s == 0.0 and not allowance.was_exceeded
+
+
+def test_a_deadline_stops_a_search() -> None:
+    allowance = WorkBudget(deadline=0.0)
+    assert allowance.is_exceeded() and allowance.was_exceeded and not allowance.try_steps()
+    assert allowance.spent_s == 0.0
+    with pytest.raises(DicompilerError, match="tables: the budget is over before they are filled: give a larger one"):
+        Gradient().plan_within(posed(), allowance)
+
+
+@pytest.mark.parametrize("name", [*SEARCHES, "heads"])
+def test_a_budget_is_more_than_nothing(name: str) -> None:
+    with pytest.raises(UsageError, match="budget"):
+        registry().make("strategies", f"{name}{{budget=0}}")

@@ -1,0 +1,79 @@
+"""Ranks of the MPI target that are lost, with real processes: they are started again, and no frame is lost or twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.losing import Survivor, survivor
+from support.mpi_runs import ranks
+from support.running import LIMIT_S, wait_until
+
+from dicompiler.base.errors import RunError, UsageError
+from dicompiler.target.integrity import write_integrity
+from dicompiler.target.run_records import RunEvent, RunOptions
+from dicompiler.verify.executor import run_model
+from dicompiler_targets.mpi import MpiTarget, build, toolchain
+from dicompiler_targets.mpi.artifact import MpiArtifact
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Survivor, Path, str]:
+    """b and d may be lost, not both; and what the program is called."""
+    place = tmp_path_factory.mktemp("mpi")
+    one, directory = survivor(1, [("b",), ("d",)], place / "sockets"), place / "mpi"
+    directory.mkdir()
+    MpiTarget().emit(one.compilation, directory)
+    write_integrity(directory)
+    return (
+        one,
+        directory,
+        build.build_program(MpiArtifact.load(directory).packages["a"], toolchain.find_toolchain()).name,
+    )
+
+
+def kill(program: str, rank: int) -> threading.Thread:
+    """Kills a rank, once some frames are there."""
+
+    def written(pid: int) -> bool:
+        return any(Path(f"/proc/{pid}/cwd/outputs").rglob("frame00001*"))
+
+    def end() -> None:
+        wait_until(lambda: len(found := ranks(program)) == 5 and any(map(written, found.values())), 60)
+        os.kill(ranks(program)[rank], signal.SIGKILL)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    return thread
+
+
+def test_a_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) -> None:
+    one, directory, program = made
+    frames, heard = one.frames(5) * 300, list[RunEvent]()
+    wanted = [run_model(one.model, given) for given in frames[:5]]
+    thread = kill(program, 3)
+    result = MpiTarget().run(directory, frames, RunOptions(timeout_s=100, on_event=heard.append))
+    thread.join()
+    assert len(result.outputs) == len(frames)
+    for number, outputs in enumerate(result.outputs):
+        assert all(np.array_equal(outputs[name], due) for name, due in wanted[number % 5].items()), number
+    loss, taken = heard
+    assert (loss.kind, taken.kind, taken.down, result.events) == ("loss", "take-over", ("d",), tuple(heard))
+    assert 0 <= taken.at_s - loss.at_s - taken.interruption_s < LIMIT_S
+    assert taken.at_s + sum(result.frames_s[1:]) <= result.total_s  # it is told at the end, as of then
+    assert loss.reason == "its process was ended by signal 9 (SIGKILL)" and 10 < loss.finished_frames < len(frames)
+    assert not any(result.reports[3].segments_s) and not ranks(program)
+
+
+def test_a_loss_that_no_plan_covers_ends_the_run(made: tuple[Survivor, Path, str]) -> None:
+    one, directory, program = made
+    with pytest.raises(UsageError, match="no plan in the artifact does without 'b', 'd'"):
+        MpiTarget().run(directory, one.frames(1), RunOptions(start_without=("b", "d")))
+    thread = kill(program, 2)
+    with pytest.raises(RunError, match=r"^rank 2 \(device 'c' on host 'c'\): its process was ended by signal 9"):
+        MpiTarget().run(directory, one.frames(5) * 2000, RunOptions(timeout_s=100, start_without=("b",)))
+    thread.join()
