@@ -90,7 +90,7 @@ def digest(case: Case) -> dict[str, Any]:
         try:
             result = dicompiler.compile(
                 model, case.platform, case.strategy, target=case.target, objective=case.objective, cost=case.cost,
-                output=place / "out", calibrate=given,
+                output=place / "out", quantize_samples=given,
             )  # fmt: skip
         except dicompiler.DicompilerError as error:
             return {"error": str(error).replace(scratch, "")}

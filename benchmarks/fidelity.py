@@ -206,7 +206,7 @@ def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) ->
             cost=cost,
             objective=objective,
             output=artifact,
-            wire=setup.wire or None,
+            wire_dtype=setup.wire or None,
         )
         keys = Path(scratch, "keys") if setup.tls else None
         if keys is not None:

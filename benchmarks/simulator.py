@@ -28,7 +28,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.plugin_api import tile_layer
+from dicompiler.plugin_api.regions import tile_layer
 from dicompiler.search.problem import Problem
 
 LIMIT_S = 60.0

@@ -16,7 +16,8 @@ from support.handmade import halo
 from support.running import emit
 
 import dicompiler
-from dicompiler.plugin_api import Hosts, RunError, RunOptions
+from dicompiler.plugin_api import RunError, RunOptions
+from dicompiler.plugin_api.artifacts import Hosts
 from dicompiler_targets.sockets.target import SocketsTarget
 
 

@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "Compilation": "ir.compilation",
-    "Compiled": "driver.compiled",
+    "CompileResult": "driver.compile_result",
     "DicompilerError": "base.errors",
     "Model": "ir.onnx.model",
     "Part": "ir.plan",
+    "PipelineState": "ir.pipeline_state",
     "Plan": "ir.plan",
     "Platform": "ir.platform",
     "PluginError": "base.errors",
     "RunError": "base.errors",
-    "RunOptions": "target.records",
+    "RunOptions": "target.run_records",
     "Session": "target.client",
     "UsageError": "base.errors",
     "compile": "driver.compiler",
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
 
     value: Any
     if name == "__version__":
-        value = import_module("dicompiler.base.version").version()
+        value = import_module("dicompiler.base.version").package_version()
     elif name in _MODULES:
         value = getattr(import_module(f"dicompiler.{_MODULES[name]}"), name)
     else:

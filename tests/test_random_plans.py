@@ -33,7 +33,7 @@ def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
-    plan = replace(random_plan(rng, layers), wire=HALVED if seed % 2 else WireFormat())
+    plan = replace(random_plan(rng, layers), wire_format=HALVED if seed % 2 else WireFormat())
     plan = plan_from_json(json.loads(dumps(plan)))
     placed = PartitionPass().run(
         PipelineState(model=model, layers=layers, plan=replace(plan, wire_format=plan.wire_format.with_exact_stand_ins))

@@ -41,7 +41,7 @@ def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
             sides, sent, predicted = [], [], []
             for kind in (None, "float16"):
                 artifact = Path(scratch, kind or "wide")
-                made = dicompiler.compile(networks.build(name, 1), BOARDS, strategy, wire=kind, output=artifact)
+                made = dicompiler.compile(networks.build(name, 1), BOARDS, strategy, wire_dtype=kind, output=artifact)
                 assert made.metrics is not None
                 sent.append(made.metrics.total_bytes)
                 predicted.append(emulate(artifact, frames=1, slower=FAST).predicted_s)

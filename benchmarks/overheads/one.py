@@ -106,7 +106,7 @@ def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                     platform="rpi4x1",
                     strategy="single",
                     target=f"{target}{{threads={THREADS}}}",
-                    calibrate=samples,
+                    quantize_samples=samples,
                     output=place / target,
                 )
                 other = start(place / target, frames, stack)

@@ -1,1 +1,1 @@
-"""analysis."""
+"""Comparison of strategies, Pareto exploration, explanations and prediction errors."""

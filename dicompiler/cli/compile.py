@@ -77,7 +77,7 @@ def command(
     parts = make_plugins(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
     rule = building.depfile_rule([output / ARTIFACT_FILE], request, parts.values())
     with open_executor(executor) as spread, progress(f"compiling {request.model.name}"):
-        result = request.compile(**parts, output=output, calibrate=calibrate, executor=spread)
+        result = request.compile(**parts, output=output, quantize_samples=calibrate, executor=spread)
     rule.write()
     if building.print_outputs and not as_json:
         print_paths(output / name for name in tracked_files(output))

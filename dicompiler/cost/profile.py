@@ -272,7 +272,9 @@ class ProfileSet:
         if target not in profile.runtime_costs:
             _warn_unmeasured(profile.place, target, "costs of the runtime")
             return replace(scaled, cold_call=profile.cold_call_s)
-        stated = {name: getattr(scaled, name) for name in ("end", "tls", "joined", "in_order")}
+        stated = {
+            name: getattr(scaled, name) for name in ("per_io_byte", "per_tls_byte", "coalesced_share", "in_order")
+        }
         known = replace(profile.runtime_costs[target], **stated)
         if not known.per_copy and scaled.per_copy:
             _warn_unmeasured(profile.place, target, "cost of slices in the runtime")

@@ -89,7 +89,7 @@ class RuntimeCosts:
         if not factor:
             return replace(FREE_RUNTIME, in_order=self.in_order)
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
-        kept = {"headers": self.header_share, "joined": self.coalesced_share, "in_order": self.in_order}
+        kept = {"header_share": self.header_share, "coalesced_share": self.coalesced_share, "in_order": self.in_order}
         return RuntimeCosts(**{**seconds, **kept})
 
 

@@ -57,7 +57,7 @@ def _open_artifact(directory: str | Path, weights: bool = False, runs: bool = Fa
         PLATFORM_FILE,
         REFERENCE_FILE,
     }
-    others = files.keys() - own if runs and not target.checks_files else set()
+    others = files.keys() - own if runs and not target.can_check_files else set()
     check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS_FILE})))
     if "target" in (made := _load_provenance(path)):  # with its options
         target = registry().make("targets", made["target"])
@@ -67,7 +67,7 @@ def _open_artifact(directory: str | Path, weights: bool = False, runs: bool = Fa
 def _load_provenance(path: Path) -> dict[str, Any]:
     document = load_json(path / PROVENANCE_FILE) if (path / PROVENANCE_FILE).is_file() else {}
     if document:
-        validate(document, "made", str(path / PROVENANCE_FILE))
+        validate(document, "provenance", str(path / PROVENANCE_FILE))
     return document
 
 
@@ -83,7 +83,11 @@ def reopen_artifact(
     """
     path, target, model = _open_artifact(directory, runs=runs)
     made = _load_provenance(path)
-    decision = Decision(made["strategy"], made["objective"], made["cost"], made.get("chosen", "")) if made else None
+    decision = (
+        Decision(made["strategy"], made["objective"], made["cost_model"], made.get("chosen_strategy", ""))
+        if made
+        else None
+    )
     try:
         costs = registry().make("cost_models", cost or (decision.cost_model if decision else DEFAULT_COST_MODEL))
     except UsageError as error:

@@ -69,7 +69,7 @@ class CompileSummary:
 
     def document(self) -> dict[str, Any]:
         """As made.json has it; `load` has the rest from its other keys."""
-        return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen")}
+        return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen_strategy")}
 
 
 def format_milliseconds(seconds: float) -> str:
@@ -104,10 +104,10 @@ def load_summary(directory: Path) -> CompileSummary | None:
     document: Mapping[str, Any] = load_json(path) if path.is_file() else {}
     if not document:
         return None
-    validate(document, "made", str(path))
+    validate(document, "provenance", str(path))
     if "summary" not in document:
         return None
-    return CompileSummary(document["strategy"], document.get("chosen", ""), **document["summary"])
+    return CompileSummary(document["strategy"], document.get("chosen_strategy", ""), **document["summary"])
 
 
 def find_bottleneck(platform: Platform, metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:

@@ -347,5 +347,5 @@ def provenance_document(compilation: PipelineState, target: Target) -> dict[str,
     assert decision is not None and metrics is not None and single is not None
     document = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}
     if not decision.chosen_strategy:
-        del document["chosen"]
+        del document["chosen_strategy"]
     return {**document, "summary": summarize(compilation, decision, metrics, single).document()}

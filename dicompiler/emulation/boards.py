@@ -86,14 +86,14 @@ def measure_runtime_costs(name: str) -> RuntimeCosts:
     except (RunError, UsageError) as error:
         log.warning("what the runtime of %s costs here could not be measured, so it is as stated: %s", name, error)
         return stated
-    names = ("slice", "copy", "end", "tls", "joined", "in_order")
+    names = ("per_copy", "per_copied_byte", "per_io_byte", "per_tls_byte", "coalesced_share", "in_order")
     return replace(found, **{name: getattr(stated, name) for name in names})
 
 
 def runtime_cost_factor(name: str, count: int) -> float:
     """How many times as long as the target of that name states a message takes on so many boards that this host plays:
     for option `runtime` of cost models. Errors as of `costs_here`."""
-    here, stated = share_processors(measure_runtime_costs(name), count), registry().make("targets", name).costs
+    here, stated = share_processors(measure_runtime_costs(name), count), registry().make("targets", name).runtime_costs
     ours, theirs = (one.send + one.latency + one.receive for one in (here, stated))
     return ours / theirs if theirs else 1.0
 

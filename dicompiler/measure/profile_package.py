@@ -76,8 +76,9 @@ def write_package(
     layers, model = compilation.layers, compilation.model
     assert layers is not None
     (directory / PIECES_DIRECTORY).mkdir()
-    sources = {SCRIPT_FILE: "driver/profile_script.py", SESSIONS_FILE: "base/sessions.py"}
-    for name, source in (sources | {own: f"driver/{own}" for own in (LINKS_FILE, RUNTIMES_FILE)}).items():
+    sources = {SCRIPT_FILE: "measure/profile_script.py", SESSIONS_FILE: "base/ort_session.py",
+               LINKS_FILE: "measure/link_benchmark.py", RUNTIMES_FILE: "measure/runtime_costs_fit.py"}  # fmt: skip
+    for name, source in sources.items():
         (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []

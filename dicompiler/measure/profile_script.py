@@ -54,7 +54,7 @@ def main() -> int:
     options = _parse_options()
     try:
         if options.serve is not None:
-            link_module().serve(*link_module().address(options.serve), options.name)
+            link_module().serve_measurement(*link_module().parse_address(options.serve), options.name)
         elif options.connect is not None:
             add_link(options)
         else:
@@ -300,7 +300,7 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
     constants = {value["name"]: random_tensor(value, random) for value in task["constants"]}
     if constants:
         options.add_external_initializers(list(constants), list(constants.values()))
-    session = profile_sessions.session((SCRIPT_DIRECTORY / task["file"]).read_bytes(), options)
+    session = profile_sessions.create_session((SCRIPT_DIRECTORY / task["file"]).read_bytes(), options)
     feeds = {value["name"]: random_tensor(value, random) for value in task["inputs"]}
     return session, feeds, [value.name for value in session.get_outputs()], constants
 
@@ -345,7 +345,7 @@ def link_module() -> Any:
 
 def add_link(options: argparse.Namespace) -> None:
     """Measures the link and puts it into the profile, in place of an earlier one between the same hosts."""
-    ends = link_module().address(options.connect)
+    ends = link_module().parse_address(options.connect)
     link = link_module().measure_link(*ends, options.name, options.repeat, options.megabytes << 20)
     profile = empty_profile(options)
     if options.output.exists():

@@ -75,7 +75,7 @@ def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> d
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _frame_counts(compilation) for name, compilation in programs.items()}
-    return {"target": target.name, "headers": stated.header_share, "waking": waking, "programs": counts}
+    return {"target": target.name, "header_share": stated.header_share, "waking": waking, "programs": counts}
 
 
 def emit_benchmark(target: Target, name: str, directory: Path) -> PipelineState:

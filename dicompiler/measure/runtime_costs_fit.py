@@ -71,12 +71,14 @@ def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | No
         large = each("messages", "messages-large", "calls-large")
         byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
     if "copies-huge" in programs:
-        copies["copy"] = max(0.0, each("copied", "copies-huge", "one-huge"))
+        copies["per_copied_byte"] = max(0.0, each("copied", "copies-huge", "one-huge"))
         nbytes, nodes = (programs["copies-small"][what] - programs["one-small"][what] for what in ("copied", "nodes"))
-        copies["slice"] = max(0.0, times["copies-small"] - times["one-small"] - nbytes * copies["copy"]) / nodes
+        copies["per_copy"] = (
+            max(0.0, times["copies-small"] - times["one-small"] - nbytes * copies["per_copied_byte"]) / nodes
+        )
     both = max(0.0, small - 2 * byte * size("messages"))
     send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
     call = max(0.0, each("calls", "calls", "one"))
     waking = entry["waking"] * (both - send)
-    found = {"latency": waking, "send": send, "receive": both - send - waking, "byte": byte, "gap": 0.0}
-    return {**found, "call": call, **copies, "headers": entry["headers"]}
+    found = {"latency": waking, "send": send, "receive": both - send - waking, "per_byte": byte, "gap": 0.0}
+    return {**found, "call": call, **copies, "header_share": entry["header_share"]}

@@ -352,7 +352,9 @@ def _add_entry(by_kind: dict[str, dict[str, RegistryEntry]], kind: str, one: Reg
                     f"{PLUGIN_KINDS[kind].noun} {both} differ only by case, '-', '_' or '.'{_CONFLICT_REMEDY}"
                 )
     other = by_kind[kind].setdefault(one.name, one)
-    if kind == "operators" and not other.value.cuts and one.value.cuts:  # a rule that cuts what another just counts
+    if (
+        kind == "operators" and not other.value.can_cut and one.value.can_cut
+    ):  # a rule that cuts what another just counts
         by_kind[kind][one.name] = one
     elif other is not one:
         raise DicompilerError(

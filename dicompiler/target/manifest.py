@@ -21,7 +21,7 @@ ARTIFACT_FILE, PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE = (
     "platform.toml",
     "reference/model.onnx",
 )
-PROVENANCE_FILE, PROVENANCE_FORMAT = "reference/made.json", "dicompiler.made/1"
+PROVENANCE_FILE, PROVENANCE_FORMAT = "reference/provenance.json", "dicompiler.provenance/1"
 """Where things lie in an artifact's directory."""
 ARTIFACT_NOUN = "artifact"
 SENDABLE_TYPES = {

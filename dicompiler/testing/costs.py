@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.cost.cost_model import validate_seconds
-from dicompiler.plugin_api import (
-    CostModel,
-    Device,
-    Layer,
-    LayerGraph,
-    LayerShare,
+from dicompiler.plugin_api import CostModel, Device, Layer, LayerGraph, LayerShare
+from dicompiler.plugin_api.regions import (
     align_region,
     cuttable_axes,
     full_region,

@@ -13,18 +13,9 @@ from dicompiler.base.option_specs import parse_spec, spec_of
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.plan import dumps
 from dicompiler.ir.platform import uniform_platform
-from dicompiler.plugin_api import (
-    Model,
-    Pass,
-    PassManager,
-    PipelineState,
-    compare_value,
-    graph_inputs,
-    lower,
-    random_inputs,
-    run_model,
-    single_device_plan,
-)
+from dicompiler.plugin_api import Model, Pass, PassManager, PipelineState
+from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
+from dicompiler.plugin_api.regions import lower, single_device_plan
 from dicompiler.testing.assertions import as_instance, describe, error_context, require
 from dicompiler.testing.samples import NETWORKS, build_network
 

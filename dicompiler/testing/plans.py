@@ -8,20 +8,10 @@ from typing import Any
 
 from dicompiler.base.errors import describe_exception
 from dicompiler.driver.prepare import prepare
-from dicompiler.plugin_api import (
-    Check,
-    Model,
-    PipelineState,
-    Plan,
-    Problem,
-    Program,
-    ProgramExecutor,
-    check_constraints,
-    compare_value,
-    lower,
-    registry,
-    run_model,
-)
+from dicompiler.plugin_api import Model, PipelineState, Plan, Problem, Program, registry
+from dicompiler.plugin_api.onnx import Check, ProgramExecutor, compare_value, run_model
+from dicompiler.plugin_api.regions import lower
+from dicompiler.plugin_api.search import check_constraints
 from dicompiler.testing.assertions import require
 from dicompiler.verify.comparison import check_exact, check_transfers
 from dicompiler.verify.run_inputs import prepare_inputs

@@ -27,15 +27,16 @@ from dicompiler.plugin_api import (
     Part,
     PipelineState,
     Plan,
-    ProgramExecutor,
     Region,
+    registry,
+)
+from dicompiler.plugin_api.onnx import ProgramExecutor, run_model
+from dicompiler.plugin_api.regions import (
     cuttable_axes,
     full_region,
     is_empty,
     output_shape,
     reduction_length,
-    registry,
-    run_model,
     with_interval,
 )
 from dicompiler.testing.assertions import error_context, require

@@ -15,7 +15,8 @@ from dicompiler import networks as built
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import NetworkKind
 from dicompiler.networks.weights import make_weight as filled
-from dicompiler.plugin_api import OBJECTIVES, Device, Host, Network, Platform, Problem
+from dicompiler.plugin_api import Device, Host, Network, Platform, Problem
+from dicompiler.plugin_api.search import OBJECTIVES
 
 NETWORKS = ("branches", "lenet")
 """Names of what is tried by default: two outputs, a residual Add and a Concat; a chain with fully connected layers."""

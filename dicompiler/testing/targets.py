@@ -23,15 +23,11 @@ from dicompiler.plugin_api import (
     Program,
     RunOptions,
     Target,
-    compare_value,
-    graph_inputs,
-    program_memory,
-    random_inputs,
     registry,
-    run_model,
-    single_device_plan,
-    tile_layer,
 )
+from dicompiler.plugin_api.costs import program_memory
+from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
+from dicompiler.plugin_api.regions import single_device_plan, tile_layer
 from dicompiler.target.manifest import ARTIFACT_FILE
 from dicompiler.testing.assertions import as_instance, describe, error_context, require
 from dicompiler.testing.samples import Sample, make_cluster, samples

@@ -8,18 +8,10 @@ from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Part, Pass, PipelineState, Region, UsageError
+from dicompiler.plugin_api.onnx import NodeOrigins
+from dicompiler.plugin_api.regions import (
     AxisLabel,
-    DicompilerError,
-    Layer,
-    LayerGraph,
-    NodeOrigins,
-    Part,
-    Pass,
-    PipelineState,
-    Region,
-    UsageError,
-    did_you_mean,
     full_region,
     labelled_axis,
     output_shape,
@@ -27,6 +19,7 @@ from dicompiler.plugin_api import (
     split_axis,
     with_interval,
 )
+from dicompiler.plugin_api.utilities import did_you_mean
 
 MAX_PARTS = 1 << 16  # parts of a layer
 

@@ -6,14 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.plugin_api import (
-    Interval,
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Part,
-    Region,
-    UsageError,
+from dicompiler.plugin_api import Interval, Layer, LayerGraph, LayerShare, Part, Region, UsageError
+from dicompiler.plugin_api.regions import (
     fused_regions,
     labelled_axis,
     make_share_task,

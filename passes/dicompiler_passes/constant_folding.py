@@ -15,9 +15,9 @@ import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 from onnx_graphsurgeon.ir.tensor import LazyValues, SparseValues
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.onnx import (
     ConstantValues,
-    DicompilerError,
     ModelGraph,
     OpaqueAttribute,
     array_dtype,

@@ -12,7 +12,8 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from dicompiler.plugin_api import Shape, TensorInfo
+from dicompiler.plugin_api import Shape
+from dicompiler.plugin_api.onnx import TensorInfo
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS
 
 ML_DOMAIN = "ai.onnx.ml"

@@ -12,17 +12,10 @@ from typing import Any, ClassVar
 
 import onnx
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Model, OperatorRule, Pass, PipelineState, Shape
+from dicompiler.plugin_api.onnx import (
     STAND_IN_DOMAIN,
-    DicompilerError,
-    Layer,
-    LayerGraph,
-    Model,
     Node,
-    OperatorRule,
-    Pass,
-    PipelineState,
-    Shape,
     TensorInfo,
     captured_names,
     is_fixed_size,

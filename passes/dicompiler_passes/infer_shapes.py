@@ -16,18 +16,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import (
-    DicompilerError,
-    Model,
-    ModelGraph,
-    Pass,
-    PipelineState,
-    Shape,
-    TensorInfo,
-    UsageError,
-    Variable,
-    did_you_mean,
-)
+from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, Shape, UsageError
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
+from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS, fold_constants
 from dicompiler_passes.contrib_shapes import infer_contrib_shapes
 from dicompiler_passes.normalize_rewrites import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices

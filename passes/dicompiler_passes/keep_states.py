@@ -15,17 +15,9 @@ from typing import Any, ClassVar
 import onnx
 from onnx import helper, numpy_helper
 
-from dicompiler.plugin_api import (
-    DicompilerError,
-    Model,
-    Pass,
-    PipelineState,
-    TensorInfo,
-    UsageError,
-    did_you_mean,
-    unique_name,
-    write_states,
-)
+from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, UsageError
+from dicompiler.plugin_api.onnx import TensorInfo, unique_name, write_states
+from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_passes.normalize_rewrites import int64_array
 
 log = logging.getLogger("dicompiler")

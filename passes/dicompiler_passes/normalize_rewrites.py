@@ -13,7 +13,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Interval, ModelGraph, TensorInfo, Variable
+from dicompiler.plugin_api import Interval
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS
 from dicompiler_passes.split_products import split_products
 from dicompiler_passes.unfuse import SKIP_NORMALIZATIONS

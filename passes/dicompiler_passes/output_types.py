@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import ModelGraph, TensorInfo, Variable, names_read
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable, names_read
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS
 from dicompiler_passes.normalize_rewrites import int64_array
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import Pass, PipelineState, partition
+from dicompiler.plugin_api import Pass, PipelineState
+from dicompiler.plugin_api.regions import partition
 
 
 @dataclass(frozen=True)

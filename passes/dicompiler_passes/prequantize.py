@@ -13,7 +13,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Model, ModelGraph, names_read
+from dicompiler.plugin_api import Model
+from dicompiler.plugin_api.onnx import ModelGraph, names_read
 
 
 def simplify_for_quantization(model: Model) -> Model:

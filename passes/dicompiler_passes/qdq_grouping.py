@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import ModelGraph, Node, Variable
+from dicompiler.plugin_api.onnx import ModelGraph, Node, Variable
 
 DEQUANTIZE_OP = "DequantizeLinear"
 

@@ -16,16 +16,8 @@ from typing import Any, ClassVar, Literal
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    DicompilerError,
-    Model,
-    Pass,
-    PipelineState,
-    Samples,
-    UsageError,
-    copy_without,
-    read_samples,
-)
+from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, UsageError
+from dicompiler.plugin_api.onnx import Samples, copy_without, read_samples
 from dicompiler_passes.normalise import normalise
 from dicompiler_passes.prequantize import simplify_for_quantization
 
@@ -57,7 +49,7 @@ class Quantise(Pass):
         if not self.samples:
             raise UsageError("quantise: no samples: give a file of them, quantise{calibrate=samples.npz}")
         model = normalise(compilation.model)
-        from dicompiler.plugin_api import graph_inputs
+        from dicompiler.plugin_api.onnx import graph_inputs
 
         samples = read_samples(Path(self.samples), graph_inputs(model))
         quantised = quantise(model, samples)
@@ -96,7 +88,7 @@ def take_int8(model: Model) -> Model:
         info = graph.value_infos["input"][tensor.name] = copy_without(graph.value_infos["input"][tensor.name])
         info.doc_string = f"value = {float(scale)!r} * (q - {int(zero)})"
         info.type.tensor_type.elem_type = onnx.TensorProto.INT8
-        tensor.learn(info)
+        tensor.set_info(info)
         for node in readers:
             graph.replace_uses(node.outputs[0], tensor)
         graph.remove_nodes(readers)

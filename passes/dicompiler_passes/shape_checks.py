@@ -12,7 +12,9 @@ from typing import Any
 
 import onnx
 
-from dicompiler.plugin_api import DicompilerError, Shape, TensorInfo, check_tensor_size, memory_limit
+from dicompiler.plugin_api import DicompilerError, Shape
+from dicompiler.plugin_api.onnx import TensorInfo, check_tensor_size
+from dicompiler.plugin_api.utilities import memory_limit
 
 Attributes = Mapping[str, Any]
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.plugin_api import Layer, LayerGraph, Part, Region, exit_layer, fused_regions, grid_tiles
+from dicompiler.plugin_api import Layer, LayerGraph, Part, Region
+from dicompiler.plugin_api.regions import exit_layer, fused_regions, grid_tiles
 from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPass
 
 

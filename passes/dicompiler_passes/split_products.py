@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import Interval, ModelGraph, TensorInfo, Variable
+from dicompiler.plugin_api import Interval
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS
 
 SplitCuts = Mapping[int, tuple[int, Sequence[Interval]]]

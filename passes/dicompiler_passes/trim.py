@@ -19,6 +19,9 @@ from dicompiler.plugin_api import (
     PipelineState,
     Plan,
     Region,
+    registry,
+)
+from dicompiler.plugin_api.regions import (
     align_region,
     bounding_region,
     cuttable_axes,
@@ -27,7 +30,6 @@ from dicompiler.plugin_api import (
     make_share_task,
     output_shape,
     partition,
-    registry,
     remove_annotations,
 )
 from dicompiler_passes.form_layers import form_layers

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import ModelGraph, TensorInfo, Variable
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 from dicompiler_passes.unfuse_attention import ORT_DOMAIN, open_attention
 from dicompiler_passes.unfuse_matmul import unfuse_product
 

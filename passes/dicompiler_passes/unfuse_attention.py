@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import ModelGraph, TensorInfo, Variable
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 
 ORT_DOMAIN = "com.microsoft"
 KNOWN_GROUP_QUERY_INPUTS = 11

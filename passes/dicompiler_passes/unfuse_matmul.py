@@ -12,7 +12,7 @@ from typing import Any
 import onnx
 import onnx_graphsurgeon as gs
 
-from dicompiler.plugin_api import ModelGraph, TensorInfo
+from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo
 from dicompiler_passes.unfuse_attention import ORT_DOMAIN, PrecedingNodes
 
 ACTIVATION_PARAMETERS = {

@@ -8,19 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, registry
+from dicompiler.plugin_api.search import (
     DEFAULT_BUDGET_S,
     INTERRUPTED_NOTE,
     MIN_SPLIT_GAIN,
-    DicompilerError,
-    Plan,
-    Problem,
-    Strategy,
     WorkBudget,
     check_constraints,
     fits_constraints,
     objective_terms,
-    registry,
 )
 from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan, evaluate_plans
 from dicompiler_strategies.cpsat import DEFAULT_TRIES, MAX_GRADIENT_SIZE, CpSat

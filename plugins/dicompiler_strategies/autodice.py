@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform, did_you_mean, load_json, read_text
+from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform
+from dicompiler.plugin_api.utilities import did_you_mean, load_json, read_text
 
 # AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/builtin_boards.py.
 CORE_FLOPS = 91e9 / 6

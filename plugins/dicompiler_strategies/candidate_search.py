@@ -18,7 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Metrics, Plan, Problem, WorkBudget, fits_constraints
+from dicompiler.plugin_api import Plan, Problem
+from dicompiler.plugin_api.costs import Metrics
+from dicompiler.plugin_api.search import WorkBudget, fits_constraints
 from dicompiler_strategies.joint.variable_elimination import (
     MAX_TABLE_ELEMENTS,
     build_elimination_order,

@@ -6,7 +6,8 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dicompiler.plugin_api import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, Plan, Problem, Strategy, UsageError, WorkBudget
+from dicompiler.plugin_api import Plan, Problem, Strategy, UsageError
+from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, WorkBudget
 from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan
 from dicompiler_strategies.tables.choices import MERGE_KINDS, ROW_CUTS, SHARE_KINDS, SPLIT_KINDS, ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables

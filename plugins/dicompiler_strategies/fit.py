@@ -9,17 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import (
-    DeviceFootprint,
-    DicompilerError,
-    Host,
-    Plan,
-    Platform,
-    Problem,
-    Strategy,
-    check_measured_memory,
-    format_bytes,
-)
+from dicompiler.plugin_api import DicompilerError, Host, Plan, Platform, Problem, Strategy
+from dicompiler.plugin_api.costs import DeviceFootprint
+from dicompiler.plugin_api.search import check_measured_memory
+from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
 MAX_MEASURED_PLANS = 6

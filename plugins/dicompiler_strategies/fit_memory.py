@@ -9,17 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dicompiler.plugin_api import (
-    LayerGraph,
-    Region,
-    ShareTask,
-    TaskNode,
-    count_task_macs,
-    peak_nbytes,
-    raw_nbytes,
-    region_shape,
-    weight_regions,
-)
+from dicompiler.plugin_api import LayerGraph, Region
+from dicompiler.plugin_api.costs import count_task_macs, peak_nbytes, weight_regions
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
 """Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly

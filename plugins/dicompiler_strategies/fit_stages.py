@@ -11,12 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dicompiler.plugin_api import (
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Part,
-    Region,
+from dicompiler.plugin_api import Layer, LayerGraph, LayerShare, Part, Region
+from dicompiler.plugin_api.regions import (
     align_cuts,
     full_region,
     fused_regions,

@@ -7,22 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import (
-    Device,
-    DicompilerError,
-    Layer,
-    LayerGraph,
-    Node,
-    NodeOrigins,
-    Part,
-    Plan,
-    Platform,
-    Problem,
-    Strategy,
-    did_you_mean,
-    load_plan,
-    tile_layer,
-)
+from dicompiler.plugin_api import Device, DicompilerError, Layer, LayerGraph, Part, Plan, Platform, Problem, Strategy
+from dicompiler.plugin_api.artifacts import load_plan
+from dicompiler.plugin_api.onnx import Node, NodeOrigins
+from dicompiler.plugin_api.regions import tile_layer
+from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_strategies.autodice import MappingKey, find_device, load_mapping, platform_from_mapping
 
 log = logging.getLogger("dicompiler")

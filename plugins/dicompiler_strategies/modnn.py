@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dicompiler.plugin_api import Layer, Part, Plan, Problem, Strategy, tile_layer
+from dicompiler.plugin_api import Layer, Part, Plan, Problem, Strategy
+from dicompiler.plugin_api.regions import tile_layer
 from dicompiler_strategies.named_axis import find_cuttable_axis
 
 

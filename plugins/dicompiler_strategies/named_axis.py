@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import Layer, LayerGraph, cuttable_axes, named_axes
+from dicompiler.plugin_api import Layer, LayerGraph
+from dicompiler.plugin_api.regions import cuttable_axes, named_axes
 
 
 def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:

@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import LayerShare, Part, Plan, Problem, Region
+from dicompiler.plugin_api.regions import (
     Box,
-    LayerShare,
-    Part,
-    Plan,
-    Problem,
-    Region,
     Routing,
     Task,
     TaskId,

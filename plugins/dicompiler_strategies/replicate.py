@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import Device, Part, Plan, Problem, Strategy, UsageError, fits_constraints
+from dicompiler.plugin_api import Device, Part, Plan, Problem, Strategy, UsageError
+from dicompiler.plugin_api.search import fits_constraints
 from dicompiler_strategies.pipeline import balance_runs, run_numbers, whole_layer_seconds
 
 MAX_REPLICAS = 16

@@ -14,17 +14,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    DEFAULT_BUDGET_S,
-    DicompilerError,
-    Layer,
-    LayerGraph,
-    Plan,
-    Problem,
-    Strategy,
-    WorkBudget,
-    count_macs,
-)
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Plan, Problem, Strategy
+from dicompiler.plugin_api.costs import count_macs
+from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, WorkBudget
 from dicompiler_strategies.candidate_search import LAMBDAS, CandidateSearch
 from dicompiler_strategies.joint.variable_elimination import (
     MAX_TABLE_ELEMENTS,

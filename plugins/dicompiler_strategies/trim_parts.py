@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import Part, Plan, Problem, Region
+from dicompiler.plugin_api.regions import (
     Box,
-    Part,
-    Plan,
-    Problem,
-    Region,
     Routing,
     TaskId,
     align_region,

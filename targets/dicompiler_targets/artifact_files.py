@@ -12,22 +12,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DeviceProgram, Program, Segment, TensorSpec
+from dicompiler.plugin_api.artifacts import (
     ARTIFACT_FORMAT,
     SENDABLE_TYPES,
-    DeviceProgram,
     Json,
-    Program,
-    Segment,
-    TensorSpec,
-    Weight,
     describe_artifact,
     describe_transfer,
     describe_value,
     format_json,
-    is_placeholder,
     make_file_record,
 )
+from dicompiler.plugin_api.onnx import Weight, is_placeholder
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE, read_runtime_sources
 
 __all__ = [

@@ -12,7 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DicompilerError, package_version
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.utilities import package_version
 
 WEIGHTS_FILE = "weights.bin"
 """A device's file of weights, beside its segments."""

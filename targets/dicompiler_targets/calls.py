@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import CopyFunction, DeviceProgram, SegmentCall
+from dicompiler.plugin_api import DeviceProgram
+from dicompiler.plugin_api.artifacts import CopyFunction, SegmentCall
 from dicompiler_targets.boxes import StridedCopy
 from dicompiler_targets.copy_hoisting import HoistedSegment, make_copies
 from dicompiler_targets.segment_io import hoist_device_copies

@@ -17,7 +17,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Region, Segment, Shape, TensorSpec, is_placeholder, raw_nbytes
+from dicompiler.plugin_api import Region, Segment, Shape, TensorSpec
+from dicompiler.plugin_api.onnx import is_placeholder, raw_nbytes
 from dicompiler_targets.boxes import StridedCopy, make_box_copy
 from dicompiler_targets.slicing import find_slice_region
 

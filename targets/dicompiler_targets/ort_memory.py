@@ -13,15 +13,9 @@ from dataclasses import dataclass, replace
 
 import onnx
 
-from dicompiler.plugin_api import (
-    DeviceProgram,
-    Optimization,
-    Program,
-    Segment,
-    constant_sizes,
-    program_memory,
-    segment_value_sizes,
-)
+from dicompiler.plugin_api import DeviceProgram, Program, Segment
+from dicompiler.plugin_api.costs import constant_sizes, program_memory, segment_value_sizes
+from dicompiler.plugin_api.onnx import Optimization
 
 MIB_BYTES = 1 << 20
 SESSION_BYTES, NODE_BYTES = 96 << 10, 12 << 10

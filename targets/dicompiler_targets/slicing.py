@@ -11,7 +11,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Region, Shape, full_region, is_empty, with_interval
+from dicompiler.plugin_api import Region, Shape
+from dicompiler.plugin_api.regions import full_region, is_empty, with_interval
 
 
 def find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:

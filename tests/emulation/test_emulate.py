@@ -63,7 +63,7 @@ def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 def test_no_board_is_lost(tmp_path: Path, target: str) -> None:
     model = networks.build("lenet", 0)
-    dicompiler.compile(model, slow(), "modnn", target=target, survive="1", output=tmp_path / "artifact")
+    dicompiler.compile(model, slow(), "modnn", target=target, tolerate_failures="1", output=tmp_path / "artifact")
     found = emulate(tmp_path / "artifact", frames=3)
     model = dicompiler.Model.load(model)
     (expected,) = run_model(model, prepare_inputs(model)).values()

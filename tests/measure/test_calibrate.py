@@ -46,7 +46,7 @@ def check_frame(calibration: Calibration) -> None:
 def lenet(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Boards that are faster than their platform says, with a slower network; plans for losses are not played."""
     guess, truth = boards((4e7, 2e7, 1.3e7), latency=0.002), boards((6e7, 4e7, 2e7), latency=0.004)
-    return ran(tmp_path_factory.mktemp("lenet"), "lenet", guess, truth, survive=1)
+    return ran(tmp_path_factory.mktemp("lenet"), "lenet", guess, truth, tolerate_failures=1)
 
 
 @pytest.fixture

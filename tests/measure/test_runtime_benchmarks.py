@@ -141,13 +141,13 @@ def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
 
 def test_headers_of_links_are_those_of_the_targets() -> None:
     for name in ("sockets", "mpi"):
-        assert registry().make("targets", name).costs.headers == link_benchmark.HEADERS_SHARE
+        assert registry().make("targets", name).runtime_costs.header_share == link_benchmark.HEADERS_SHARE
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
 def test_boards_that_this_host_plays_have_a_runtime_of_their_own(name: str) -> None:
-    stated, here = registry().make("targets", name).costs, measure_runtime_costs(name)
+    stated, here = registry().make("targets", name).runtime_costs, measure_runtime_costs(name)
     assert here != stated and measure_runtime_costs(name) is here  # measured once
     assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
         0.0,

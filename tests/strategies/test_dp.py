@@ -224,7 +224,7 @@ def test_blocks_that_are_left_out_would_not_have_been_chosen(kind: str, monkeypa
         team = DeviceTeam.build(ProblemFacts(problem), [device.name for device in problem.platform.devices])
         few = build_candidate_runs(team, CandidateRules())
         with monkeypatch.context() as patch:
-            patch.setattr("dicompiler_strategies.dp.candidate_runs._exchange", lambda *_: float("inf"))
+            patch.setattr("dicompiler_strategies.dp.candidate_runs._exchange_seconds", lambda *_: float("inf"))
             every = build_candidate_runs(team, CandidateRules())
         assert sum(map(len, few)) < sum(map(len, every))
         least = [find_cheapest_path(team, some, RunPricing(problem)).cost for some in (few, every)]

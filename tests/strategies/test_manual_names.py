@@ -149,7 +149,7 @@ def test_all_names_of_a_network_that_is_quantised_are_taken(tmp_path: Path) -> N
     place = tmp_path / "m.json"
     place.write_text(json.dumps(in_thirds([node.name for node in proto.graph.node])), encoding="utf-8")
     manual = Manual(mapping=str(place))
-    result = compiler.compile(proto, "rpi4x4", manual, calibrate=tmp_path / "samples.npz")
+    result = compiler.compile(proto, "rpi4x4", manual, quantize_samples=tmp_path / "samples.npz")
     assert result.plan is not None and result.layers is not None
     homes = where(result.plan)
     assert homes["input_QuantizeLinear"] == homes["conv1"] == ["pi01"]  # added: it goes with what reads it

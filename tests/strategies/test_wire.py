@@ -30,7 +30,7 @@ def test_what_pays_with_half_the_bytes_is_chosen_then(name: str, objective: str)
 
     assert (before.wire, after.wire) == (WireFormat(), HALVED)
     assert before.layers != after.layers
-    same = narrow.evaluate(replace(before, wire=HALVED)).objective_value(objective)
+    same = narrow.evaluate(replace(before, wire_format=HALVED)).objective_value(objective)
     assert narrow.evaluate(after).objective_value(objective) <= same * 1.01
 
 
@@ -39,7 +39,7 @@ def test_the_same_plan_is_predicted_to_send_half_by_estimate_and_by_simulation(s
     model = networks.build("lenet", 1)
     problem = load_problem(model, "rpi4x3")
     plan = registry().make("strategies", spec).plan(problem)
-    narrow = replace(plan, wire=HALVED)
+    narrow = replace(plan, wire_format=HALVED)
     for predict in (problem.estimate, problem.evaluate):
         one, half = predict(plan), predict(narrow)
         assert 2 * half.total_bytes == one.total_bytes

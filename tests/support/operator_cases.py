@@ -19,7 +19,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full_region
 from dicompiler.partition.bounds_inference import output_shape
-from dicompiler.plugin_api import run_model
+from dicompiler.plugin_api.onnx import run_model
 from dicompiler.testing import rules as checks
 from dicompiler.testing.rules import Array, IntegerChooser, RuleCase, choose_parts, run_split
 from dicompiler.verify.exact import check_model

@@ -402,7 +402,9 @@ def test_what_can_be_known_before_is_said_before(
 def surviving(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("surviving") / "net"
     platform, survive = "rpi4x2", "1"
-    dicompiler.compile(networks.build("lenet"), platform=platform, strategy="modnn", survive=survive, output=directory)
+    dicompiler.compile(
+        networks.build("lenet"), platform=platform, strategy="modnn", tolerate_failures=survive, output=directory
+    )
     return directory
 
 

@@ -49,7 +49,9 @@ def test_real_programs_send_what_was_predicted_and_deviate_by_what_is_stated(
 ) -> None:
     given = samples(lenet, tmp_path / "s.npz") if wire == "int8" else None
     wide = compile(lenet, "rpi4x3", "modnn")
-    result = compile(lenet, "rpi4x3", "modnn", target=target, output=tmp_path / "out", wire=wire, samples=given)
+    result = compile(
+        lenet, "rpi4x3", "modnn", target=target, output=tmp_path / "out", wire_dtype=wire, wire_samples=given
+    )
 
     found = checks(tmp_path / "out")
 
@@ -70,9 +72,9 @@ def test_a_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(
     lenet: onnx.ModelProto, tmp_path: Path
 ) -> None:
     given = samples(lenet, tmp_path / "s.npz")
-    plan = compile(lenet, "rpi4x2", "modnn", wire="int8,conv1=float32", samples=given).plan
+    plan = compile(lenet, "rpi4x2", "modnn", wire_dtype="int8,conv1=float32", wire_samples=given).plan
     assert plan is not None and plan.wire_format.ranges
-    one, two = (compile(lenet, "rpi4x2", plan=plan, output=tmp_path / name, wire=wire).plan
+    one, two = (compile(lenet, "rpi4x2", plan=plan, output=tmp_path / name, wire_dtype=wire).plan
                 for name, wire in (("one", None), ("two", "float16")))  # fmt: skip
     assert one == plan
     assert two is not None and str(two.wire_format) == "float16" and two.layers == plan.layers
@@ -87,7 +89,9 @@ def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
     assert wide is not None
     layers = dict(zip(wide.layers, ((Part(name),) for name in ("pi01", "pi02", "pi01")), strict=True))
     given = place / "s.npz" if wire == "int8" else None
-    compile(model, "rpi4x2", plan=replace(wide, layers=layers), output=place / "out", wire=wire, samples=given)
+    compile(
+        model, "rpi4x2", plan=replace(wide, layers=layers), output=place / "out", wire_dtype=wire, wire_samples=given
+    )
     return place / "out"
 
 
@@ -119,8 +123,8 @@ def test_ranges_of_nan_are_refused(tmp_path: Path) -> None:
             onnx.parser.parse_model(LOUD.replace("MaxPool <kernel_shape = [1, 1]> (a)", "Sqrt(a)")),
             "rpi4x2",
             "modnn",
-            wire="int8",
-            samples=samples(onnx.parser.parse_model(LOUD), tmp_path / "s.npz"),
+            wire_dtype="int8",
+            wire_samples=samples(onnx.parser.parse_model(LOUD), tmp_path / "s.npz"),
         )
 
 
@@ -141,7 +145,7 @@ def test_samples_that_do_not_fit_are_refused(
     if place is not None:
         np.savez(place, **given)
     with pytest.raises((DicompilerError, UsageError)) as caught:
-        compile(lenet, "rpi4x2", "modnn", wire=wire, samples=place, output=tmp_path / "out")
+        compile(lenet, "rpi4x2", "modnn", wire_dtype=wire, wire_samples=place, output=tmp_path / "out")
     assert expected in str(caught.value)
     assert not (tmp_path / "out").exists()
 
@@ -152,9 +156,9 @@ def test_what_is_narrow_already_travels_as_it_is_which_is_said_once(
     """Of a network of 8-bit integers."""
     given = samples(lenet, tmp_path / "s.npz")
     with caplog.at_level(logging.WARNING):
-        wide = compile(lenet, "rpi4x3", "modnn", calibrate=given)
+        wide = compile(lenet, "rpi4x3", "modnn", quantize_samples=given)
         assert not [record for record in caplog.records if "wire" in record.getMessage()]
-        result = compile(lenet, "rpi4x3", "modnn", calibrate=given, wire="float16")
+        result = compile(lenet, "rpi4x3", "modnn", quantize_samples=given, wire_dtype="float16")
     assert [record.getMessage() for record in caplog.records if "wire" in record.getMessage()] == [
         "wire: 6 of 7 tensors that travel are of types that are not narrowed so, and travel as they are (such as "
         "'flatten.out_QuantizeLinear_Output')"
@@ -166,7 +170,7 @@ def test_what_is_narrow_already_travels_as_it_is_which_is_said_once(
 
 def test_boards_take_int8_and_refuse_what_tflite_micro_has_not(lenet: onnx.ModelProto, tmp_path: Path) -> None:
     given = samples(lenet, tmp_path / "s.npz")
-    compile(lenet, "rpi4x2", "modnn", target="tflm", wire="int8", samples=given, output=tmp_path / "out")
+    compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="int8", wire_samples=given, output=tmp_path / "out")
     assert checks(tmp_path / "out")["output"].passed
     with pytest.raises(DicompilerError, match=r"is of type float16: let it travel as it is, or as int8 \(--wire\)"):
-        compile(lenet, "rpi4x2", "modnn", target="tflm", wire="float16", output=tmp_path / "other")
+        compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="float16", output=tmp_path / "other")

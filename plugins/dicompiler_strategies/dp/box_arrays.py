@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Region, Shape, full_region
+from dicompiler.plugin_api import Region, Shape
+from dicompiler.plugin_api.regions import full_region
 from dicompiler_strategies.tables.choice_footprints import Floats, Ints
 
 Flags = NDArray[np.bool_]

@@ -11,24 +11,20 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Part,
-    Region,
+from dicompiler.plugin_api import Layer, LayerGraph, LayerShare, Part, Region
+from dicompiler.plugin_api.costs import sent_nbytes
+from dicompiler.plugin_api.regions import (
     TensorKey,
-    WorkBudget,
     bounding_region,
     full_region,
     make_share_task,
     named_axes,
     output_shape,
     reduction_length,
-    sent_nbytes,
     volume,
     with_interval,
 )
+from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
 from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.dp.row_maps import RowIntervals, bounding_rows, row_counts

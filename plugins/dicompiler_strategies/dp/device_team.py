@@ -13,27 +13,20 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    Device,
-    Interval,
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Memoizing,
-    Problem,
-    Region,
-    count_macs,
+from dicompiler.plugin_api import Device, Interval, Layer, LayerGraph, LayerShare, Problem, Region
+from dicompiler.plugin_api.costs import count_macs
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.regions import (
     full_region,
     make_share_task,
-    memoized,
     output_shape,
-    raw_nbytes,
     reduction_length,
     region_shape,
     split_axis,
     split_proportionally,
     with_interval,
 )
+from dicompiler.plugin_api.utilities import Memoizing, memoized
 from dicompiler_strategies.dp.box_arrays import DeviceBoxes
 from dicompiler_strategies.dp.row_maps import RowMap, build_row_maps, find_height_axis, measure_row_seconds
 from dicompiler_strategies.named_axis import find_cuttable_axis

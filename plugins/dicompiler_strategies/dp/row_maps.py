@@ -10,22 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    CostModel,
-    Device,
-    Interval,
-    Layer,
-    LayerGraph,
-    LayerShare,
+from dicompiler.plugin_api import CostModel, Device, Interval, Layer, LayerGraph, LayerShare
+from dicompiler.plugin_api.regions import (
     TensorKey,
     full_region,
     make_share_task,
-    memoized,
     named_axes,
     output_shape,
     split_proportionally,
     with_interval,
 )
+from dicompiler.plugin_api.utilities import memoized
 from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.choice_footprints import Floats
 

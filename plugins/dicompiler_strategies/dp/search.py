@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dicompiler.plugin_api import LayerGraph, Problem, WorkBudget, full_region
+from dicompiler.plugin_api import LayerGraph, Problem
+from dicompiler.plugin_api.regions import full_region
+from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
 from dicompiler_strategies.dp.candidate_runs import CandidateRun, bytes_per_element
 from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm

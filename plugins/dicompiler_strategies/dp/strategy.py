@@ -9,20 +9,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    DEFAULT_BUDGET_S,
-    INTERRUPTED_NOTE,
-    BudgetExceeded,
-    DicompilerError,
-    Plan,
-    Problem,
-    Strategy,
-    UsageError,
-    WorkBudget,
-    format_bytes,
-    needed_memory,
-    raw_nbytes,
-)
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, UsageError
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, BudgetExceeded, WorkBudget, needed_memory
+from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.dp.candidate_runs import CandidateRules, build_candidate_runs, run_parts
 from dicompiler_strategies.dp.device_team import DeviceTeam, ProblemFacts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, RunPath, RunPricing, find_cheapest_path

@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    DicompilerError,
-    Metrics,
-    Plan,
-    Platform,
-    Problem,
-    free_memory,
-    objective_values,
-    used_memory,
-)
+from dicompiler.plugin_api import DicompilerError, Plan, Platform, Problem
+from dicompiler.plugin_api.costs import Metrics
+from dicompiler.plugin_api.search import free_memory, objective_values, used_memory
 from dicompiler_strategies.genetic.batched_model import BatchedModel
 from dicompiler_strategies.genetic.encoding import ChoiceEncoding, Encoding, Genes, NaiveEncoding, SplitPointEncoding
 from dicompiler_strategies.genetic.nsga2 import Array

@@ -13,19 +13,16 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, UsageError
+from dicompiler.plugin_api.search import (
     AUTODICE_OBJECTIVES,
-    DicompilerError,
     ParetoFront,
     ParetoPoint,
-    Plan,
-    Problem,
     ProgressCallback,
-    UsageError,
     check_objectives,
-    format_bytes,
     needed_memory,
 )
+from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.genetic.batched_model import build_batched_model
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import (
@@ -81,7 +78,7 @@ class ExplorationOptions:
 
     def __post_init__(self) -> None:
         check_objectives(self.objectives)
-        least = {"population": 2, "generations": 1, "stages": 0, "measured": 0, "remeasured": 0, "seed": 0}
+        least = {"population": 2, "generations": 1, "stages": 0, "measured": 0, "measured_generations": 0, "seed": 0}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:

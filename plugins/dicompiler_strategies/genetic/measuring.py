@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceMetrics, DeviceReport, MeasuredMetrics, Plan, Problem, RunOptions
+from dicompiler.plugin_api import DeviceReport, Plan, Problem, RunOptions
+from dicompiler.plugin_api.costs import DeviceMetrics
+from dicompiler.plugin_api.search import MeasuredMetrics
 
 PowerReader = Callable[[str, float], float]
 """Device name, seconds that the run took → the mean power in W that its board drew meanwhile. It is called once for

@@ -6,15 +6,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import (
-    ParetoFront,
-    Plan,
-    Problem,
-    ProgressCallback,
-    Strategy,
-    missing_memory,
-    objective_terms,
-)
+from dicompiler.plugin_api import Plan, Problem, Strategy
+from dicompiler.plugin_api.search import ParetoFront, ProgressCallback, missing_memory, objective_terms
 from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore
 
 log = logging.getLogger("dicompiler")

@@ -9,20 +9,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dicompiler.plugin_api import (
-    LayerGraph,
-    LayerShare,
-    Region,
-    ShareTask,
-    contains,
-    full_region,
-    intersect,
-    make_share_task,
-    raw_nbytes,
-    sent_dtype,
-    volume,
-    weight_regions,
-)
+from dicompiler.plugin_api import LayerGraph, LayerShare, Region
+from dicompiler.plugin_api.costs import sent_dtype, weight_regions
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
 SINK_PLACE = -1
 INPUT_PLACE = -1

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dicompiler.plugin_api import WorkBudget
+from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Selections
 from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.cost_tables import LayerEdge

@@ -12,7 +12,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Platform, UsageError, did_you_mean
+from dicompiler.plugin_api import Platform, UsageError
+from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_strategies.tables.choice_footprints import Floats, device_host_matrix, source_and_sink
 from dicompiler_strategies.tables.choices import devices_by_rate
 from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, sum_tables

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dicompiler.plugin_api import WorkBudget
+from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Selections
 from dicompiler_strategies.tables.choice_footprints import Floats
 

@@ -9,17 +9,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    DEFAULT_BUDGET_S,
-    INTERRUPTED_NOTE,
-    DicompilerError,
-    Plan,
-    Problem,
-    Strategy,
-    UsageError,
-    WorkBudget,
-    missing_memory,
-)
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, UsageError
+from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, WorkBudget, missing_memory
 from dicompiler_strategies.gradient.local_search import LocalSearch
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, build_objective_tables, check_objective
 from dicompiler_strategies.gradient.relaxation import DescentInterrupted, DescentSettings, minimise_relaxation

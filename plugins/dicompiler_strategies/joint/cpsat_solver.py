@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from dicompiler.plugin_api import WorkBudget
+from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.joint.joint_model import JointModel
 from dicompiler_strategies.joint.lagrangian import RELATIVE_SLACK, RelaxedProblem
 

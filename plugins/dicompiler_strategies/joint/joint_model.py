@@ -12,7 +12,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import OBJECTIVES, UsageError, raw_nbytes
+from dicompiler.plugin_api import UsageError
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.search import OBJECTIVES
 from dicompiler_strategies.joint.variable_elimination import EliminationOrder, build_elimination_order
 from dicompiler_strategies.tables.choice_footprints import Floats, box_elements, device_host_matrix, state_slots
 from dicompiler_strategies.tables.cost_tables import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dicompiler.plugin_api import WorkBudget
+from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.joint.joint_model import JointModel
 from dicompiler_strategies.joint.variable_elimination import MAX_TABLE_ELEMENTS, min_marginals, minimise_exactly
 from dicompiler_strategies.tables.choice_footprints import Floats

@@ -12,17 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    INTERRUPTED_NOTE,
-    DicompilerError,
-    Plan,
-    Problem,
-    format_bytes,
-    free_memory,
-    missing_memory,
-    needed_memory,
-    raw_nbytes,
-)
+from dicompiler.plugin_api import DicompilerError, Plan, Problem
+from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.search import INTERRUPTED_NOTE, free_memory, missing_memory, needed_memory
+from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.joint.cpsat_solver import SolverEffort, SolverResult, solve_remaining
 from dicompiler_strategies.joint.joint_model import JointModel, activation_bytes, build_joint_model
 from dicompiler_strategies.joint.lagrangian import RelaxedProblem, bound_without_elimination, relax_with_prices

@@ -1,1 +1,1 @@
-"""papers."""
+"""Algorithms of the papers, as published."""

@@ -18,16 +18,9 @@ from typing import Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    DicompilerError,
-    Layer,
-    LayerGraph,
-    count_macs,
-    named_axes,
-    output_shape,
-    reduction_length,
-    split_proportionally,
-)
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph
+from dicompiler.plugin_api.costs import count_macs
+from dicompiler.plugin_api.regions import named_axes, output_shape, reduction_length, split_proportionally
 from dicompiler_strategies.dp.row_maps import RowIntervals, RowMap, build_row_maps, row_counts
 from dicompiler_strategies.tables.choice_footprints import Ints
 

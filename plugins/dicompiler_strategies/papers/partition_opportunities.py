@@ -12,14 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    Device,
-    Interval,
-    Layer,
-    LayerShare,
-    Part,
-    Problem,
-    Region,
+from dicompiler.plugin_api import Device, Interval, Layer, LayerShare, Part, Problem, Region
+from dicompiler.plugin_api.regions import (
     align_region,
     bounding_region,
     cuttable_axes,

@@ -11,15 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from dicompiler.plugin_api import (
-    DicompilerError,
-    Interval,
-    Layer,
-    LayerGraph,
-    Part,
-    Plan,
-    Problem,
-    Strategy,
+from dicompiler.plugin_api import DicompilerError, Interval, Layer, LayerGraph, Part, Plan, Problem, Strategy
+from dicompiler.plugin_api.regions import (
     full_region,
     is_read_only_within,
     output_shape,

@@ -17,22 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from dicompiler.plugin_api import (
-    Interval,
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Region,
+from dicompiler.plugin_api import Interval, Layer, LayerGraph, LayerShare, Region
+from dicompiler.plugin_api.costs import count_macs
+from dicompiler.plugin_api.regions import (
     TensorKey,
     bounding_region,
-    count_macs,
     full_region,
     make_share_task,
-    memoized,
     output_shape,
     reduction_length,
     split_proportionally,
 )
+from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
 """Of the ways to cut a run into equal units whose most loaded device has at most so many times the work of the best's

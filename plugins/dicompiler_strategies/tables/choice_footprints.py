@@ -13,26 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    FREE_RUNTIME,
-    AnalyticModel,
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Part,
-    Platform,
-    Problem,
-    Region,
-    ShareTask,
-    TensorKey,
-    count_lookup_copies,
-    full_region,
-    make_share_task,
-    named_axes,
-    sent_nbytes,
-    volume,
-    weight_regions,
-)
+from dicompiler.plugin_api import Layer, LayerGraph, LayerShare, Part, Platform, Problem, Region
+from dicompiler.plugin_api.costs import FREE_RUNTIME, AnalyticModel, count_lookup_copies, sent_nbytes, weight_regions
+from dicompiler.plugin_api.regions import ShareTask, TensorKey, full_region, make_share_task, named_axes, volume
 from dicompiler_strategies.tables.channel_runs import find_run_before, find_run_of, layer_signature
 from dicompiler_strategies.tables.choices import Choice
 

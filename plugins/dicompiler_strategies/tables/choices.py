@@ -10,31 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from dicompiler.plugin_api import (
-    Device,
-    Interval,
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Part,
-    Problem,
-    Region,
-    UsageError,
+from dicompiler.plugin_api import Device, Interval, Layer, LayerGraph, LayerShare, Part, Problem, Region, UsageError
+from dicompiler.plugin_api.costs import count_macs, sent_nbytes, weight_regions
+from dicompiler.plugin_api.regions import (
     align_cuts,
-    count_macs,
-    did_you_mean,
     full_region,
     make_share_task,
-    memoized,
     named_axes,
     output_shape,
     reduction_length,
-    sent_nbytes,
     split_axis,
     split_proportionally,
-    weight_regions,
     with_interval,
 )
+from dicompiler.plugin_api.utilities import did_you_mean, memoized
 from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.channel_runs import cut_channel_run, find_run_before, find_run_of
 from dicompiler_strategies.tables.source_bias import rows_for_source

@@ -13,7 +13,8 @@ from functools import cached_property, reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import BudgetExceeded, DicompilerError, Layer, LayerGraph, Plan, Problem, WorkBudget
+from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Plan, Problem
+from dicompiler.plugin_api.search import BudgetExceeded, WorkBudget
 from dicompiler_strategies.tables.choice_footprints import (
     ChoiceFootprint,
     Floats,

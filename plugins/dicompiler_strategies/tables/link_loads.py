@@ -10,7 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
-from dicompiler.plugin_api import FREE_RUNTIME, Problem
+from dicompiler.plugin_api import Problem
+from dicompiler.plugin_api.costs import FREE_RUNTIME
 from dicompiler_strategies.tables.choice_footprints import Floats, Ints
 
 
@@ -151,7 +152,15 @@ def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
     return RuntimeArrays(
         *(
             _runtime_cost_array(problem, name)
-            for name in ("send", "receive", "byte", "calling", "slice", "copy", "joined")
+            for name in (
+                "send",
+                "receive",
+                "per_byte",
+                "segment_call_s",
+                "per_copy",
+                "per_copied_byte",
+                "coalesced_share",
+            )
         )
     )
 
@@ -161,7 +170,7 @@ def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     takes beside its bytes; of latency, with that of the receiver's runtime, all there is on one host."""
     byte, once, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)
-    headers, gap = (np.repeat(_runtime_cost_array(problem, name), count) for name in ("headers", "gap"))
+    headers, gap = (np.repeat(_runtime_cost_array(problem, name), count) for name in ("header_share", "gap"))
     woken = (_runtime_cost_array(problem, "latency") * ~np.eye(count, dtype=bool)).ravel()
     return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), np.where(byte > 0, latency, 0.0) + woken
 

@@ -5,7 +5,8 @@ LayerGraph → the layers whose outputs leave with another one's.
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import Layer, LayerGraph, count_macs
+from dicompiler.plugin_api import Layer, LayerGraph
+from dicompiler.plugin_api.costs import count_macs
 
 
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:

@@ -7,20 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dicompiler.plugin_api import (
-    Device,
-    Layer,
-    LayerGraph,
-    LayerShare,
-    Problem,
-    count_macs,
-    full_region,
-    memoized,
-    output_shape,
-    sent_nbytes,
-    split_proportionally,
-    volume,
-)
+from dicompiler.plugin_api import Device, Layer, LayerGraph, LayerShare, Problem
+from dicompiler.plugin_api.costs import count_macs, sent_nbytes
+from dicompiler.plugin_api.regions import full_region, output_shape, split_proportionally, volume
+from dicompiler.plugin_api.utilities import memoized
 from dicompiler_strategies.named_axis import find_cuttable_axis
 
 MIN_LAYER_S = 1e-12

@@ -18,7 +18,9 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, check_files, load_artifact, load_json
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.artifacts import check_files, load_artifact
+from dicompiler.plugin_api.utilities import load_json
 from dicompiler_targets.bundled_runtime import check_bundled_sources, hash_sources
 from dicompiler_targets.mpi import codegen
 from dicompiler_targets.mpi.codegen import assign_output_files

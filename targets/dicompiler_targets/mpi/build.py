@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dicompiler.plugin_api import DicompilerError, file_digest
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.artifacts import file_digest
 from dicompiler_targets.mpi import toolchain as tools
 from dicompiler_targets.mpi.toolchain import Toolchain
 

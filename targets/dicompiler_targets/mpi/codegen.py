@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
-from dicompiler.plugin_api import Program, Segment, TensorSpec, dtype_name
+from dicompiler.plugin_api import Program, Segment, TensorSpec
+from dicompiler.plugin_api.onnx import dtype_name
 from dicompiler_targets.artifact_files import SENDABLE_TYPES, Json, describe_value, find_device_inputs
 from dicompiler_targets.copy_hoisting import HoistedSegment, make_copies
 

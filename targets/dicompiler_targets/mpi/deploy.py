@@ -23,19 +23,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    DeviceLocation,
-    InstalledDevice,
-    RunError,
-    RunOptions,
-    RunResult,
-    UsageError,
-    check_files,
-    file_digest,
-    load_json,
-    one_line,
-    ssh,
-)
+from dicompiler.plugin_api import RunError, RunOptions, RunResult, UsageError
+from dicompiler.plugin_api.artifacts import DeviceLocation, InstalledDevice, check_files, file_digest, ssh
+from dicompiler.plugin_api.utilities import load_json, one_line
 from dicompiler_targets.mpi import failover, mpirun, toolchain
 from dicompiler_targets.mpi.artifact import (
     DeliveredFrames,

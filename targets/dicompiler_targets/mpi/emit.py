@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from dicompiler.plugin_api import DicompilerError, Program, is_fixed_size
+from dicompiler.plugin_api import DicompilerError, Program
+from dicompiler.plugin_api.onnx import is_fixed_size
 from dicompiler_targets.artifact_files import (
     Json,
     describe_artifact,

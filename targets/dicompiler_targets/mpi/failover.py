@@ -14,7 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DeviceReport, RunEvent, RunOptions, RunResult, UsageError
+from dicompiler.plugin_api import DeviceReport, RunOptions, RunResult, UsageError
+from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler_targets.mpi import mpirun
 from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from dicompiler.plugin_api import DeviceLocation, ssh
+from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 
 MAX_MISSED_HEARTBEATS = 3
 """Signs of life that a host may owe before it counts as lost, and signs that may find a rank stopped."""

@@ -5,7 +5,9 @@ Program → bytes by device. BASE was measured on x86-64 Linux with glibc, Open 
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import DeviceProgram, Optimization, Program, peak_nbytes, segment_value_sizes
+from dicompiler.plugin_api import DeviceProgram, Program
+from dicompiler.plugin_api.costs import peak_nbytes, segment_value_sizes
+from dicompiler.plugin_api.onnx import Optimization
 from dicompiler_targets import ort_memory
 from dicompiler_targets.ort_memory import MIB_BYTES
 

@@ -17,16 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import (
-    CapturedOutput,
-    DeviceReport,
-    RunError,
-    RunOptions,
-    RunResult,
-    TimelineEntry,
-    UsageError,
-    one_line,
-)
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, RunResult, UsageError
+from dicompiler.plugin_api.artifacts import TimelineEntry
+from dicompiler.plugin_api.utilities import CapturedOutput, one_line
 from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
 from dicompiler_targets.mpi.host_monitor import FailedDevices
 

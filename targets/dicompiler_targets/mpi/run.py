@@ -16,7 +16,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Emulation, RunOptions, RunResult
+from dicompiler.plugin_api import RunOptions, RunResult
+from dicompiler.plugin_api.artifacts import Emulation
 from dicompiler_targets.mpi import build, failover, mpirun
 from dicompiler_targets.mpi import toolchain as tools
 from dicompiler_targets.mpi.artifact import (

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    DicompilerError,
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.artifacts import (
     check_files,
     check_index_range,
-    check_type,
     coerce_input,
-    did_you_mean,
     load_artifact,
     read_checksummed_json,
 )
+from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE, check_bundled_sources, hash_sources, read_runtime_sources
 from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule, active_roles, role_manifests
 from dicompiler_targets.sockets.runtime.value_codec import (

@@ -19,7 +19,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DeviceStatus, DicompilerError, RunError, RunOptions, UsageError, one_line
+from dicompiler.plugin_api import DicompilerError, RunError, RunOptions, UsageError
+from dicompiler.plugin_api.artifacts import DeviceStatus
+from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.runtime.channel import MessageChannel

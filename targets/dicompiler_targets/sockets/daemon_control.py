@@ -16,7 +16,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.plugin_api import DeviceLocation, DeviceStatus, RunError, RunOptions, UsageError, one_line, ssh
+from dicompiler.plugin_api import RunError, RunOptions, UsageError
+from dicompiler.plugin_api.artifacts import DeviceLocation, DeviceStatus, ssh
+from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
 from dicompiler_targets.sockets.deploy import (

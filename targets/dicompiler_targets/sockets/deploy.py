@@ -22,20 +22,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import (
+from dicompiler.plugin_api import DicompilerError, RunError, RunOptions, UsageError
+from dicompiler.plugin_api.artifacts import (
     DEVICES_DIRECTORY,
-    CapturedOutput,
     DeviceLocation,
-    DicompilerError,
     InstalledDevice,
-    RunError,
-    RunOptions,
-    UsageError,
     check_files,
     file_digest,
-    one_line,
     ssh,
 )
+from dicompiler.plugin_api.utilities import CapturedOutput, one_line
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.device_process import DeviceProcess

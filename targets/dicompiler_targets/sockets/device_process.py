@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import CapturedOutput, DeviceReport, RunError, RunOptions, TimelineEntry, one_line
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions
+from dicompiler.plugin_api.artifacts import TimelineEntry
+from dicompiler.plugin_api.utilities import CapturedOutput, one_line
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.runtime import __name__ as RUNTIME
 from dicompiler_targets.sockets.runtime.channel import MessageChannel

@@ -11,15 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dicompiler.plugin_api import (
-    DeviceProgram,
-    DeviceState,
-    DicompilerError,
-    Program,
-    Segment,
-    format_checksummed_json,
-    is_fixed_size,
-)
+from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, Segment
+from dicompiler.plugin_api.artifacts import DeviceState, format_checksummed_json
+from dicompiler.plugin_api.onnx import is_fixed_size
 from dicompiler_targets.artifact_files import (
     DeviceContents,
     Json,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dicompiler.plugin_api import one_line
+from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.runtime.channel import HeartbeatTimeout
 from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, ProtocolError

@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, check_type
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions
+from dicompiler.plugin_api.artifacts import RunEvent
+from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.device_process import read_report
 from dicompiler_targets.sockets.frame_reader import FrameReader

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dicompiler.plugin_api import RunEvent
+from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler_targets.sockets.device_process import DeviceProcess, end_all
 from dicompiler_targets.sockets.failures import RANK_DISCONNECTED, DeviceFailure, exit_failure
 

@@ -6,7 +6,8 @@ other versions differ most in it.
 
 from __future__ import annotations
 
-from dicompiler.plugin_api import Optimization, Program
+from dicompiler.plugin_api import Program
+from dicompiler.plugin_api.onnx import Optimization
 from dicompiler_targets import ort_memory
 from dicompiler_targets.ort_memory import MIB_BYTES
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import RunError, UsageError, one_line
+from dicompiler.plugin_api import RunError, UsageError
+from dicompiler.plugin_api.utilities import one_line
 from dicompiler_targets.sockets.device_process import DeviceProcess
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, ConnectionAcceptor, RunCredentials

@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, RunEvent, RunOptions, UsageError, check_type, did_you_mean
+from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, UsageError
+from dicompiler.plugin_api.artifacts import RunEvent
+from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
 from dicompiler_targets.sockets.daemon_client import DaemonConnector

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import InstalledDevice, Optimization, RunOptions, RunResult, RuntimeCosts, Service, Target
+from dicompiler.plugin_api import RunOptions, RunResult, Service, Target
+from dicompiler.plugin_api.artifacts import InstalledDevice
+from dicompiler.plugin_api.costs import RuntimeCosts
+from dicompiler.plugin_api.onnx import Optimization
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import DeviceProgram, PipelineState, Program, SegmentCall
+    from dicompiler.plugin_api import DeviceProgram, PipelineState, Program
+    from dicompiler.plugin_api.artifacts import SegmentCall
 
 RUNTIME_COSTS = RuntimeCosts(
     latency=80e-6,

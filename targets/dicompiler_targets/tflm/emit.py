@@ -204,7 +204,7 @@ def _describe_segment(device: CompiledDevice, index: int) -> Json:
 
 
 def _describe_copy(copy: StridedCopy) -> Json:
-    keys = ("source", "target", "start", "to", "run", "loops")
+    keys = ("source", "target", "source_offset", "target_offset", "run_bytes", "loops")
     return {key: getattr(copy, key) for key in keys}
 
 

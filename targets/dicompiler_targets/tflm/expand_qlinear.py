@@ -15,7 +15,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, Weight, is_placeholder
+from dicompiler.plugin_api import DicompilerError
+from dicompiler.plugin_api.onnx import Weight, is_placeholder
 
 DYNAMIC_OPERATORS = (
     "DynamicQuantizeLinear",

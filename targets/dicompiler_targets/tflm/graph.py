@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, Segment, Shape, Weight, dtype_name, is_placeholder
+from dicompiler.plugin_api import DicompilerError, Segment, Shape
+from dicompiler.plugin_api.onnx import Weight, dtype_name, is_placeholder
 from dicompiler_targets.tflm.expand_qlinear import expand_qlinear
 from dicompiler_targets.tflm.flatbuffer import TFLITE_TYPES, QuantizationParams
 

@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from dicompiler.plugin_api import Segment, Shape, Weight
+from dicompiler.plugin_api import Segment, Shape
+from dicompiler.plugin_api.onnx import Weight
 from dicompiler_targets.tflm import (
     average_pool,
     axis_ops,

@@ -17,17 +17,8 @@ from typing import Any
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    Check,
-    Model,
-    Program,
-    ProgramExecutor,
-    RunError,
-    RunResult,
-    Tolerance,
-    compare_value,
-    quantized_tolerances,
-)
+from dicompiler.plugin_api import Model, Program, RunError, RunResult
+from dicompiler.plugin_api.onnx import Check, ProgramExecutor, Tolerance, compare_value, quantized_tolerances
 from dicompiler_targets.tflm.arena_size import RUNTIME_MODULE
 from dicompiler_targets.tflm.integer_ops import QUANTIZATION_OPERATORS
 from dicompiler_targets.tflm.lowering import LoweredModel, lower_segment

@@ -15,17 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import (
-    DeviceReport,
-    DicompilerError,
-    RunError,
-    RunOptions,
-    RunResult,
-    UsageError,
-    check_files,
-    load_artifact,
-    load_json,
-)
+from dicompiler.plugin_api import DeviceReport, DicompilerError, RunError, RunOptions, RunResult, UsageError
+from dicompiler.plugin_api.artifacts import check_files, load_artifact
+from dicompiler.plugin_api.utilities import load_json
 from dicompiler_targets.tflm.arena_size import RUNTIME_MODULE
 from dicompiler_targets.tflm.emit import MANIFEST_FILE, MANIFEST_FORMAT
 from dicompiler_targets.tflm.packages import import_optional
@@ -199,9 +191,11 @@ def _run_model(player: TflmDevice, segment: Mapping[str, Any], held: Mapping[str
 def copy_strided(one: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
     """Does a copy of a manifest, as Move of main.cc does."""
     times, steps, further = zip(*one["loops"], strict=True) if one["loops"] else ((), (), ())
-    shape = (*times, one["run"])
+    shape = (*times, one["run_bytes"])
     view = np.lib.stride_tricks.as_strided
-    view(target[one["to"] :], shape, (*further, 1))[...] = view(source[one["start"] :], shape, (*steps, 1))
+    view(target[one["target_offset"] :], shape, (*further, 1))[...] = view(
+        source[one["source_offset"] :], shape, (*steps, 1)
+    )
 
 
 def _to_wire(array: NDArray[Any]) -> bytes:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dicompiler.plugin_api import DeviceFootprint, RunOptions, RunResult, Target
+from dicompiler.plugin_api import RunOptions, RunResult, Target
+from dicompiler.plugin_api.costs import DeviceFootprint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dicompiler.plugin_api import Check, Model, PipelineState, Program, Tolerance
+    from dicompiler.plugin_api import Model, PipelineState, Program
+    from dicompiler.plugin_api.onnx import Check, Tolerance
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Shape, peak_nbytes
+from dicompiler.plugin_api import Shape
+from dicompiler.plugin_api.costs import peak_nbytes
 from dicompiler_targets.tflm.flatbuffer import (
     QuantizationParams,
     TfliteOperation,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import AnalyticModel, CostModel, Device, Layer, LayerGraph, LayerShare
+from dicompiler.plugin_api import CostModel, Device, Layer, LayerGraph, LayerShare
+from dicompiler.plugin_api.costs import AnalyticModel
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dicompiler.plugin_api import (
-    DeviceReport,
-    Model,
-    PipelineState,
-    Program,
-    RunOptions,
-    RunResult,
-    Target,
-    describe_artifact,
-    format_json,
-)
+from dicompiler.plugin_api import DeviceReport, Model, PipelineState, Program, RunOptions, RunResult, Target
+from dicompiler.plugin_api.artifacts import describe_artifact, format_json
 
 Arrays = Mapping[str, Any]
 

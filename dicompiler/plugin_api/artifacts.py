@@ -1,0 +1,69 @@
+"""Files of artifacts, run records, and access to remote devices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin_api._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from dicompiler.base.input_arrays import check_index_range, coerce_input
+    from dicompiler.ir.plan import load_plan
+    from dicompiler.ir.program import DeviceState
+    from dicompiler.target.digests import file_digest, make_file_record
+    from dicompiler.target.integrity import check_files, format_checksummed_json, load_artifact, read_checksummed_json
+    from dicompiler.target.manifest import (
+        ARTIFACT_FORMAT,
+        SENDABLE_TYPES,
+        Json,
+        describe_artifact,
+        describe_transfer,
+        describe_value,
+        format_json,
+    )
+    from dicompiler.target.remote import ssh
+    from dicompiler.target.remote.certificates import DEVICES_DIRECTORY
+    from dicompiler.target.remote.hosts import DeviceLocation, Hosts
+    from dicompiler.target.run_records import (
+        CopyFunction,
+        DeviceStatus,
+        Emulation,
+        InstalledDevice,
+        RunEvent,
+        SegmentCall,
+        TimelineEntry,
+    )
+
+__all__ = [
+    "ARTIFACT_FORMAT",
+    "DEVICES_DIRECTORY",
+    "SENDABLE_TYPES",
+    "CopyFunction",
+    "DeviceLocation",
+    "DeviceState",
+    "DeviceStatus",
+    "Emulation",
+    "Hosts",
+    "InstalledDevice",
+    "Json",
+    "RunEvent",
+    "SegmentCall",
+    "TimelineEntry",
+    "check_files",
+    "check_index_range",
+    "coerce_input",
+    "describe_artifact",
+    "describe_transfer",
+    "describe_value",
+    "file_digest",
+    "format_checksummed_json",
+    "format_json",
+    "load_artifact",
+    "load_plan",
+    "make_file_record",
+    "read_checksummed_json",
+    "ssh",
+]
+
+if not TYPE_CHECKING:  # type checkers report names that are not imported above
+    __getattr__, __dir__ = lazy_module(__name__)

@@ -1,0 +1,46 @@
+"""Operation counts, cost models, memory and metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin_api._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from dicompiler.cost.cost_model import AnalyticModel
+    from dicompiler.cost.memory import constant_sizes, peak_nbytes, program_memory, segment_value_sizes
+    from dicompiler.cost.op_counts import OpCounts, count_macs, count_operations, count_task_macs, weight_regions
+    from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
+    from dicompiler.cost.workload import count_lookup_copies
+    from dicompiler.ir.metrics import DeviceFootprint, DeviceMetrics, Metrics
+    from dicompiler.ir.operator_rule import OpCost, cost_per_input, cost_per_output, whole_tensor, zero_cost
+    from dicompiler.ir.wire_dtype import sent_dtype, sent_nbytes
+
+__all__ = [
+    "FREE_RUNTIME",
+    "AnalyticModel",
+    "DeviceFootprint",
+    "DeviceMetrics",
+    "Metrics",
+    "OpCost",
+    "OpCounts",
+    "RuntimeCosts",
+    "constant_sizes",
+    "cost_per_input",
+    "cost_per_output",
+    "count_lookup_copies",
+    "count_macs",
+    "count_operations",
+    "count_task_macs",
+    "peak_nbytes",
+    "program_memory",
+    "segment_value_sizes",
+    "sent_dtype",
+    "sent_nbytes",
+    "weight_regions",
+    "whole_tensor",
+    "zero_cost",
+]
+
+if not TYPE_CHECKING:  # type checkers report names that are not imported above
+    __getattr__, __dir__ = lazy_module(__name__)

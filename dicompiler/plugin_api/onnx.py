@@ -1,0 +1,74 @@
+"""ONNX graphs and weights; running models and comparing their outputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin_api._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from dicompiler.ir.node_origins import NodeOrigins
+    from dicompiler.ir.onnx.graph import ConstantValues, ModelGraph, OpaqueAttribute, Variable, names_read
+    from dicompiler.ir.onnx.graph_export import export_node
+    from dicompiler.ir.onnx.graph_structure import captured_names
+    from dicompiler.ir.onnx.names import unique_name
+    from dicompiler.ir.onnx.protobuf_io import copy_without
+    from dicompiler.ir.onnx.sanity_checks import check_tensor_size
+    from dicompiler.ir.onnx.weights import (
+        Weight,
+        array_dtype,
+        dtype_name,
+        is_fixed_size,
+        is_placeholder,
+        raw_nbytes,
+        to_dense,
+    )
+    from dicompiler.ir.operator_rule import STAND_IN_DOMAIN, Node, TensorInfo
+    from dicompiler.ir.random_ops import is_random
+    from dicompiler.ir.recurrent_states import read_states, write_states
+    from dicompiler.verify.calibration_samples import Samples, read_samples
+    from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
+    from dicompiler.verify.executor import ProgramExecutor, run_model
+    from dicompiler.verify.levels import Optimization
+    from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
+
+__all__ = [
+    "STAND_IN_DOMAIN",
+    "Check",
+    "ConstantValues",
+    "ModelGraph",
+    "Node",
+    "NodeOrigins",
+    "OpaqueAttribute",
+    "Optimization",
+    "ProgramExecutor",
+    "Samples",
+    "TensorInfo",
+    "Tolerance",
+    "Variable",
+    "Weight",
+    "array_dtype",
+    "captured_names",
+    "check_tensor_size",
+    "compare_value",
+    "copy_without",
+    "dtype_name",
+    "export_node",
+    "graph_inputs",
+    "is_fixed_size",
+    "is_placeholder",
+    "is_random",
+    "names_read",
+    "quantized_tolerances",
+    "random_inputs",
+    "raw_nbytes",
+    "read_samples",
+    "read_states",
+    "run_model",
+    "to_dense",
+    "unique_name",
+    "write_states",
+]
+
+if not TYPE_CHECKING:  # type checkers report names that are not imported above
+    __getattr__, __dir__ = lazy_module(__name__)

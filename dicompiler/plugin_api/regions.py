@@ -1,0 +1,89 @@
+"""Regions of tensors, tilings of layers, and the tasks and boxes that follow from a plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin_api._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from dicompiler.ir.regions import (
+        bounding_region,
+        contains,
+        full_region,
+        intersect,
+        is_empty,
+        region_shape,
+        split_proportionally,
+        volume,
+        with_interval,
+    )
+    from dicompiler.ir.routing import Box, Routing, assembly_leaves
+    from dicompiler.ir.tasks import ShareTask, Task, TaskId, TaskNode, TensorKey
+    from dicompiler.partition.annotations import read_part, remove_annotations
+    from dicompiler.partition.bounds_inference import (
+        align_region,
+        cuttable_axes,
+        make_share_task,
+        output_shape,
+        reduction_length,
+    )
+    from dicompiler.partition.lowering import lower, partition
+    from dicompiler.partition.routing import route_on_platform
+    from dicompiler.partition.tiling import (
+        AxisLabel,
+        align_cuts,
+        exit_layer,
+        fused_regions,
+        grid_tiles,
+        is_read_only_within,
+        labelled_axis,
+        named_axes,
+        single_device_plan,
+        split_axis,
+        tile_layer,
+    )
+
+__all__ = [
+    "AxisLabel",
+    "Box",
+    "Routing",
+    "ShareTask",
+    "Task",
+    "TaskId",
+    "TaskNode",
+    "TensorKey",
+    "align_cuts",
+    "align_region",
+    "assembly_leaves",
+    "bounding_region",
+    "contains",
+    "cuttable_axes",
+    "exit_layer",
+    "full_region",
+    "fused_regions",
+    "grid_tiles",
+    "intersect",
+    "is_empty",
+    "is_read_only_within",
+    "labelled_axis",
+    "lower",
+    "make_share_task",
+    "named_axes",
+    "output_shape",
+    "partition",
+    "read_part",
+    "reduction_length",
+    "region_shape",
+    "remove_annotations",
+    "route_on_platform",
+    "single_device_plan",
+    "split_axis",
+    "split_proportionally",
+    "tile_layer",
+    "volume",
+    "with_interval",
+]
+
+if not TYPE_CHECKING:  # type checkers report names that are not imported above
+    __getattr__, __dir__ = lazy_module(__name__)

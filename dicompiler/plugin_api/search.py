@@ -1,0 +1,58 @@
+"""Work budgets, memory constraints, objectives and Pareto fronts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin_api._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from dicompiler.base.objectives import OBJECTIVES, objective_terms
+    from dicompiler.search.constraints import (
+        check_constraints,
+        check_measured_memory,
+        fits_constraints,
+        free_memory,
+        missing_memory,
+        needed_memory,
+        used_memory,
+    )
+    from dicompiler.search.pareto_front import (
+        AUTODICE_OBJECTIVES,
+        MeasuredMetrics,
+        ParetoFront,
+        ParetoPoint,
+        ProgressCallback,
+        check_objectives,
+        objective_values,
+    )
+    from dicompiler.search.problem import MIN_SPLIT_GAIN
+    from dicompiler.search.strategy import INTERRUPTED_NOTE
+    from dicompiler.search.work_budget import DEFAULT_BUDGET_S, BudgetExceeded, WorkBudget
+
+__all__ = [
+    "AUTODICE_OBJECTIVES",
+    "DEFAULT_BUDGET_S",
+    "INTERRUPTED_NOTE",
+    "MIN_SPLIT_GAIN",
+    "OBJECTIVES",
+    "BudgetExceeded",
+    "MeasuredMetrics",
+    "ParetoFront",
+    "ParetoPoint",
+    "ProgressCallback",
+    "WorkBudget",
+    "check_constraints",
+    "check_measured_memory",
+    "check_objectives",
+    "fits_constraints",
+    "free_memory",
+    "missing_memory",
+    "needed_memory",
+    "objective_terms",
+    "objective_values",
+    "used_memory",
+]
+
+if not TYPE_CHECKING:  # type checkers report names that are not imported above
+    __getattr__, __dir__ = lazy_module(__name__)

@@ -1,0 +1,33 @@
+"""Error texts, bounded output capture, memoization and file reading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dicompiler.plugin_api._lazy import lazy_module
+
+if TYPE_CHECKING:
+    from dicompiler.base.captured_output import CapturedOutput
+    from dicompiler.base.errors import check_type, did_you_mean, one_line
+    from dicompiler.base.memoize import Memoizing, memoized
+    from dicompiler.base.process import memory_limit
+    from dicompiler.base.schema import load_json, read_text
+    from dicompiler.base.units import format_bytes
+    from dicompiler.base.version import package_version
+
+__all__ = [
+    "CapturedOutput",
+    "Memoizing",
+    "check_type",
+    "did_you_mean",
+    "format_bytes",
+    "load_json",
+    "memoized",
+    "memory_limit",
+    "one_line",
+    "package_version",
+    "read_text",
+]
+
+if not TYPE_CHECKING:  # type checkers report names that are not imported above
+    __getattr__, __dir__ = lazy_module(__name__)
