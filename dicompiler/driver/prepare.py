@@ -65,7 +65,7 @@ def prepare(
     if quantize_samples is not None:  # what is quantised has static shapes before, and new tensors afterwards
         specs[1:2] = [
             shapes,
-            Spec.from_mapping(QUANTISE_PASS, {"calibrate": str(quantize_samples)}),
+            Spec.from_mapping(QUANTISE_PASS, {"samples": str(quantize_samples)}),
             Spec.from_mapping(infer, {}),
         ]
     if state:

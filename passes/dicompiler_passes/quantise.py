@@ -47,7 +47,7 @@ class Quantise(Pass):
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replaces the model; layers, plan and reference are to be made anew."""
         if not self.samples:
-            raise UsageError("quantise: no samples: give a file of them, quantise{calibrate=samples.npz}")
+            raise UsageError("quantise: no samples: give a file of them, quantise{samples=samples.npz}")
         model = normalise(compilation.model)
         from dicompiler.plugin_api.onnx import graph_inputs
 

@@ -110,7 +110,7 @@ class TestPrerequisites:
 
     def test_opt_names_the_samples_of_quantise(self, place: Path) -> None:
         write_npz(place / "s.npz", {"input": np.random.default_rng(0).random((4, 1, 1, 32, 32), np.float32)})
-        line = ("opt", "net.onnx", "-p", "quantise{calibrate=s.npz}", "-o", "int8.onnx", "--depfile", "o.d")
+        line = ("opt", "net.onnx", "-p", "quantise{samples=s.npz}", "-o", "int8.onnx", "--depfile", "o.d")
         dicompiler(place, *line, "--depfile-target", "my out")
         assert (place / "o.d").read_text() == "my\\ out: \\\n net.onnx \\\n net.data \\\n s.npz\n"
 

@@ -40,7 +40,7 @@ def quantised(network: onnx.ModelProto) -> Model:
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "samples.npz"
         np.savez(path, input=np.random.default_rng(0).standard_normal((4, *shape)).astype(np.float32))
-        passes = make_pipeline(f"normalise,quantise{{calibrate={path} inputs=int8}}")
+        passes = make_pipeline(f"normalise,quantise{{samples={path} inputs=int8}}")
         return PassManager(passes).run(PipelineState(model=Model.load(network))).model
 
 

@@ -127,7 +127,7 @@ def test_a_missing_file_of_samples_and_a_network_that_is_quantised_already(
     assert line == f"{tmp_path / 'none.npz'}: the samples cannot be read: No such file or directory"
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
     made = tmp_path / "int8.onnx"
-    assert run("opt", lenet, "-p", f"quantise{{calibrate={given}}}", "-o", made) == 0
+    assert run("opt", lenet, "-p", f"quantise{{samples={given}}}", "-o", made) == 0
     capsys.readouterr()
     line = refused(1, "compile", made, *COMPILE, tmp_path / "out", "--calibrate", given)
     assert line == "quantise: the network is quantised already: leave this pass out"

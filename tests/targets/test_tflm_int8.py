@@ -51,7 +51,7 @@ def samples(path: Path, model: onnx.ModelProto, **changes: NDArray[Any]) -> Path
 
 
 def run_quantise(model: onnx.ModelProto, path: Path) -> Model:
-    passes = make_pipeline(f"normalise,quantise{{calibrate={path}}},infer-shapes,form-layers")
+    passes = make_pipeline(f"normalise,quantise{{samples={path}}},infer-shapes,form-layers")
     return PassManager(passes).run(PipelineState(model=Model.load(model))).model
 
 
@@ -216,7 +216,7 @@ def test_a_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp
 def test_inputs_of_int8_are_those_of_the_network_with_its_own_quantising(tmp_path: Path) -> None:
     model = network("lenet")
     path = samples(tmp_path / "samples.npz", model)
-    text = f"normalise,quantise{{calibrate={path} inputs=int8}}"
+    text = f"normalise,quantise{{samples={path} inputs=int8}}"
     taking = PassManager(make_pipeline(text)).run(PipelineState(model=Model.load(model))).model
     (value,) = taking.proto.graph.input
     found = re.fullmatch(r"value = (\S+) \* \(q - (-?\d+)\)", value.doc_string)

@@ -58,7 +58,7 @@ LEAVES_MEMORY = ("modnn", "pipeline", "replicate", "single", "stahl")
 PASSES = (
     "normalise", "infer-shapes", "form-layers", "trim", "partition", "place{layers=c0,c1 device=d1}",
     "tile-height{layers=c0 parts=2}", "tile-grid{layers=c0 rows=2 columns=2}", "fuse-tiles{layers=c0..cat parts=2}",
-    "lop{layers=c0 parts=3}", "lip{layers=c1 parts=3}", "fuse{layers=c0..c1 parts=3}", "quantise{calibrate=x.npz}",
+    "lop{layers=c0 parts=3}", "lip{layers=c1 parts=3}", "fuse{layers=c0..c1 parts=3}", "quantise{samples=x.npz}",
 )  # fmt: skip
 COSTS = (
     "analytic",
