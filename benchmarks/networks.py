@@ -1,4 +1,4 @@
-"""What becomes of each built-in network on four Raspberry Pi 4: the table of docs/networks.md.
+"""What becomes of each built-in network on four Raspberry Pi 4: the table of docs/reference/networks.md.
 
 In: which networks, or all. Out: rows of the table on stdout; with --write they take the place of those in the document.
 Each network is worked on in a process of its own, whose processor time and memory are told on stderr. No row is made of
@@ -30,7 +30,7 @@ from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
 from dicompiler.verify.comparison import check_exact
 
-DOCUMENT = Path(__file__).parents[1] / "docs" / "networks.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "reference" / "networks.md"
 BEGIN, END = "<!-- networks -->\n", "<!-- end -->"
 COLUMN_HEADINGS = (
     "network", "operators", "layers", "cut at 1000", "exact", "× at 100 Mbit/s", "× at 1000 Mbit/s", "compile CPU s",
@@ -78,7 +78,7 @@ def table_row(name: str) -> str:
 
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(ALL_NETWORKS))
-@click.option("--write", is_flag=True, help="Put the rows into docs/networks.md; rows of other networks stay.")
+@click.option("--write", is_flag=True, help="Put the rows into docs/reference/networks.md; rows of other networks stay.")
 @click.option("--here", is_flag=True, hidden=True)
 def main(names: Sequence[str], write: bool, here: bool) -> None:
     if here:

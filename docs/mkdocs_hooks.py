@@ -1,7 +1,6 @@
-"""What MkDocs does with these pages beside its own: it takes in those that lie elsewhere, mends their links, and lists
-what the public modules offer.
+"""MkDocs hooks: include pages from outside docs/, adapt their links, and list the members of public modules.
 
-In: the pages of docs/ and those of ELSEWHERE. Out: the same as pages of one site, with links inside of it.
+pages of docs/ and OUTSIDE_PAGES ⇒ pages of one site with links inside the site
 """
 
 from __future__ import annotations
@@ -17,46 +16,48 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = {
+OUTSIDE_PAGES = {
     "index.md": "README.md",
-    "changelog.md": "CHANGELOG.md",
-    "contributing.md": "CONTRIBUTING.md",
-    "examples.md": "examples/README.md",
-    "examples/camera.md": "examples/camera/README.md",
-    "examples/cmake_mpi.md": "examples/cmake_mpi/README.md",
+    "project/changelog.md": "CHANGELOG.md",
+    "project/contributing.md": "CONTRIBUTING.md",
+    "use/examples/index.md": "examples/README.md",
+    "use/examples/camera.md": "examples/camera/README.md",
+    "use/examples/cmake_mpi.md": "examples/cmake_mpi/README.md",
+    "reference/benchmarks.md": "benchmarks/README.md",
 }
-"""Pages of the site that lie outside of docs/, by their place in the repository."""
+"""Source file of each page that is outside docs/, by its path in the site."""
 LINK = re.compile(r"\]\(([^)#:\s]+)(#[\w-]+)?\)")
-OFFERED = re.compile(r"<!-- all of (\S+) -->")
+MEMBERS_MARK = re.compile(r"<!-- all of (\S+) -->")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Takes in the pages that lie elsewhere."""
-    for place, source in ELSEWHERE.items():
-        files.append(File.generated(config, place, content=(ROOT / source).read_text(encoding="utf-8")))
+    """Add the pages that are outside docs/."""
+    for page_path, source_path in OUTSIDE_PAGES.items():
+        files.append(File.generated(config, page_path, content=(ROOT / source_path).read_text(encoding="utf-8")))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links of the repository become links of the site; `<!-- all of MODULE -->` becomes its reference."""
-    here = page.file.src_uri
-    return OFFERED.sub(_reference, LINK.sub(lambda match: _link(match, here), markdown))
+    """Turn links into links of the site, and replace `<!-- all of MODULE -->` by the module's reference."""
+    page_path = page.file.src_uri
+    return MEMBERS_MARK.sub(_make_reference, LINK.sub(lambda match: _make_link(match, page_path), markdown))
 
 
-def _link(match: re.Match[str], here: str) -> str:
-    source = posixpath.dirname(ELSEWHERE.get(here, f"docs/{here}"))
-    path = posixpath.normpath(posixpath.join(source, match[1]))
+def _make_link(match: re.Match[str], page_path: str) -> str:
+    source_directory = posixpath.dirname(OUTSIDE_PAGES.get(page_path, f"docs/{page_path}"))
+    path = posixpath.normpath(posixpath.join(source_directory, match[1]))
     if not (ROOT / path).exists():
         return match[0]
     if (ROOT / path / "README.md").is_file():
         path += "/README.md"
-    place = {source: place for place, source in ELSEWHERE.items()}.get(path, path.removeprefix("docs/"))
-    return f"]({posixpath.relpath(place, posixpath.dirname(here) or '.')}{match[2] or ''})"
+    pages_by_source = {source_path: site_path for site_path, source_path in OUTSIDE_PAGES.items()}
+    target_path = pages_by_source.get(path, path.removeprefix("docs/"))
+    return f"]({posixpath.relpath(target_path, posixpath.dirname(page_path) or '.')}{match[2] or ''})"
 
 
-def _reference(match: re.Match[str]) -> str:
-    """A line of mkdocstrings for each class and function that a module offers."""
+def _make_reference(match: re.Match[str]) -> str:
+    """Return a mkdocstrings directive for each public class and function of a module."""
     module = import_module(match[1])
-    offered = [getattr(module, name) for name in module.__all__]
-    found = [value for value in offered if isinstance(value, type) or isroutine(value)]
-    return "\n\n".join(f"::: {value.__module__}.{value.__qualname__}" for value in found)
+    values = {name: getattr(module, name) for name in module.__all__}
+    documented = [name for name, value in values.items() if isinstance(value, type) or isroutine(value)]
+    return "\n\n".join(f"::: {match[1]}.{name}" for name in documented)

@@ -1,7 +1,8 @@
-"""README.md and docs/ say what is so: their commands run, their examples load, their tables are those of the code."""
+"""README.md and docs/ are correct: their commands run, their examples load, their tables match the code."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -11,78 +12,88 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import architecture, console, formats, notebook, operators, package_page
+from support import acme_pages, architecture, command_reference, console, formats, notebook, operators, package_page
 from support.building import environment
 from support.console import blocks
 
 from dicompiler import networks
+from dicompiler.base import schema
 from dicompiler.base.schema import validate
 from dicompiler.driver.compiler import compile
 from dicompiler.ir.plan import load_plan, plan_from_json
 from dicompiler.ir.platform import platform_from_toml
 from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
 
-BUILDING = console.DOCUMENT.parent / "docs" / "build-systems.md"
+DOCS = console.DOCS
 README = console.DOCUMENT.read_text(encoding="utf-8")
-GUIDE = console.GUIDE.read_text(encoding="utf-8")
+BUILDING = (DOCS / "use" / "build-systems.md").read_text(encoding="utf-8")
+STRATEGIES = (DOCS / "use" / "strategies.md").read_text(encoding="utf-8")
+MANUAL_PLANS = (DOCS / "use" / "manual-plans.md").read_text(encoding="utf-8")
+PYTHON = (DOCS / "use" / "python.md").read_text(encoding="utf-8")
+STREAM = (DOCS / "use" / "stream.md").read_text(encoding="utf-8")
+EXTEND = (DOCS / "extend" / "index.md").read_text(encoding="utf-8")
+RESULTS = (DOCS / "reference" / "results.md").read_text(encoding="utf-8")
 TUTORIAL = console.TUTORIAL.read_text(encoding="utf-8")
-FORMATS = formats.DOCUMENT.read_text(encoding="utf-8")
+SCHEMAS = Path(schema.__file__).parent / "schemas"
+FORMATS = {page.stem: page.read_text(encoding="utf-8") for page in formats.PAGES.glob("*.md")}
 COMMANDS = console.shown(README)
-LEFT = ("deploy", "keys")
-"""What the tutorial runs in the same words, on boards."""
-# What these print is measured in part.
-MEASURED = ("compare", "demo", "run", "verify")
+TUTORIAL_COMMANDS = ("deploy", "keys")
+"""Commands that the tutorial runs with the same options, on boards."""
+MEASURED_COMMANDS = ("compare", "demo", "run", "verify")
+"""Commands whose output contains measurements."""
 
 
-def masked(text: str) -> str:
-    """The text with all numbers alike, whatever their width."""
+def mask_numbers(text: str) -> str:
+    """Replace all numbers by `#`, and all white space by one blank."""
     return re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?(e[+-]\d+)?", "#", text))
 
 
 def check(command: console.Shown, directory: Path) -> None:
-    """Runs it and compares what it prints with what is shown: to the last digit where that is not measured."""
+    """Run a command and compare its output with the page: exactly, but for the numbers in measured outputs."""
     printed = console.run(command.line, directory)
     printed = re.sub(r"^Doubtful: this host was busy.*\n", "", printed, flags=re.MULTILINE)
-    if command.output and command.line.split()[1] in MEASURED:
-        assert masked(printed) == masked(command.output)
+    if command.output and command.line.split()[1] in MEASURED_COMMANDS:
+        assert mask_numbers(printed) == mask_numbers(command.output)
     elif command.output:
         assert printed == command.output
 
 
-def test_the_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    assert COMMANDS[0].line == "dicompiler demo"
-    check(COMMANDS[0], tmp_path)
+def test_demo_prints_the_output_in_the_readme(tmp_path: Path) -> None:
+    (demo,) = (command for command in COMMANDS if command.line == "dicompiler demo")
+    check(demo, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory in which all other commands of the README and those of the guide ran, one after another."""
+    """A directory in which all other commands of the README and of the guides have run, one after another."""
     directory = tmp_path_factory.mktemp("walked")
-    for command in (*COMMANDS[1:], *console.shown(GUIDE)):
-        if command.line.split()[1] not in LEFT:
+    guides = [console.shown(guide.read_text(encoding="utf-8")) for guide in console.GUIDES]
+    for command in itertools.chain(COMMANDS, *guides):
+        if command.line.split()[1] not in (*TUTORIAL_COMMANDS, "demo"):
             check(command, directory)
     return directory
 
 
-def test_what_the_readme_deploys_the_tutorial_deploys() -> None:
-    told = {command.line.replace("camera", "build") for command in console.shown(TUTORIAL)}
-    assert {command.line for command in COMMANDS if command.line.split()[1] in LEFT} <= told
+def test_tutorial_runs_the_deploy_commands_of_the_readme() -> None:
+    tutorial_lines = {command.line.replace("camera", "build") for command in console.shown(TUTORIAL)}
+    assert {command.line for command in COMMANDS if command.line.split()[1] in TUTORIAL_COMMANDS} <= tutorial_lines
 
 
-def test_the_commands_of_the_readme_and_the_guide_print_what_they_show(walked: Path) -> None:
+def test_commands_of_the_readme_and_the_guides_print_the_shown_output(walked: Path) -> None:
     assert (walked / "by-hand" / "artifact.json").is_file()
+    assert (walked / "report.html").is_file()
 
 
-def test_the_plan_in_the_guide_is_the_one_that_its_commands_make(walked: Path) -> None:
-    (block,) = blocks(GUIDE, "json")
-    shown, made = plan_from_json(json.loads(block)), load_plan(walked / "by-hand.json")
-    assert (shown.source, shown.sink) == (made.source, made.sink)
-    assert shown.layers.items() <= made.layers.items()
-    assert len(made.layers) == 8
+def test_plan_by_hand_is_the_one_that_its_commands_create(walked: Path) -> None:
+    (block,) = blocks(MANUAL_PLANS, "json")
+    shown, written = plan_from_json(json.loads(block)), load_plan(walked / "by-hand.json")
+    assert (shown.source, shown.sink) == (written.source, written.sink)
+    assert shown.layers.items() <= written.layers.items()
+    assert len(written.layers) == 8
 
 
-def test_the_python_of_the_guide_runs(walked: Path) -> None:
-    code, _ = blocks(GUIDE, "python")
+def test_python_of_the_python_page_runs(walked: Path) -> None:
+    code, _ = blocks(PYTHON, "python")
     _, counts, shape, *streamed = console.run_python(code, walked).splitlines()
     assert len(set(counts.split())) == 1
     assert shape == "(1, 10)"
@@ -90,11 +101,11 @@ def test_the_python_of_the_guide_runs(walked: Path) -> None:
     assert len(set(streamed)) == 1  # the same image each time
 
 
-def test_the_plugin_of_the_guide_works(walked: Path) -> None:
-    _, plugin = blocks(GUIDE, "python")
-    found = re.search(r'`(\w+) = "(\w+)"` under `\[project\.entry-points\.dicompiler\]`', GUIDE)
+def test_minimal_plugin_works(walked: Path) -> None:
+    found = re.search(r'`(\w+) = "(\w+)"` under `\[project\.entry-points\.dicompiler\]`', EXTEND)
     assert found is not None
     name, module = found.groups()
+    plugin = acme_pages.python_blocks(EXTEND)[f"{module}.py"]
     site = walked / "site"
     info = site / "mine-1.0.dist-info"
     info.mkdir(parents=True)
@@ -114,24 +125,32 @@ def test_the_plugin_of_the_guide_works(walked: Path) -> None:
     assert [device["device"] for device in json.loads(done.stdout)["devices"]] == ["pi01", "pi02", "pi03", "pi04"]
 
 
-def test_the_guide_says_how_much_slower_mobilenet_is_predicted_to_be() -> None:
+def test_readme_and_results_state_the_predicted_times_of_mobilenet() -> None:
     result = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="modnn")
     assert result.metrics is not None and result.single_device_metrics is not None
-    split, alone = 1000 * result.metrics.latency_s, 1000 * result.single_device_metrics.latency_s
-    assert f"it predicts {split:.0f} ms with `modnn`, and {alone:.0f} ms" in GUIDE
-    assert f"predicted {alone / split:.2f} times as fast: `auto` takes one board" in README
+    split_ms, single_ms = 1000 * result.metrics.latency_s, 1000 * result.single_device_metrics.latency_s
+    assert f"{split_ms:.0f} ms by `modnn`, {single_ms:.0f} ms on one board" in " ".join(RESULTS.split())
+    speed_up = f"predicted {single_ms / split_ms:.2f} times as fast: `auto` takes one board"
+    assert speed_up in " ".join(README.split())
     auto = compile(networks.build("mobilenet_v2"), platform="rpi4x4", strategy="auto{tries=2}")
     assert auto.metrics is not None and len(auto.metrics.devices) == 1
 
 
-def test_the_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
-    document = BUILDING.read_text(encoding="utf-8")
+def test_readme_states_the_speed_ups_that_the_pages_show() -> None:
+    """The tables of `compare` in the pages are outputs of commands; the texts repeat their speed-ups."""
+    for page, texts in ((STRATEGIES, (README, RESULTS)), (TUTORIAL, (RESULTS,))):
+        speed_up = re.search(r"^auto .* ([\d.]+)×", page, re.MULTILINE)
+        assert speed_up is not None
+        assert all(f"{speed_up[1]} times" in " ".join(text.split()) for text in texts)
+
+
+def test_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
     for name, language in (("build.ninja", "ninja"), ("Makefile", "make")):
-        (text,) = blocks(document, language)
+        (text,) = blocks(BUILDING, language)
         (tmp_path / name).write_text(text)
-    (text,) = blocks(document, "cmake")
+    (text,) = blocks(BUILDING, "cmake")
     (tmp_path / "CMakeLists.txt").write_text(text)
-    for command in console.shown(document):
+    for command in console.shown(BUILDING):
         done = subprocess.run(
             ["bash", "-c", command.line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300
         )
@@ -139,12 +158,12 @@ def test_the_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> Non
         assert command.output in ("", done.stdout), command.line
 
 
-def test_the_stream_of_the_how_to_runs(walked: Path) -> None:
-    stream, _ = blocks(console.GUIDE.parent.joinpath("how-to", "stream.md").read_text(), "python")
+def test_stream_of_the_stream_page_runs(walked: Path) -> None:
+    (stream,) = blocks(STREAM, "python")
     assert len(console.run_python(stream, walked).splitlines()) == 20
 
 
-def test_the_commands_of_the_camera_run(tmp_path: Path) -> None:
+def test_commands_of_the_camera_run(tmp_path: Path) -> None:
     example = console.DOCUMENT.parent / "examples" / "camera"
     shutil.copy(example / "camera.py", tmp_path)
     for command in console.shown((example / "README.md").read_text()):
@@ -155,38 +174,50 @@ def test_the_commands_of_the_camera_run(tmp_path: Path) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == [str(number) for number in range(10)]
 
 
-def test_the_cells_of_the_notebook_print_what_it_shows(tmp_path: Path) -> None:
+def test_cells_of_the_notebook_print_the_shown_output(tmp_path: Path) -> None:
     text = notebook.NOTEBOOK.read_text(encoding="utf-8")
-    assert notebook.ran(text, tmp_path) == text, "run `python tests/support/notebook.py`"
+    assert notebook.update(text, tmp_path) == text, "run `python tests/support/notebook.py`"
 
 
-def test_what_is_made_is_made_anew() -> None:
-    assert architecture.PICTURE.read_text() == architecture.drawn(), "run `python tests/support/architecture.py`"
+def test_generated_pages_are_current() -> None:
+    assert architecture.PICTURE.read_text() == architecture.draw(), "run `python tests/support/architecture.py`"
     page = package_page.PAGE.read_text()
-    assert page == package_page.written(), "run `python tests/support/package_page.py`"
+    assert page == package_page.make_page(), "run `python tests/support/package_page.py`"
     assert not re.search(r"\]\((?!https?:)|<img", page)
     for document in operators.DOCUMENTS:
         text = document.read_text(encoding="utf-8")
-        assert operators.written(text) == text, "run `python tests/support/operators.py`"
+        assert operators.update(text) == text, "run `python tests/support/operators.py`"
         assert operators.TABLE.search(text)
 
 
-def test_the_tables_of_the_formats_are_those_of_the_schemas() -> None:
-    assert formats.written(FORMATS) == FORMATS, "run `python tests/support/formats.py`"
-    assert len(formats.TABLE.findall(FORMATS)) == 11
+def test_reference_of_commands_and_options_is_current() -> None:
+    remedy = "run `python tests/support/command_reference.py`"
+    assert command_reference.COMMANDS_PAGE.read_text(encoding="utf-8") == command_reference.make_commands_page(), remedy
+    assert command_reference.PLUGINS_PAGE.read_text(encoding="utf-8") == command_reference.make_plugins_page(), remedy
 
 
-def test_the_examples_of_the_formats_load(tmp_path: Path) -> None:
-    plan, mapping, artifact, manifest, _, _, log, profile = map(json.loads, blocks(FORMATS, "json"))
-    cluster, hosts = blocks(FORMATS, "toml")
+def test_tables_of_the_formats_match_the_schemas() -> None:
+    schemas = [path.name.removesuffix(".schema.json") for path in SCHEMAS.glob("*.schema.json")]
+    tables = [name for text in FORMATS.values() for _, name, _ in formats.TABLE.findall(text)]
+    assert sorted(tables) == sorted(schemas)
+    for name, text in FORMATS.items():
+        assert formats.update(text) == text, f"{name}.md: run `python tests/support/formats.py`"
+
+
+def test_examples_of_the_formats_load(tmp_path: Path) -> None:
+    plan, mapping, artifact, manifest, log, profile = (
+        json.loads(blocks(FORMATS[name], "json")[0])
+        for name in ("plan", "mapping", "artifact", "sockets-manifest", "run-log", "profile")
+    )
+    (cluster,), (hosts,) = blocks(FORMATS["platform"], "toml"), blocks(FORMATS["hosts"], "toml")
     platform = platform_from_toml(cluster)
     places = [hosts_from_toml(hosts).locate_device(device.name, device.host, "net") for device in platform.devices]
     assert [place.ssh_destination for place in places] == ["pi@192.168.1.10", "pi@192.168.1.11", "jetson", "jetson"]
     assert [device.can_compute for device in platform.devices] == [False, True, True, True]
-    validate(artifact, "artifact", "docs/formats.md")
-    validate(manifest, "manifest", "docs/formats.md")
-    validate(log, "run", "docs/formats.md")
-    validate(profile, "profile", "docs/formats.md")
+    validate(artifact, "artifact", "artifact.md")
+    validate(manifest, "manifest", "sockets-manifest.md")
+    validate(log, "run", "run-log.md")
+    validate(profile, "profile", "profile.md")
     result = compile(networks.build("lenet"), platform="rpi4x2", plan=plan_from_json(plan))
     assert result.metrics is not None and result.metrics.total_bytes > 0
     (tmp_path / "mapping.json").write_text(json.dumps(mapping))
@@ -195,8 +226,13 @@ def test_the_examples_of_the_formats_load(tmp_path: Path) -> None:
     assert mapped is not None and [parts[0].device for parts in mapped.layers.values()] == ["pi01"] * 5 + ["pi02"] * 3
 
 
-def test_the_examples_of_microcontrollers_have_the_keys_that_are_written(tmp_path: Path) -> None:
-    _, _, _, _, manifest, memory, *_ = map(json.loads, blocks(FORMATS, "json"))
+def test_platform_of_the_cluster_page_loads() -> None:
+    (cluster,) = blocks((DOCS / "use" / "cluster.md").read_text(encoding="utf-8"), "toml")
+    assert [device.host for device in platform_from_toml(cluster).devices] == ["pi01", "pi02", "nx"]
+
+
+def test_examples_of_microcontrollers_have_the_written_keys(tmp_path: Path) -> None:
+    manifest, memory = (json.loads(blocks(FORMATS[name], "json")[0]) for name in ("tflm-manifest", "tflm-memory"))
     compile(networks.build("lenet"), "nano33x2", "modnn", target="tflm", output=tmp_path / "out")
     for example, name in ((manifest, "nano01/manifest.json"), (memory, "memory.json")):
         written = json.loads((tmp_path / "out" / name).read_text())

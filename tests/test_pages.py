@@ -1,4 +1,4 @@
-"""The pages in docs/ that are read from top to bottom: what they show runs, in their order."""
+"""The pages of docs/, and the site that is built from them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,21 @@ from support.browser import browser
 from support.console import blocks
 from test_documents import check
 
-import dicompiler
-from dicompiler import plugin_api
 from dicompiler.cli.command_group import root
 from dicompiler.ir.platform import platform_from_toml
 from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
 
 ROOT = console.DOCUMENT.parent
 BELOW = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+TOPICS = ("regions", "costs", "onnx", "artifacts", "search", "utilities")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *BELOW]
 TUTORIAL = console.TUTORIAL.read_text(encoding="utf-8")
-WAY = (console.DOCUMENT.parent / "docs" / "how-it-works.md").read_text(encoding="utf-8")
-API = (console.DOCUMENT.parent / "docs" / "api.md").read_text(encoding="utf-8")
+HOW_IT_WORKS = (console.DOCS / "understand" / "how-it-works.md").read_text(encoding="utf-8")
+PYTHON_API = (console.DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+PUBLIC_MODULES = (
+    *("dicompiler", "dicompiler.networks", "dicompiler.testing", "dicompiler.plugin_api"),
+    *(f"dicompiler.plugin_api.{topic}" for topic in TOPICS),
+)
 
 
 @pytest.fixture
@@ -49,13 +52,13 @@ def boards(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-def test_the_network_of_the_tutorial_is_what_its_export_writes() -> None:
+def test_network_of_the_tutorial_is_the_one_that_its_export_writes() -> None:
     (code,) = blocks(TUTORIAL, "python")
     digest = hashlib.sha256(code.encode()).hexdigest()
     assert onnx.load(console.EXPORTED).producer_version == digest, "run tests/fixtures/torch/make.py"
 
 
-def test_the_commands_of_the_tutorial_print_what_it_shows(boards: Cluster, tmp_path: Path) -> None:
+def test_commands_of_the_tutorial_print_the_shown_output(boards: Cluster, tmp_path: Path) -> None:
     platform, hosts = blocks(TUTORIAL, "toml")
     for device in platform_from_toml(platform).devices:
         assert (
@@ -70,13 +73,14 @@ def test_the_commands_of_the_tutorial_print_what_it_shows(boards: Cluster, tmp_p
     assert (tmp_path / "measured" / "artifact.json").is_file()
 
 
-def test_the_program_that_follows_a_model_prints_what_the_page_shows(tmp_path: Path) -> None:
-    """All Python of the page is one program; what it prints stands in the block that follows each piece."""
-    assert console.run_python("".join(blocks(WAY, "python")), tmp_path) == "".join(blocks(WAY, "text"))
+def test_program_of_how_it_works_prints_the_shown_output(tmp_path: Path) -> None:
+    """All Python of the page is one program; the block after each piece shows its output."""
+    printed = console.run_python("".join(blocks(HOW_IT_WORKS, "python")), tmp_path)
+    assert printed == "".join(blocks(HOW_IT_WORKS, "text"))
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """The words of each `dicompiler …` that a page shows: in blocks that a shell reads, and in the text."""
+    """Return the words of each `dicompiler …` on a page, in shell blocks and in the text."""
     read = text + "".join("    " + line for block in blocks(text, "sh") for line in block.splitlines(keepends=True))
     shown = re.findall(r"^(?: {4}|\$ )(?:sudo )?dicompiler (\w.*)$", read, re.MULTILINE)
     shown += re.findall(r"`(?:sudo )?dicompiler (\w[^`]*)`", text)
@@ -98,13 +102,13 @@ def test_python_of_a_page_is_python_and_toml_loads() -> None:
         text = page.read_text(encoding="utf-8")
         for code in blocks(text, "python"):
             compile(textwrap.dedent(code), str(page), "exec")
-    hosts = blocks((ROOT / "docs" / "how-to" / "raspberry-pi.md").read_text(), "toml")[0]
+    hosts = blocks((console.DOCS / "use" / "boards.md").read_text(), "toml")[0]
     assert hosts_from_toml(hosts).locate_device("pi04", "pi04", "net").python == "dicompiler/bin/python"
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as strictly as can be: a link, picture or heading that is not there is an error."""
+    """The site, built in strict mode: a missing link target, picture or heading is an error."""
     place = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", ROOT / ".mkdocs.yml", "-d", place]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NO_MKDOCS_2_WARNING": "1"}
@@ -113,50 +117,67 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_the_site_has_all_pages_and_all_that_is_public(site: Path) -> None:
-    written = {path.stem for path in site.rglob("*.html")}
-    assert {path.stem for path in BELOW} - {"README", "package"} <= written
-    reference = (site / "api.html").read_text(encoding="utf-8")
-    for module in (dicompiler, plugin_api):
+def test_site_has_all_pages(site: Path) -> None:
+    pages = {path.relative_to(console.DOCS).with_suffix(".html") for path in console.DOCS.rglob("*.md")}
+    missing = {page for page in pages - {Path("package.html")} if not (site / page).is_file()}
+    assert not missing
+    places = {entry["location"] for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
+    assert {"index.html", "use/boards.html", "extend/strategy.html", "project/changelog.html"} <= places
+
+
+def test_site_documents_all_public_names(site: Path) -> None:
+    api_pages = (site / "reference" / "python.html", *(site / "reference" / "plugin-api").glob("*.html"))
+    reference = "".join(page.read_text(encoding="utf-8") for page in api_pages)
+    for module_name in PUBLIC_MODULES:
+        module = importlib.import_module(module_name)
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.isclass(value) or inspect.isroutine(value):
-                assert f'id="{value.__module__}.{value.__qualname__}"' in reference, name
-    places = {entry["location"] for entry in json.loads((site / "search" / "search_index.json").read_text())["docs"]}
-    assert {"index.html", "how-to/raspberry-pi.html", "plugins/strategy.html"} <= places
-    for module, summary in re.findall(r"^\| `(.+?)` \| (.+) \|$", API, re.MULTILINE):
-        assert summary == (inspect.getdoc(importlib.import_module(module)) or "").split("\n\n")[0].replace("\n", " ")
+                assert f'id="{module_name}.{name}"' in reference, name
 
 
-def test_the_site_can_be_read_on_a_phone_and_on_paper_and_asks_nobody_else(site: Path) -> None:
+def test_summaries_of_public_modules_are_those_of_their_docstrings() -> None:
+    index = (console.DOCS / "reference" / "plugin-api" / "index.md").read_text(encoding="utf-8")
+    summaries = dict(re.findall(r"^\| \[?`([\w.]+)`\S* \| (.+) \|$", PYTHON_API + index, re.MULTILINE))
+    assert summaries.keys() == set(PUBLIC_MODULES)
+    for module_name, summary in summaries.items():
+        docstring = inspect.getdoc(importlib.import_module(module_name)) or ""
+        assert summary == docstring.split("\n\n")[0].replace("\n", " "), module_name
+
+
+def test_site_fits_a_phone_and_paper_and_loads_nothing_from_elsewhere(site: Path) -> None:
+    narrow_pages = (
+        *("index", "project/comparison", "use/gallery", "gallery/pays"),
+        *(f"reference/{name}" for name in ("operators", "commands", "plugins", "troubleshooting", "python", "results")),
+        *("reference/formats/plan", "reference/formats/json-output", "reference/plugin-api/index"),
+    )
     with browser() as chromium:
-        for name in ("index", "operators", "formats", "troubleshooting", "peers", "api", "gallery", "gallery/pays"):
+        for name in narrow_pages:
             chromium.open(site / f"{name}.html", width=360, height=740)
             width = chromium.value("document.documentElement.scrollWidth")
             assert width <= 360, f"{name}: {width} px"
             assert not [url for url in chromium.requests() if not url.startswith(("file:", "data:", "blob:"))]
-        for name in ("index", "gallery"):
+        for name in ("index", "use/gallery"):
             chromium.open(site / f"{name}.html")
             assert chromium.pdf().startswith(b"%PDF")
-            assert chromium.value("[...document.images].every((one) => one.naturalWidth > 0)")
-        for name in ("index", "formats"):  # on paper nothing is cut off at the right
+            assert chromium.value("[...document.images].every((image) => image.naturalWidth > 0)")
+        for name in ("index", "reference/formats/plan", "reference/formats/profile"):  # nothing is cut off on paper
             chromium.open(site / f"{name}.html", width=720)
             chromium.call("Emulation.setEmulatedMedia", media="print")
-            wide = "[...document.querySelectorAll('article *')].filter((one) => one.scrollWidth > 720).length"
+            wide = "[...document.querySelectorAll('article *')].filter((node) => node.scrollWidth > 720).length"
             assert chromium.value(wide) == 0, name
 
 
-def test_the_gallery_shows_reports_as_they_are_written_today(tmp_path: Path) -> None:
-    """One is made anew, from the network on, and has the same bytes; each stands on the page with its picture."""
-    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
-    assert gallery.page("stream", tmp_path) == (gallery.PLACE / "stream.html").read_bytes(), (
-        "run tests/support/gallery.py"
-    )
+def test_gallery_shows_current_reports(tmp_path: Path) -> None:
+    """One report is created again and has the same bytes; each report is on the page, with its picture."""
+    text = (console.DOCS / "use" / "gallery.md").read_text(encoding="utf-8")
+    current = gallery.make_report("stream", tmp_path)
+    assert current == (gallery.PLACE / "stream.html").read_bytes(), "run tests/support/gallery.py"
     for name in gallery.CASES:
-        assert f"](gallery/{name}.html)" in text and f"](gallery/{name}.png)" in text
+        assert f"](../gallery/{name}.html)" in text and f"](../gallery/{name}.png)" in text
         assert (gallery.PLACE / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "</html>" in (gallery.PLACE / f"{name}.html").read_text(encoding="utf-8")[-20:]
 
 
-def test_the_picture_of_the_readme_is_a_drawing() -> None:
-    assert ElementTree.parse(ROOT / "docs" / "architecture.svg").getroot().tag.endswith("svg")
+def test_picture_of_the_readme_is_an_svg() -> None:
+    assert ElementTree.parse(console.DOCS / "architecture.svg").getroot().tag.endswith("svg")

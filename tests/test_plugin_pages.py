@@ -1,4 +1,4 @@
-"""docs/plugins: a page for each hook, whose code is that of tests/plugin_example and whose tests run as they stand."""
+"""docs/extend: a page for each hook, with the code of tests/plugin_example and tests that run."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from dicompiler.plugin import hookspecs
 from dicompiler.plugin.registry import PLUGIN_KINDS
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "plugins").glob("*.md"))}
-INDEX = PAGES["README.md"]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(acme_pages.PAGES.glob("*.md"))}
+INDEX = PAGES["index.md"]
 ROWS = re.findall(r"^\| [^|]+ \| `(\w+)` \| \[[\w.-]+\]\(([\w.-]+)\) \| `(\w+)` \|$", INDEX, re.MULTILINE)
 HOOKS = sorted(name for name, value in vars(hookspecs).items() if hasattr(value, f"{hookspecs.PLUGGY_PROJECT}_spec"))
 
 
 def page_tests(page: str) -> dict[str, str]:
-    """The blocks of a page that are tests, by file name."""
+    """Return the blocks of a page that are tests, by file name."""
     blocks = acme_pages.python_blocks(PAGES[page])
     return {name: code for name, code in blocks.items() if name.startswith("test_")}
 
 
-def test_every_hook_has_a_page_a_check_and_a_part_in_the_example() -> None:
+def test_every_hook_has_a_page_a_check_and_an_example() -> None:
     assert sorted(hook for hook, _, _ in ROWS) == HOOKS == sorted(kind.hook for kind in PLUGIN_KINDS.values())
-    assert {page for _, page, _ in ROWS} == {*PAGES} - {"README.md"}
+    assert {page for _, page, _ in ROWS} == {*PAGES} - {"index.md"}
     checks = {kind.hook: testing.CHECKS[name].__name__ for name, kind in PLUGIN_KINDS.items()}
-    hooks_of_the_example = acme_pages.EXAMPLE.joinpath("acme_dicompiler", "__init__.py").read_text()
+    example_hooks = acme_pages.EXAMPLE.joinpath("acme_dicompiler", "__init__.py").read_text()
     for hook, page, check in ROWS:
         assert check == checks[hook]
         assert check in testing.__all__
-        assert f"def {hook}(" in hooks_of_the_example
+        assert f"def {hook}(" in example_hooks
         assert any(f"{check}(" in code for code in page_tests(page).values())
 
 
-def test_the_pages_show_the_files_of_the_example() -> None:
+def test_pages_show_the_files_of_the_example() -> None:
     for name, text in PAGES.items():
-        assert acme_pages.written(text) == text, f"{name}: run `python tests/support/acme_pages.py`"
+        assert acme_pages.update(text) == text, f"{name}: run `python tests/support/acme_pages.py`"
     shown = {name for text in PAGES.values() for name in acme_pages.python_blocks(text) if "/" in name}
     package = acme_pages.EXAMPLE / "acme_dicompiler"
     assert shown == {f"acme_dicompiler/{path.name}" for path in package.glob("*.py")}
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_tests_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> None:
+def test_tests_of_a_page_run(page: str, tmp_path: Path) -> None:
     found = page_tests(page)
     assert found
     for name, code in found.items():
@@ -63,13 +63,13 @@ def test_the_tests_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_links_of_a_page_lead_somewhere(page: str) -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", PAGES[page])
-    assert all((ROOT / "docs" / "plugins" / link).is_file() for link in links)
-    assert page != "README.md" or len(links) == len(HOOKS)
+def test_links_of_a_page_exist(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[page])
+    assert all((acme_pages.PAGES / link).is_file() for link in links)
+    assert page != "index.md" or len([link for link in links if "/" not in link]) == len(HOOKS)
 
 
-def test_the_pages_say_the_version_and_the_groups_that_are_in_force() -> None:
+def test_pages_state_the_current_hook_version_and_entry_point_groups() -> None:
     assert f"`dicompiler_api = {hookspecs.API_VERSION}`" in INDEX
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     assert all(f"group `{group}`" in "".join(PAGES.values()) for group in points)

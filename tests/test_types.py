@@ -1,4 +1,4 @@
-"""The Python that README.md and docs/tutorial.md show passes type checkers in their strict modes."""
+"""The Python that README.md and docs/start/tutorial.md show passes type checkers in their strict modes."""
 
 from __future__ import annotations
 

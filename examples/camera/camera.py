@@ -1,9 +1,9 @@
-"""Classifies a camera's pictures on several devices: raw RGB comes in on stdin, a line for each picture goes out.
+"""Classify a camera's pictures on several devices: read raw RGB from stdin, print a line per picture.
 
     ffmpeg -f v4l2 -i /dev/video0 -vf scale=224:224 -pix_fmt rgb24 -f rawvideo - | python camera.py build
 
-`build` is what `dicompiler compile` wrote, for a network with one input of 1x3xHxW. Pictures that come while the
-devices are busy are dropped, but for the newest: what is classified is never old. `--every` classifies all.
+`build` is an artifact of `dicompiler compile` for a network with one input of 1x3xHxW. Pictures that arrive while the
+devices are busy are dropped, except the newest, so that results are up to date. `--every` classifies all pictures.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import dicompiler
 
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
-"""Of ImageNet, which most classifiers were trained on; those of your network may differ."""
+"""Mean and standard deviation of ImageNet, per channel; replace them if your network was trained on other data."""
 
 
 def pictures(stream: BinaryIO, height: int, width: int, every: bool) -> Iterator[np.ndarray]:
-    """The pictures of a stream as float32 of 1x3xHxW: all of them, or the newest each time that one is asked for."""
+    """Yield the pictures of a stream as float32 of 1x3xHxW: all of them, or the newest at each request."""
     waiting: queue.Queue[bytes] = queue.Queue()
 
     def read() -> None:
@@ -44,17 +44,17 @@ def pictures(stream: BinaryIO, height: int, width: int, every: bool) -> Iterator
 
 
 def main() -> None:
-    """Prints number, class and seconds since the start for each picture."""
+    """Print number, class and seconds since the start for each picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("directory", type=Path, help="what dicompiler compile wrote")
+    parser.add_argument("directory", type=Path, help="the artifact of dicompiler compile")
     parser.add_argument("--size", default="224x224", help="height x width of a picture")
-    parser.add_argument("--input", default="input", help="the network's input")
+    parser.add_argument("--input", default="input", help="name of the network's input")
     parser.add_argument("--every", action="store_true", help="drop no picture")
     options = parser.parse_args()
     height, width = map(int, options.size.split("x"))
     start = time.monotonic()
     with dicompiler.connect(options.directory) as session:
-        frames = ({options.input: one} for one in pictures(sys.stdin.buffer, height, width, options.every))
+        frames = ({options.input: picture} for picture in pictures(sys.stdin.buffer, height, width, options.every))
         for number, outputs in enumerate(session.stream(frames)):
             (scores,) = outputs.values()
             print(number, scores.argmax(), f"{time.monotonic() - start:.2f}", flush=True)

@@ -1,4 +1,4 @@
-# Builds for boards of 64-bit ARM with Debian's cross compiler (g++-aarch64-linux-gnu).
+# Toolchain file for 64-bit ARM boards with Debian's cross compiler (g++-aarch64-linux-gnu).
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)

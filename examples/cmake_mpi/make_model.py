@@ -1,6 +1,6 @@
-"""Writes what this example compiles and runs: `python3 make_model.py lenet.onnx digit.npz`.
+"""Create the model and the input of this example: `python3 make_model.py lenet.onnx digit.npz`.
 
-Nothing goes in; a LeNet with seeded random weights comes out, and one input for it. Your project has its own model.
+The model is LeNet with seeded random weights. Replace it by your own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ import onnx
 
 from dicompiler.networks import build
 
-model, inputs = sys.argv[1:]
-onnx.save(build("lenet"), model)
-np.savez(inputs, input=np.random.default_rng(0).standard_normal((1, 1, 32, 32)).astype(np.float32))
+model_path, inputs_path = sys.argv[1:]
+onnx.save(build("lenet"), model_path)
+np.savez(inputs_path, input=np.random.default_rng(0).standard_normal((1, 1, 32, 32)).astype(np.float32))

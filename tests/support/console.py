@@ -1,7 +1,7 @@
-"""The commands that README.md, docs/guide.md and docs/tutorial.md show, with what they print.
-`python tests/support/console.py` runs them and writes that anew.
+"""Insert the output of commands into README.md and the pages of docs/ that show commands: `python
+tests/support/console.py`.
 
-In: the document, a directory to work in. Out: each command with its real output; the document with them.
+    pages, an empty directory ⇒ pages with the current output of their commands
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCUMENT = Path(__file__).parents[2] / "README.md"
-GUIDE = DOCUMENT.parent / "docs" / "guide.md"
-"""It goes on in the directory in which the README's commands ran."""
-TUTORIAL = DOCUMENT.parent / "docs" / "tutorial.md"
+DOCS = DOCUMENT.parent / "docs"
+GUIDES = tuple(DOCS / "use" / name for name in ("strategies.md", "report.md", "manual-plans.md"))
+"""Pages whose commands continue in the directory in which the README's commands ran, in this order."""
+TUTORIAL = DOCS / "start" / "tutorial.md"
 EXPORTED = Path(__file__).parents[1] / "fixtures" / "torch" / "tutorial.onnx"
 """What the tutorial's `export.py` writes; fixtures/torch/make.py ran it."""
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -90,8 +91,8 @@ def tutorial_files(text: str, directory: Path) -> None:
 
 
 def main() -> None:
-    """Writes the documents anew."""
-    for documents in ((DOCUMENT, GUIDE), (TUTORIAL,)):
+    """Update all pages."""
+    for documents in ((DOCUMENT, *GUIDES), (TUTORIAL,)):
         with tempfile.TemporaryDirectory() as temporary:
             for document in documents:
                 text = document.read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
-"""The reports of docs/gallery.md. `python tests/support/gallery.py` makes them anew (as root: it emulates boards).
+"""Create the reports of docs/use/gallery.md: `python tests/support/gallery.py` (as root, because it emulates boards).
 
-In: networks with seeded weights, built-in platforms. Out: docs/gallery/NAME.html, as `dicompiler report` writes it, and
-NAME.png, what a browser shows of it first.
+networks with seeded weights, built-in platforms ⇒ docs/gallery/NAME.html and a picture of its top, NAME.png
 """
 
 from __future__ import annotations
@@ -20,13 +19,20 @@ from dicompiler.cli import main as dicompiler
 from dicompiler.networks import build
 
 PLACE = Path(__file__).parents[2] / "docs" / "gallery"
-WIDTH, HEIGHT, COLOURS = 1080, 960, 64
+WIDTH_PX, HEIGHT_PX, COLOUR_COUNT = 1080, 960, 64
 
 
 @dataclass(frozen=True)
 class Case:
-    """A network on a platform. command: what compiles or explores it, with its options. frames: how many are emulated,
-    whose log the report shows; compared: strategies whose table it shows."""
+    """A network on a platform.
+
+    Attributes:
+        network: Name of a built-in network.
+        platform: Name of a built-in platform.
+        command: The command that compiles or explores it, with its options.
+        frames: Number of emulated frames whose log the report shows; 0: no emulation.
+        compared: Strategies in the report's table, separated by commas.
+    """
 
     network: str
     platform: str
@@ -43,17 +49,18 @@ CASES = {
 }
 
 
-def page(name: str, place: Path) -> bytes:
-    """The report of a case, made in a directory that is empty."""
+def make_report(name: str, directory: Path) -> bytes:
+    """Return the HTML report of a case, created in an empty directory."""
     case = CASES[name]
-    model, made, log, report = place / f"{case.network}.onnx", place / name, place / "run.json", place / "report.html"
+    model, artifact = directory / f"{case.network}.onnx", directory / name
+    log, report = directory / "run.json", directory / "report.html"
     onnx.save(build(case.network), model)
-    _run(*case.command, model, "--platform", case.platform, "-o", made)
-    more: list[object] = ["--strategies", case.compared] if case.compared else []
+    _run(*case.command, model, "--platform", case.platform, "-o", artifact)
+    report_options: list[object] = ["--strategies", case.compared] if case.compared else []
     if case.frames:
-        _run("emulate", made, "--frames", case.frames, "--log", log)
-        more += ["--log", log]
-    _run("report", made, *more, "-o", report)
+        _run("emulate", artifact, "--frames", case.frames, "--log", log)
+        report_options += ["--log", log]
+    _run("report", artifact, *report_options, "-o", report)
     return report.read_bytes()
 
 
@@ -63,24 +70,24 @@ def _run(*words: object) -> None:
         raise SystemExit(f"gallery.py: dicompiler {' '.join(map(str, words))}: exit code {code}")
 
 
-def pictures() -> Iterator[tuple[str, bytes]]:
-    """Of each report that is there what a browser shows first, in few colours."""
+def make_pictures() -> Iterator[tuple[str, bytes]]:
+    """Yield the name of each existing report, and a PNG of its top in few colours."""
     with browser() as chromium:
         for name in CASES:
-            chromium.open(PLACE / f"{name}.html", WIDTH, HEIGHT)
-            shown = Image.open(io.BytesIO(chromium.screenshot(whole=False))).convert("RGB").quantize(COLOURS)
-            written = io.BytesIO()
-            shown.save(written, "PNG", optimize=True)
-            yield name, written.getvalue()
+            chromium.open(PLACE / f"{name}.html", WIDTH_PX, HEIGHT_PX)
+            screenshot = Image.open(io.BytesIO(chromium.screenshot(whole=False)))
+            png = io.BytesIO()
+            screenshot.convert("RGB").quantize(COLOUR_COUNT).save(png, "PNG", optimize=True)
+            yield name, png.getvalue()
 
 
 def main() -> None:
-    """Makes all of them."""
+    """Create all reports and pictures."""
     PLACE.mkdir(exist_ok=True)
     for name in CASES:
-        with tempfile.TemporaryDirectory() as place:
-            (PLACE / f"{name}.html").write_bytes(page(name, Path(place)))
-    for name, picture in pictures():
+        with tempfile.TemporaryDirectory() as temporary:
+            (PLACE / f"{name}.html").write_bytes(make_report(name, Path(temporary)))
+    for name, picture in make_pictures():
         (PLACE / f"{name}.png").write_bytes(picture)
 
 

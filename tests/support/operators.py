@@ -1,7 +1,7 @@
-"""The tables of docs/operators.md and their summary in README.md, made from the rules. `python
-tests/support/operators.py` writes them anew.
+"""Generate the tables of docs/reference/operators.md, and their summary in README.md: `python
+tests/support/operators.py`.
 
-In: the built-in rules and a document. Out: the document with its tables as they should be.
+    built-in operator rules, pages ⇒ pages with current tables
 """
 
 from __future__ import annotations
@@ -18,52 +18,45 @@ from dicompiler.operators import builtin_rules
 from dicompiler.plugin_api import OperatorRule
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "docs" / "operators.md", ROOT / "README.md")
+DOCUMENTS = (ROOT / "docs" / "reference" / "operators.md", ROOT / "README.md")
 TABLE = re.compile(r"(<!-- operators (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def written(text: str) -> str:
-    """The document's text with every table made anew."""
-    return TABLE.sub(lambda match: match[1] + _made(match[2]) + match[3], text)
+def update(text: str) -> str:
+    """Return a page's text with current tables."""
+    return TABLE.sub(lambda match: match[1] + _make_block(match[2]) + match[3], text)
 
 
-def _made(what: str) -> str:
-    return summary() if what == "summary" else table(what == "cut")
+def _make_block(kind: str) -> str:
+    return summary() if kind == "summary" else table(kind == "cut")
 
 
 def summary() -> str:
-    """How many there are of each kind."""
+    """Return the numbers of operators of each kind, as text."""
     rules = list(builtin_rules())
-    kinds = {
-        "element by element": sum(rule.is_elementwise for rule in rules),
-        "by a rule of their own": sum(rule.can_cut and not rule.is_elementwise for rule in rules),
-        "by partial sums as well": sum(rule.reduction_length is not None for rule in rules),
-    }
-    cut = sum(rule.can_cut for rule in rules)
-    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    split = [rule for rule in rules if rule.can_cut]
+    elementwise = sum(rule.is_elementwise for rule in split)
+    partial_sums = sum(rule.reduction_length is not None for rule in rules)
     return (
-        f"{cut} operators are cut ({told}); {len(rules) - cut} more are\ncomputed whole and counted. Any other that"
-        " onnxruntime runs is computed whole, on one device.\n"
+        f"{len(split)} operators can be split: {elementwise} are element-wise, {len(split) - elementwise} have their"
+        f" own rule.\n{partial_sums} of these also allow partial sums. {len(rules) - len(split)} further operators are"
+        " computed whole with a\nknown cost. All other operators that onnxruntime runs are computed whole too.\n"
     )
 
 
 def table(cut: bool) -> str:
-    """The Markdown table of the operators that can be cut, or of those that are computed whole but counted: a row for
-    each way."""
+    """Return the Markdown table of the operators that can be split, or of those that are computed whole and counted."""
     rules = [rule for rule in builtin_rules() if rule.can_cut == cut]
-    head = "| operators | how it is cut | partial sums | counted as |" if cut else "| operators | counted as |"
+    head = "| operators | how it is split | partial sums | counted as |" if cut else "| operators | counted as |"
     return "\n".join([head, re.sub(r"[^|]+", "---", head), *_rows(rules, cut)]) + "\n"
 
 
 def _rows(rules: list[OperatorRule], cut: bool) -> Iterator[str]:
-    def way(rule: OperatorRule) -> tuple[str, ...]:
-        sums = (
-            "element by element" if rule.is_elementwise else _said(rule.piece),
-            "yes" if rule.reduction_length else "",
-        )
-        return (*(sums if cut else ()), _said(rule.cost))
+    def cells_of(rule: OperatorRule) -> tuple[str, ...]:
+        split = "element-wise" if rule.is_elementwise else _summary(rule.piece)
+        return (*((split, "yes" if rule.reduction_length else "") if cut else ()), _summary(rule.cost))
 
-    for cells, group in groupby(sorted(rules, key=lambda rule: (way(rule), _name(rule))), way):
+    for cells, group in groupby(sorted(rules, key=lambda rule: (cells_of(rule), _name(rule))), cells_of):
         yield f"| {', '.join(map(_name, group))} | {' | '.join(cells)} |"
 
 
@@ -71,8 +64,8 @@ def _name(rule: OperatorRule) -> str:
     return f"`{rule.domain}.{rule.op}`" if rule.domain else f"`{rule.op}`"
 
 
-def _said(function: Callable[..., Any]) -> str:
-    """The first paragraph of a function's docstring on one line."""
+def _summary(function: Callable[..., Any]) -> str:
+    """Return the first paragraph of a function's docstring on one line."""
     function = function.func if isinstance(function, partial) else function
     text = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
     return text.rstrip(".")
@@ -80,4 +73,4 @@ def _said(function: Callable[..., Any]) -> str:
 
 if __name__ == "__main__":
     for document in DOCUMENTS:
-        document.write_text(written(document.read_text(encoding="utf-8")), encoding="utf-8")
+        document.write_text(update(document.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,7 +1,6 @@
-"""The page of the package index: README.md without what leads into the repository, whose address it cannot know.
-`python tests/support/package_page.py` writes it.
+"""Generate the page for the package index: `python tests/support/package_page.py`.
 
-In: README.md. Out: docs/package.md, in which every link is a whole address.
+README.md ⇒ docs/package.md, without links into the repository, whose address is unknown
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "package.md"
 
 
-def written() -> str:
-    """The page's text."""
+def make_page() -> str:
+    """Return the page's text."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"^!\[.*\n\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
-    return text.replace("in a clone of this repository", "in its source (the sdist has all pages, examples and tests)")
+    source = "In the source (the sdist has all pages, examples and tests)"
+    return re.sub(r"In a clone of this\s+repository", source, text)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(), encoding="utf-8")
+    PAGE.write_text(make_page(), encoding="utf-8")

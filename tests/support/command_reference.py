@@ -1,0 +1,139 @@
+"""Generate docs/reference/commands.md and docs/reference/plugins.md: `python tests/support/command_reference.py`.
+
+click commands, `dicompiler list KIND --json` ⇒ Markdown pages
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dicompiler.cli.command_group import COMMANDS, root
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+COMMANDS_PAGE = REFERENCE / "commands.md"
+PLUGINS_PAGE = REFERENCE / "plugins.md"
+COMMAND_GROUPS = (
+    ("Compile and decide", ("compile", "plan", "compare", "explore", "simulate", "opt")),
+    ("Run and verify", ("run", "verify", "emulate", "deploy", "status", "keys", "report", "demo")),
+    ("Measure", ("profile", "calibrate")),
+    ("Look up", ("list",)),
+)
+PLUGIN_KINDS = (
+    ("strategies", "Strategies", "--strategy 'NAME{option=value …}'"),
+    ("passes", "Passes", "dicompiler opt -p 'NAME{option=value …},NAME'"),
+    ("targets", "Targets", "--target 'NAME{option=value …}'"),
+    ("cost-models", "Cost models", "--cost 'NAME{option=value …}'"),
+)
+EXIT_CODES = """## Exit codes
+
+| code | meaning |
+|---|---|
+| 0 | success |
+| 1 | an error in the input or during compilation, a failed run, or a failed check |
+| 2 | wrong usage of a command |
+| 70 | an internal error |
+
+Results go to stdout, diagnostics to stderr. `--debug` prints a traceback with every error.
+
+## Environment variables
+
+| variable | meaning |
+|---|---|
+| `DICOMPILER_PLUGINS` | the third-party plugins to load, separated by commas; empty: none |
+| `DICOMPILER_TOKEN` | the token of a run without keys, for devices that you start by hand |
+| `ORT_DISABLE_TELEMETRY` | set to 1 by dicompiler unless you set it |
+"""
+
+
+def make_commands_page() -> str:
+    """Return the page with all commands and their options."""
+    intro = "# Command line\n\n`dicompiler COMMAND --help` prints these texts too.\n"
+    return "\n".join([intro, *_command_index(), *_command_sections(), EXIT_CODES])
+
+
+def _command_index() -> Iterator[str]:
+    assert sorted(name for _, names in COMMAND_GROUPS for name in names) == sorted(COMMANDS)
+    yield "| command | purpose |"
+    yield "|---|---|"
+    for _, names in COMMAND_GROUPS:
+        for name in names:
+            yield f"| [`{name}`](#{name}) | {COMMANDS[name].rstrip('.')} |"
+    yield ""
+
+
+def _command_sections() -> Iterator[str]:
+    for title, names in COMMAND_GROUPS:
+        yield f"## {title}\n"
+        for name in names:
+            yield _command_section(name)
+
+
+def _command_section(name: str) -> str:
+    context = click.Context(root, info_name="dicompiler")
+    command = root.get_command(context, name)
+    assert command is not None
+    own_context = click.Context(command, info_name=name, parent=context)
+    usage = " ".join(command.collect_usage_pieces(own_context))
+    options = [param for param in command.get_params(own_context) if isinstance(param, click.Option)]
+    records = [option.get_help_record(own_context) for option in options]
+    rows = [f"| {_code(left)} | {_cell(right)} |" for left, right in filter(None, records)]
+    text = (command.help or "").replace("\b", "").strip()
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    table = "\n".join(["| option | meaning |", "|---|---|", *rows])
+    return f"### {name}\n\n    dicompiler {name} {usage}\n\n" + "\n\n".join(paragraphs) + f"\n\n{table}\n"
+
+
+def make_plugins_page() -> str:
+    """Return the page with the options of all built-in strategies, passes, targets and cost models."""
+    parts = [
+        "# Strategies, passes, targets and cost models\n\nThis page lists the built-in ones; installed plugins can add"
+        " more. Give options in braces, and separate the values of a list by commas:"
+        " `'tile-height{layers=conv1,conv2 parts=4}'`. `dicompiler list KIND NAME` prints the same.\n"
+    ]
+    for kind, title, usage in PLUGIN_KINDS:
+        parts.append(f"## {title}\n\n    {usage}\n")
+        parts += [_plugin_section(record) for record in _list(kind)]
+    return "\n".join(parts)
+
+
+def _plugin_section(record: dict[str, Any]) -> str:
+    rows = [
+        f"| `{option['name']}` | {_code(option['type'])} | {_default(option['default'])} | {_cell(option['help'])} |"
+        for option in record["options"]
+    ]
+    table = "\n".join(["", "| option | type | default | meaning |", "|---|---|---|---|", *rows, ""]) if rows else ""
+    return f"### {record['name']}\n\n{record['summary']}\n{table}"
+
+
+def _list(kind: str) -> list[dict[str, Any]]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DICOMPILER_PLUGINS": ""}
+    command = [sys.executable, "-m", "dicompiler.cli", "list", kind, "--json"]
+    records: list[dict[str, Any]] = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
+    return records
+
+
+def _default(default: str | None) -> str:
+    if default is None:
+        return "required"
+    return _code(default) if default else ""
+
+
+def _code(text: str) -> str:
+    return "`" + text.replace("|", "\\|") + "`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    COMMANDS_PAGE.write_text(make_commands_page(), encoding="utf-8")
+    PLUGINS_PAGE.write_text(make_plugins_page(), encoding="utf-8")
