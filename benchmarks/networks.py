@@ -78,7 +78,7 @@ def table_row(name: str) -> str:
 
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(ALL_NETWORKS))
-@click.option("--write", is_flag=True, help="Put the rows into docs/reference/networks.md; rows of other networks stay.")
+@click.option("--write", is_flag=True, help="Update docs/reference/networks.md; rows of other networks stay.")
 @click.option("--here", is_flag=True, hidden=True)
 def main(names: Sequence[str], write: bool, here: bool) -> None:
     if here:
