@@ -56,8 +56,9 @@ def _make_link(match: re.Match[str], page_path: str) -> str:
 
 
 def _make_reference(match: re.Match[str]) -> str:
-    """Return a mkdocstrings directive for each public class and function of a module."""
+    """Return a mkdocstrings directive for each public function and class of a module, functions first."""
     module = import_module(match[1])
     values = {name: getattr(module, name) for name in module.__all__}
-    documented = [name for name, value in values.items() if isinstance(value, type) or isroutine(value)]
+    functions = [name for name, value in values.items() if isroutine(value)]
+    documented = functions + [name for name, value in values.items() if isinstance(value, type)]
     return "\n\n".join(f"::: {match[1]}.{name}" for name in documented)
