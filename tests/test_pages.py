@@ -106,6 +106,24 @@ def test_python_of_a_page_is_python_and_toml_loads() -> None:
     assert hosts_from_toml(hosts).locate_device("pi04", "pi04", "net").python == "dicompiler/bin/python"
 
 
+MAX_WORDS_PER_1000 = {"what": 2.0, "who|whom|whose": 0.5, "where": 2.0, "anew|beside|nobody": 0.5, "told|tells": 0.2}
+"""Words that often stand for a missing noun or verb, and their allowed rate over all pages."""
+
+
+def test_pages_name_things_instead_of_paraphrasing_them() -> None:
+    text = "".join(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL) for page in PAGES)
+    word_count = len(text.split())
+    for words, max_rate in MAX_WORDS_PER_1000.items():
+        rate = 1000 * len(re.findall(rf"\b(?:{words})\b", text, re.IGNORECASE)) / word_count
+        assert rate < max_rate, f"{words}: {rate:.1f} per 1000 words"
+
+
+def test_changes_are_one_short_bullet_each() -> None:
+    changes = re.findall(r"^- (.*(?:\n  .*)*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(changes) > 50
+    assert not [change for change in changes if len(change.split()) > 25]
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built in strict mode: a missing link target, picture or heading is an error."""
