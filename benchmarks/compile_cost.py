@@ -39,7 +39,10 @@ LIMITS = {
     "resnet101": Limit(1.8, 11.9, 899),
     "densenet121": Limit(2.0, 2.3, 205),
 }
-PHASES = ("start", "load", "normalise", "infer-shapes", "form-layers", "decide", "partition", "cut", "emit", "rest")
+PHASES = (
+    "start", "load", "normalise", "infer-shapes", "form-layers", "make_plan", "partition", "build_program",
+    "write_artifact", "rest",
+)  # fmt: skip
 
 # Runs `dicompiler compile` with a clock around the phases; the measured process itself runs without it.
 _CLOCKED = """
@@ -62,10 +65,10 @@ def clocked(place, attribute, name):
             spent[key] = spent.get(key, 0.0) + took - inner[0]
             inner[0] = outer + took
     setattr(place, attribute, call)
-clocked(passes, "_run_one", None)
-for attribute in ("decide", "predicted", "emit"):
+clocked(passes, "_run_pass", None)
+for attribute in ("make_plan", "add_metrics", "write_artifact"):
     clocked(compiler, attribute, attribute)
-clocked(lowering, "cut", "cut")
+clocked(lowering, "build_program", "build_program")
 load = compiler.Model.load
 clocked(compiler.Model, "load", "load")
 spent["start"] = now()

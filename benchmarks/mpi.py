@@ -29,7 +29,7 @@ from support.splits import ALL, Case, splits
 import dicompiler
 from dicompiler import networks
 from dicompiler.driver.artifact import install, run
-from dicompiler.driver.compiler import choose_plan
+from dicompiler.driver.compiler import run_strategy
 from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir import plan
 from dicompiler.ir.onnx.model import Model
@@ -207,7 +207,7 @@ def matrix(names: Sequence[str], kinds: Sequence[str], counts: Sequence[int]) ->
     for name, count in itertools.product(names, counts):
         case = Case.of(networks.build(name), count)
         single = registry().make("strategies", "single")
-        plans = [("single", choose_plan(make_problem(case.compilation), single, None))] if count == 1 else []
+        plans = [("single", run_strategy(make_problem(case.compilation), single))] if count == 1 else []
         if count > 1:
             plans += [(one.kind, case.plan(one)) for one in splits(case.layers, kinds, sets=1, devices=count)]
         for kind, chosen in plans:

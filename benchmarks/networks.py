@@ -19,8 +19,7 @@ from pathlib import Path
 import click
 
 import dicompiler
-from dicompiler import networks
-from dicompiler.driver.compiler import CompileResult
+from dicompiler import CompileResult, networks
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.onnx.model import Model

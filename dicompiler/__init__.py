@@ -1,11 +1,11 @@
-"""dicompiler: splits a trained ONNX network over a cluster of edge devices, and proves that the parts compute the same.
+"""dicompiler splits a trained ONNX network over a cluster of edge devices, and verifies the result.
 
     result = dicompiler.compile("model.onnx", platform="rpi4x4", strategy="modnn", target="sockets", output="build")
     result.plan, result.program, result.metrics, result.artifacts; result.verify()
     dicompiler.run("build").outputs
     with dicompiler.connect("build") as session: session.infer({"input": array})
 
-Everything here is imported when it is first used, so that `dicompiler --help` stays quick.
+All names are imported on first use, so that `dicompiler --help` is fast.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-# onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before it is imported.
+# onnxruntime 1.32 stores an identifier of the device and reports its use, unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
+    from dicompiler.driver.compile_options import CompileOptions
     from dicompiler.driver.compile_result import CompileResult
     from dicompiler.driver.compiler import compile
     from dicompiler.driver.executors import open_executor
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
+    "CompileOptions": "driver.compile_options",
     "CompileResult": "driver.compile_result",
     "DicompilerError": "base.errors",
     "Model": "ir.onnx.model",
@@ -51,6 +53,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "CompileOptions",
     "CompileResult",
     "DicompilerError",
     "Model",
@@ -72,7 +75,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name on first use (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     from importlib import import_module
 
     value: Any

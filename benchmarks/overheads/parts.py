@@ -17,8 +17,7 @@ import onnxruntime as ort
 from support.cpp_copies import prepared
 
 import dicompiler
-from dicompiler import networks
-from dicompiler.driver.compiler import CompileResult
+from dicompiler import CompileResult, networks
 from dicompiler.ir.onnx.weights import Weight, is_placeholder
 from dicompiler.ir.program import Program, Segment
 from dicompiler.partition.annotations import read_annotation

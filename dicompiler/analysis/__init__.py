@@ -1,1 +1,1 @@
-"""Comparison of strategies, Pareto exploration, explanations and prediction errors."""
+"""Analysis of plans and runs: comparison, exploration, explanation, prediction error."""

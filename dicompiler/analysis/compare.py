@@ -1,6 +1,6 @@
-"""Strategies side by side: each one's plan for the same problem, evaluated by the same simulator.
+"""Comparison of strategies: their plans for one problem, evaluated by the same simulator.
 
-Problem + strategies → Comparison: metrics, search times, the bound, and what holds the best plan back.
+Problem + strategies ⇒ Comparison
 """
 
 from __future__ import annotations
@@ -23,8 +23,16 @@ from dicompiler.search.strategy import Strategy
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """What one strategy came to. seconds: of its search. error: why it has no plan that can be carried out ('' where it
-    has). losses: what its plans for losses come to, see `search.losses.loss_metrics`."""
+    """The plan of one strategy.
+
+    Attributes:
+        strategy: The strategy, with its options.
+        search_s: Seconds of the search.
+        plan: None if it has no valid plan.
+        metrics: Simulated metrics of the plan.
+        error: Reason why it has no valid plan; empty if it has one.
+        failures: Metrics of its failure plans, see `search.failure_cases.failure_metrics`.
+    """
 
     strategy: str
     search_s: float
@@ -35,14 +43,20 @@ class StrategyResult:
 
     @property
     def worst_failure(self) -> FailureMetrics | None:
-        """The loss with which a frame takes longest; None where none is covered."""
-        return max(self.failures[1:], key=lambda loss: loss.metrics.latency_s, default=None)
+        """The failure with the longest latency; None if there is no failure plan."""
+        return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """rows: in the order in which the strategies were given. single: the best single device. bound: what no plan can
-    beat, None where the objective has no bound."""
+    """Results of several strategies for one problem.
+
+    Attributes:
+        problem: The problem.
+        results: The results, in the order of the strategies.
+        single_device: Metrics of the best single device.
+        lower_bound: Lower bound of the objective for all plans; None if the objective has none.
+    """
 
     problem: Problem
     results: tuple[StrategyResult, ...]
@@ -51,18 +65,18 @@ class Comparison:
 
     @property
     def best(self) -> StrategyResult | None:
-        """The row with the least value of the objective, the first of equals; None where no strategy has a plan."""
-        planned = [row for row in self.results if row.metrics is not None]
-        return min(planned, key=lambda row: self.objective_value(row), default=None)
+        """The first result with the least value of the objective; None if no strategy has a plan."""
+        valid = [result for result in self.results if result.metrics is not None]
+        return min(valid, key=self.objective_value, default=None)
 
-    def objective_value(self, row: StrategyResult) -> float:
-        """The row's value of the objective."""
-        assert row.metrics is not None
-        return row.metrics.objective_value(self.problem.objective)
+    def objective_value(self, result: StrategyResult) -> float:
+        """Return the value of the objective for a result with a plan."""
+        assert result.metrics is not None
+        return result.metrics.objective_value(self.problem.objective)
 
     @property
     def bottleneck(self) -> str:
-        """What holds the best plan back, in words: a device, a line, or waiting."""
+        """Description of the best plan's bottleneck; empty if no strategy has a plan."""
         best, problem = self.best, self.problem
         if best is None or best.metrics is None:
             return ""
@@ -75,27 +89,34 @@ def compare(
     progress: Callable[[str], None] | None = None,
     tolerate_failures: int | str | FailureSelection = 0,
 ) -> Comparison:
-    """Every strategy's plan, simulated; `tell` is told whose turn it is. One that fails is a row with an error.
-    survive: the losses that each is to have plans for, see `driver.compiler.compile`."""
-    wanted = FailureSelection.parse(tolerate_failures)
-    wanted.check_platform(problem.platform)
-    rows = []
+    """Return the results of all strategies. A strategy that fails gives a result with an error.
+
+    Args:
+        problem: The problem.
+        strategies: The strategies by the names that results have.
+        progress: Called with the name of each strategy before its search.
+        tolerate_failures: Device failures that each strategy makes plans for, as for `compile`.
+    """
+    failures = FailureSelection.parse(tolerate_failures)
+    failures.check_platform(problem.platform)
+    results = []
     for name, strategy in strategies.items():
         if progress is not None:
             progress(name)
-        rows.append(_evaluate_strategy(problem, name, registry().resolve("strategies", strategy), wanted))
-    return Comparison(problem, tuple(rows), problem.best_single_device[1], objective_bound(problem))
+        results.append(_evaluate_strategy(problem, name, registry().resolve("strategies", strategy), failures))
+    return Comparison(problem, tuple(results), problem.best_single_device[1], objective_bound(problem))
 
 
-def _evaluate_strategy(problem: Problem, name: str, strategy: Strategy, survive: FailureSelection) -> StrategyResult:
+def _evaluate_strategy(problem: Problem, name: str, strategy: Strategy, failures: FailureSelection) -> StrategyResult:
     start = time.perf_counter()
     try:
         plan = strategy.plan(problem)
-        seconds = time.perf_counter() - start
+        search_s = time.perf_counter() - start
         strategy.check_feasible(problem, plan)
-        if survive:
-            plan = add_failover_plans(problem, strategy, plan, survive)
-            seconds = time.perf_counter() - start
-        return StrategyResult(name, seconds, plan, problem.evaluate(plan), failures=failure_metrics(problem, plan))
+        if failures:
+            plan = add_failover_plans(problem, strategy, plan, failures)
+            search_s = time.perf_counter() - start
+        metrics = problem.evaluate(plan)
+        return StrategyResult(name, search_s, plan, metrics, failures=failure_metrics(problem, plan))
     except DicompilerError as error:
         return StrategyResult(name, time.perf_counter() - start, error=str(error))

@@ -1,7 +1,6 @@
-"""Why not: for each layer that a plan leaves on one device, and for a network that stays on one, what speaks against
-splitting it, and from which bandwidth on, or in which wire type, it would pay.
+"""Explanations why a plan does not split a layer or the whole network, and when a split would be faster.
 
-Problem + Plan → reasons, layer by layer;   Comparison → Why: those of its best plan, and what its splits would take.
+Problem + Plan ──explain_layers──► LayerReason for each whole layer;   Comparison ──explain──► Explanation
 """
 
 from __future__ import annotations
@@ -24,16 +23,24 @@ from dicompiler.partition.tiling import AxisLabel, split_axis, tile_layer
 from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
 
 WIRE_COMPRESSION = {"float16": 2.0, "int8": 4.0}
-"""Wire type → by how much it divides the bytes of float32."""
+"""Wire type ⇒ factor by which it reduces the bytes of float32."""
 MAX_BANDWIDTH_FACTOR = 1000.0
-"""So many times the platform's bandwidth are tried."""
+"""The search for a break-even bandwidth ends at this multiple of the platform's bandwidth."""
 
 
 @dataclass(frozen=True)
 class LayerReason:
-    """Why a layer stays whole, in words. saved: seconds that its best split by itself would compute less; nbytes: what
-    would travel for that; bandwidth: bit/s from which on that pays (None: none would); wire: types in which it would at
-    the platform's bandwidth."""
+    """The reason why a layer is computed by one device.
+
+    Attributes:
+        layer: Name of the layer.
+        operator: Operator of the layer's anchor.
+        reason: The reason, as text.
+        saved_s: Seconds of computing that the best split of this layer alone would save.
+        sent_bytes: Bytes that this split would send.
+        break_even_bandwidth: Bandwidth in bit/s above which this split is faster; None if it never is.
+        wire_dtypes: Wire types with which it is faster at the platform's bandwidth.
+    """
 
     layer: str
     operator: str
@@ -46,7 +53,13 @@ class LayerReason:
 
 @dataclass(frozen=True)
 class SplitReason:
-    """What a strategy's plan on several devices takes to be 3 % better than one device: as in `LayerReason`."""
+    """Conditions under which a plan on several devices is at least 3 % better than one device.
+
+    Attributes:
+        strategy: The strategy that made the plan.
+        break_even_bandwidth: Bandwidth in bit/s above which it is better; None if it never is.
+        wire_dtypes: Wire types with which it is better at the platform's bandwidth.
+    """
 
     strategy: str
     break_even_bandwidth: float | None
@@ -55,33 +68,42 @@ class SplitReason:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Of a comparison's best plan: why each layer that one device computes is not split. splits: if that plan stays on
-    one device, what each strategy's plan that does not would take."""
+    """Reasons why the best plan of a comparison does not split more.
+
+    Attributes:
+        layers: Reasons for the layers that one device computes.
+        splits: Reasons for the plans on several devices, if the best plan uses one device.
+    """
 
     layers: tuple[LayerReason, ...]
     splits: tuple[SplitReason, ...]
 
 
-def break_even_text(bandwidth: float | None, wire: Sequence[str]) -> str:
-    """From which bandwidth on, or in which wire type, a split pays: in words."""
+def break_even_text(bandwidth: float | None, wire_dtypes: Sequence[str]) -> str:
+    """Return the conditions under which a split is faster, as text."""
     if bandwidth is None:
         return "at no bandwidth"
-    return f"from {bandwidth / 1e6:.3g} Mbit/s on" + (f", or with --wire {wire[0]}" if wire else "")
+    text = f"above {bandwidth / 1e6:.3g} Mbit/s"
+    return f"{text}, or with --wire-dtype {wire_dtypes[0]}" if wire_dtypes else text
 
 
 def explain(comparison: Comparison) -> Explanation:
-    """DicompilerError where no strategy has a plan."""
-    best = comparison.best
+    """Explain the best plan of a comparison.
+
+    Raises:
+        DicompilerError: No strategy has a plan.
+    """
+    best, problem = comparison.best, comparison.problem
     if best is None or best.plan is None:
-        raise DicompilerError("compare: no strategy has a plan: there is nothing to say why about")
-    problem = comparison.problem
-    alone = len(_computing_devices(best.plan)) == 1
-    rows = [
-        row for row in comparison.results if alone and row.plan is not None and len(_computing_devices(row.plan)) > 1
-    ]
-    if alone and not rows and len(problem.platform.computing_devices) > 1:
-        rows = [StrategyResult("shares of each layer", 0.0, _shared_plan(problem, best.plan))]
-    return Explanation(tuple(explain_layers(problem, best.plan)), tuple(_explain_split(problem, row) for row in rows))
+        raise DicompilerError("compare: no strategy has a plan: there is nothing to explain")
+    splits: list[StrategyResult] = []
+    if len(_computing_devices(best.plan)) == 1:
+        planned = [result for result in comparison.results if result.plan is not None]
+        splits = [result for result in planned if result.plan and len(_computing_devices(result.plan)) > 1]
+        if not splits and len(problem.platform.computing_devices) > 1:
+            splits = [StrategyResult("shares of each layer", 0.0, _shared_plan(problem, best.plan))]
+    layers = tuple(explain_layers(problem, best.plan))
+    return Explanation(layers, tuple(_explain_split(problem, result) for result in splits))
 
 
 def _computing_devices(plan: Plan) -> set[str]:
@@ -89,13 +111,15 @@ def _computing_devices(plan: Plan) -> set[str]:
 
 
 def _shared_plan(problem: Problem, plan: Plan) -> Plan:
-    """Each layer in rows, else in channels, over all devices that compute; what cannot be cut as in `plan`."""
-    layers = problem.layers.layers
-    return problem.build_plan({one.name: next(_possible_splits(problem, one), plan.layers[one.name]) for one in layers})
+    """Return a plan that splits each layer over all computing devices; layers that cannot be split are as in `plan`."""
+    parts = {
+        layer.name: next(_possible_splits(problem, layer), plan.layers[layer.name]) for layer in problem.layers.layers
+    }
+    return problem.build_plan(parts)
 
 
 def explain_layers(problem: Problem, plan: Plan) -> Iterator[LayerReason]:
-    """Of each layer that one device computes, in layer order."""
+    """Yield the reason for each layer that one device computes, in layer order."""
     for layer in problem.layers.layers:
         devices = {part.device for part in plan.layers[layer.name]}
         if len(devices) == 1:
@@ -110,99 +134,114 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
         return LayerReason(layer.name, operator, "no other device computes")
     splits = list(_possible_splits(problem, layer))
     if not splits:
-        return LayerReason(layer.name, operator, f"{operator} gives all of its output or nothing: no axis can be cut")
+        return LayerReason(layer.name, operator, f"{operator} cannot be split along any axis of its output")
     fitting = [parts for parts in splits if _fits_memory(problem, layer, parts)]
     if not fitting:
-        return LayerReason(layer.name, operator, "memory: no device's share of its weights fits everywhere")
-    tried = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
-    # The one that pays first; of those that never do the one that saves most.
-    return min(
-        tried,
-        key=lambda one: (math.inf if one.break_even_bandwidth is None else one.break_even_bandwidth, -one.saved_s),
-    )
+        return LayerReason(layer.name, operator, "memory: some device has no room for its share of the weights")
+    reasons = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
+
+    def rank(reason: LayerReason) -> tuple[float, float]:
+        # The lowest break-even bandwidth first; of splits that are never faster, the one that saves most.
+        bandwidth = math.inf if reason.break_even_bandwidth is None else reason.break_even_bandwidth
+        return bandwidth, -reason.saved_s
+
+    return min(reasons, key=rank)
 
 
 def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
-    """The layer's rows, and its channels, in shares over all devices that compute; where it has neither, any axis that
-    can be cut."""
-    devices, layers, some = problem.platform.computing_devices, problem.layers, False
-    rates, labels = [one.rate for one in devices], tuple[AxisLabel, ...](("height", "channel"))
+    """Yield splits of a layer over all computing devices: by rows and by channels, or else by any axis."""
+    devices, layers = problem.platform.computing_devices, problem.layers
+    names, rates = [device.name for device in devices], [device.rate for device in devices]
+    labels: tuple[AxisLabel, ...] = ("height", "channel")
+    has_split = False
     for label in labels:
         try:
-            parts = tile_layer(layers, layer, label, rates, [one.name for one in devices])
+            parts = tile_layer(layers, layer, label, rates, names)
         except DicompilerError:
             continue
         if len(parts) > 1:
-            some = True
+            has_split = True
             yield parts
-    for axis in () if some else cuttable_axes(layers, layer):
-        cuts = zip(devices, split_axis(layers, layer, axis, rates), strict=True)
-        whole = full_region(output_shape(layers, layer))
-        parts = tuple(Part(one.name, with_interval(whole, axis, cut)) for one, cut in cuts if cut[0] < cut[1])
+    if has_split:
+        return
+    whole = full_region(output_shape(layers, layer))
+    for axis in cuttable_axes(layers, layer):
+        intervals = zip(names, split_axis(layers, layer, axis, rates), strict=True)
+        parts = tuple(
+            Part(name, with_interval(whole, axis, interval))
+            for name, interval in intervals
+            if interval[0] < interval[1]
+        )
         if len(parts) > 1:
             yield parts
 
 
 def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> bool:
-    """Whether each device's host has room for the weights of its part."""
+    """Return True if the host of each device has room for the weights of its part."""
     platform = problem.platform
-    tasks = [make_share_task(problem.layers, layer, LayerShare(part.region)) for part in parts]
-    held = [sum(weight_regions(problem.layers, task).values()) for task in tasks]
-    limits = [platform.host(platform.device(part.device).host).memory for part in parts]
-    return all(nbytes <= limit for nbytes, limit in zip(held, limits, strict=True))
+    for part in parts:
+        task = make_share_task(problem.layers, layer, LayerShare(part.region))
+        nbytes = sum(weight_regions(problem.layers, task).values())
+        if nbytes > platform.host(platform.device(part.device).host).memory:
+            return False
+    return True
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """What this split of the layer comes to by itself: it is read from home and wanted there."""
-    layers, platform = problem.layers, problem.platform
-    alone = problem.cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
-    shares = [problem.cost_model.seconds(layers, layer, LayerShare(p.region), platform.device(p.device)) for p in parts]
-    saved = alone - max(shares)
-    sizes = [
-        sent_nbytes(layers, key.tensor, region_shape(region))
-        for part in parts
-        if part.device != home
-        for task in [make_share_task(layers, layer, LayerShare(part.region))]
-        for key, region in (*task.needs.items(), *task.outputs.items())
-        if region is not None
+    """Return the effect of splitting one layer whose inputs and outputs are on the device `home`."""
+    layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
+    whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
+    parts_s = [
+        cost_model.seconds(layers, layer, LayerShare(part.region), platform.device(part.device)) for part in parts
     ]
-    nbytes, runtime = sum(sizes), problem.runtime_costs.get(home, FREE_RUNTIME)
-    fixed = sum(runtime.send_seconds(size) for size in sizes) + runtime.segment_call_s
-    fixed += 2 * (platform.network.latency + runtime.latency)
-    gain = saved - fixed
-    if saved <= 0:
-        moves = not count_operations(layers, layer).flops
-        words = "no work: it only moves data" if moves else "a share of it takes as long: each reads the same"
-        return LayerReason(layer.name, operator, words, 0.0, nbytes)
-    if gain <= 0:
-        words = f"too little work: {format_seconds(saved)} saved, messages alone take {format_seconds(fixed)}"
-        return LayerReason(layer.name, operator, words, saved, nbytes)
-    bandwidth = 8 * nbytes * (1 + runtime.header_share) / gain
-    missing = bandwidth / platform.network.bandwidth
-    wire = tuple(kind for kind, factor in WIRE_COMPRESSION.items() if 1 < missing <= factor and not layers.wire_dtypes)
-    words = f"too little work for its bytes: {format_seconds(saved)} saved, {format_bytes(nbytes)} travel"
-    if missing <= 1:
-        words = "split by itself it would pay; the plan as a whole is better without"
-    return LayerReason(layer.name, operator, words, saved, nbytes, bandwidth, wire)
+    saved_s = whole_s - max(parts_s)
+    sizes = []
+    for part in parts:
+        if part.device != home:
+            task = make_share_task(layers, layer, LayerShare(part.region))
+            regions = (*task.needs.items(), *task.outputs.items())
+            sizes += [
+                sent_nbytes(layers, key.tensor, region_shape(region)) for key, region in regions if region is not None
+            ]
+    sent_bytes, runtime = sum(sizes), problem.runtime_costs.get(home, FREE_RUNTIME)
+    fixed_s = sum(runtime.send_seconds(size) for size in sizes) + runtime.segment_call_s
+    fixed_s += 2 * (platform.network.latency + runtime.latency)
+    if saved_s <= 0:
+        has_work = count_operations(layers, layer).flops > 0
+        reason = (
+            "a share takes as long as the whole layer: it reads the same data"
+            if has_work
+            else "no work: it only moves data"
+        )
+        return LayerReason(layer.name, operator, reason, 0.0, sent_bytes)
+    if saved_s <= fixed_s:
+        reason = f"too little work: {format_seconds(saved_s)} saved, the messages alone take {format_seconds(fixed_s)}"
+        return LayerReason(layer.name, operator, reason, saved_s, sent_bytes)
+    bandwidth = 8 * sent_bytes * (1 + runtime.header_share) / (saved_s - fixed_s)
+    missing_factor = bandwidth / platform.network.bandwidth
+    wire_dtypes: tuple[str, ...] = ()
+    if not layers.wire_dtypes:
+        wire_dtypes = tuple(dtype for dtype, factor in WIRE_COMPRESSION.items() if 1 < missing_factor <= factor)
+    reason = f"too little work for its bytes: {format_seconds(saved_s)} saved, {format_bytes(sent_bytes)} sent"
+    if missing_factor <= 1:
+        reason = "splitting this layer alone would be faster, but not the plan as a whole"
+    return LayerReason(layer.name, operator, reason, saved_s, sent_bytes, bandwidth, wire_dtypes)
 
 
-def _explain_split(problem: Problem, row: StrategyResult) -> SplitReason:
-    assert row.plan is not None
-    wire = (
-        ()
-        if problem.layers.wire_dtypes
-        else tuple(kind for kind in WIRE_COMPRESSION if _pays_with_wire_dtype(problem, row.plan, kind))
-    )
-    return SplitReason(row.strategy, _break_even_bandwidth(problem, row.plan), wire)
+def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
+    plan = result.plan
+    assert plan is not None
+    wire_dtypes: tuple[str, ...] = ()
+    if not problem.layers.wire_dtypes:
+        wire_dtypes = tuple(dtype for dtype in WIRE_COMPRESSION if _pays_with_wire_dtype(problem, plan, dtype))
+    return SplitReason(result.strategy, _break_even_bandwidth(problem, plan), wire_dtypes)
 
 
-def _pays_with_wire_dtype(problem: Problem, plan: Plan, kind: str) -> bool:
-    """Whether the plan pays where all that travels is of this type."""
-    types = ((ALL_TENSORS, kind),)
-    return _is_worthwhile(
-        replace(problem, layers=with_wire_dtypes(problem.layers, types), target=None),
-        replace(plan, wire_format=WireFormat(types)),
-    )
+def _pays_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
+    """Return True if the plan is worthwhile with all tensors sent in this type."""
+    dtypes = ((ALL_TENSORS, dtype),)
+    narrowed = replace(problem, layers=with_wire_dtypes(problem.layers, dtypes), target=None)
+    return _is_worthwhile(narrowed, replace(plan, wire_format=WireFormat(dtypes)))
 
 
 def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
@@ -211,14 +250,14 @@ def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
 
 
 def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
-    """Bit/s of the platform's network from which on the plan pays, within 3 %; None: not at MOST times as many."""
+    """Return the network bandwidth in bit/s above which the plan is worthwhile, within 3 %; None if there is none."""
     network, hosts = problem.platform.network, problem.platform.hosts
 
     def pays(factor: float) -> bool:
         links = tuple(replace(link, bandwidth=link.bandwidth * factor) for link in network.links)
-        wider = replace(network, bandwidth=network.bandwidth * factor, links=links)
-        own = tuple(replace(one, bandwidth=one.bandwidth and one.bandwidth * factor) for one in hosts)
-        platform = replace(problem.platform, network=wider, hosts=own)
+        faster = replace(network, bandwidth=network.bandwidth * factor, links=links)
+        faster_hosts = tuple(replace(host, bandwidth=host.bandwidth and host.bandwidth * factor) for host in hosts)
+        platform = replace(problem.platform, network=faster, hosts=faster_hosts)
         return _is_worthwhile(replace(problem, platform=platform, target=None), plan)
 
     if not pays(MAX_BANDWIDTH_FACTOR):

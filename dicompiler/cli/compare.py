@@ -49,8 +49,9 @@ def command(
     from dicompiler.cli.explain_output import explanation_document, show_explanation
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
+    from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
     from dicompiler.driver.executors import open_executor
-    from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET, load_problem
+    from dicompiler.driver.prepare import load_problem
 
     candidates = parse_strategies(strategies or DEFAULT_STRATEGIES)
     cost, objective = request.cost or DEFAULT_COST_MODEL, request.objective or "latency"

@@ -59,8 +59,8 @@ def command(
     """
     from dicompiler.analysis.explore import explore, override_options
     from dicompiler.cli.progress import progress
+    from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
     from dicompiler.driver.executors import open_executor
-    from dicompiler.driver.prepare import DEFAULT_COST_MODEL, DEFAULT_TARGET
 
     platform = request.platform
     if platform is None:

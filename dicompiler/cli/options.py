@@ -194,9 +194,9 @@ class CompileRequest:
         from dicompiler.cli.file_io import read_plan
         from dicompiler.driver.compiler import compile
 
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
         given |= {"plan": None if self.plan is None else read_plan(self.plan), **more}
-        return compile(**{name: value for name, value in given.items() if value is not None})
+        return compile(self.model, **{name: value for name, value in given.items() if value is not None})
 
 
 # How what was compiled is run: fields of `Stream` and of target.RunOptions.

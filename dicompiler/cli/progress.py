@@ -21,7 +21,7 @@ def progress(first: str) -> Iterator[ProgressText]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from dicompiler.driver.validate_args import forward_progress
+    from dicompiler.driver.progress import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # What is printed on stdout stays there: rich would move it to stderr.

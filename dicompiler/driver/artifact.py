@@ -1,6 +1,6 @@
-"""Using an artifact that was compiled: run it, install it on boards, verify it, read it back.
+"""Use of an artifact: run it, install it on boards, verify it, reopen it.
 
-directory → RunResult, Verification, Compilation.   Its target does the running; what is compared with is in it.
+artifact directory ⇒ RunResult, Verification, PipelineState
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import UsageError, check_type
 from dicompiler.base.schema import load_json, validate
-from dicompiler.driver.prepare import DEFAULT_COST_MODEL, make_problem, prepare
-from dicompiler.driver.validate_args import validate_arguments
+from dicompiler.driver.compile_options import DEFAULT_COST_MODEL
+from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
@@ -46,25 +47,33 @@ log = logging.getLogger("dicompiler")
 WEIGHTS_FILE = f"{REFERENCE_FILE}.data"
 
 
-def _open_artifact(directory: str | Path, weights: bool = False, runs: bool = False) -> tuple[Path, Target, Model]:
-    """An artifact: (its directory, the target that wrote it, the model it was made from), with its files checked that
-    are read here. weights: those of the model too. runs: and those that its target does not check when it runs it."""
+def _open_artifact(
+    directory: str | Path, with_weights: bool = False, will_run: bool = False
+) -> tuple[Path, Target, Model]:
+    """Return an artifact's directory, its target and its reference model, after checking the files to be read.
+
+    Args:
+        directory: The artifact.
+        with_weights: Check the weights of the reference model too.
+        will_run: Check the files of the devices too, unless the target checks them when it runs them.
+    """
     path = Path(directory)
     document = load_artifact(path)
     files, target = document["files"], registry().make("targets", document["target"])
-    own = {PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE, WEIGHTS_FILE, PROVENANCE_FILE} & files.keys() | {
-        PLAN_FILE,
-        PLATFORM_FILE,
-        REFERENCE_FILE,
-    }
-    others = files.keys() - own if runs and not target.can_check_files else set()
-    check_files(path, files, sorted(others | (own if weights else own - {WEIGHTS_FILE})))
-    if "target" in (made := _load_provenance(path)):  # with its options
-        target = registry().make("targets", made["target"])
+    required = {PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE}
+    shared = required | ({WEIGHTS_FILE, PROVENANCE_FILE} & files.keys())
+    checked = set(shared) if with_weights else shared - {WEIGHTS_FILE}
+    if will_run and not target.can_check_files:
+        checked |= files.keys() - shared
+    check_files(path, files, sorted(checked))
+    if "target" in (provenance := _load_provenance(path)):
+        # artifact.json has the name of the target only, without its options.
+        target = registry().make("targets", provenance["target"])
     return path, target, Model.load(path / REFERENCE_FILE)
 
 
 def _load_provenance(path: Path) -> dict[str, Any]:
+    """Return the content of provenance.json, empty if there is none."""
     document = load_json(path / PROVENANCE_FILE) if (path / PROVENANCE_FILE).is_file() else {}
     if document:
         validate(document, "provenance", str(path / PROVENANCE_FILE))
@@ -72,24 +81,29 @@ def _load_provenance(path: Path) -> dict[str, Any]:
 
 
 def reopen_artifact(
-    directory: str | Path, cost: str = "", platform: Platform | None = None, runs: bool = False
+    directory: str | Path, cost: str = "", platform: Platform | None = None, will_run: bool = False
 ) -> tuple[PipelineState, Target, Problem]:
-    """An artifact as the compilation that it was: layers, platform, plan, program and metrics are made again of the
-    files in it (in less than a second or two), nothing is run.
+    """Return an artifact as the state that `compile` had, computed again from its files in a second or two.
 
-    cost: the cost model; by default the one that it was compiled with, which must need no options then. platform: in
-    place of the artifact's own. runs: it is to be run, so that all of its files are checked. DicompilerError names the
-    file that is missing or broken.
+    Args:
+        directory: The artifact.
+        cost: The cost model. Default: the one that it was compiled with, if that needs no options.
+        platform: Replaces the artifact's platform.
+        will_run: The artifact will be run, so check the files of the devices too.
+
+    Raises:
+        DicompilerError: A file is missing or broken.
+        UsageError: The cost model that it was compiled with needs options.
     """
-    path, target, model = _open_artifact(directory, runs=runs)
-    made = _load_provenance(path)
-    decision = (
-        Decision(made["strategy"], made["objective"], made["cost_model"], made.get("chosen_strategy", ""))
-        if made
-        else None
-    )
+    path, target, model = _open_artifact(directory, will_run=will_run)
+    decision, objective, cost_spec = None, "latency", cost or DEFAULT_COST_MODEL
+    if provenance := _load_provenance(path):
+        chosen = provenance.get("chosen_strategy", "")
+        objective, used_cost_model = provenance["objective"], provenance["cost_model"]
+        decision = Decision(provenance["strategy"], objective, used_cost_model, chosen)
+        cost_spec = cost or used_cost_model
     try:
-        costs = registry().make("cost_models", cost or (decision.cost_model if decision else DEFAULT_COST_MODEL))
+        cost_model = registry().make("cost_models", cost_spec)
     except UsageError as error:
         if cost or decision is None:
             raise
@@ -97,20 +111,21 @@ def reopen_artifact(
             f"{path}: it was compiled with cost model {decision.cost_model!r}: give it (--cost): {error}"
         ) from error
     plan = plans.load_plan(path / PLAN_FILE)
-    compilation = apply_wire_types(prepare(model), plan.wire_format)
-    own = Platform.load(path / PLATFORM_FILE) if platform is None else platform
-    compilation = replace(compilation, plan=plan, platform=own)
-    problem = make_problem(compilation, decision.objective if decision else "latency", costs, target)
-    compilation = lower_unchecked(compilation)
-    single = problem.best_single_device[1]
-    metrics, losses = problem.program_metrics(compilation), failure_metrics(problem, plan)
-    compilation = replace(
-        compilation, metrics=metrics, single_device_metrics=single, failure_metrics=losses, decision=decision
+    state = apply_wire_types(prepare(model), plan.wire_format)
+    state = replace(state, plan=plan, platform=platform or Platform.load(path / PLATFORM_FILE))
+    problem = make_problem(state, objective, cost_model, target)
+    state = lower_unchecked(state)
+    state = replace(
+        state,
+        metrics=problem.program_metrics(state),
+        single_device_metrics=problem.best_single_device[1],
+        failure_metrics=failure_metrics(problem, plan),
+        decision=decision,
+        artifact_directory=path,
     )
-    return replace(compilation, artifact_directory=path), target, problem
+    return state, target, problem
 
 
-@validate_arguments
 def run(
     directory: str | Path,
     inputs: Mapping[str, NDArray[Any]] | None = None,
@@ -118,17 +133,40 @@ def run(
     timeout: float | None = None,
     options: RunOptions | None = None,
 ) -> RunResult:
-    """Starts every device's program on this host and gives each of `frames` frames the same `inputs` (by name; by
-    default seeded random ones; states, where they are given, in the first alone), one after another unless `options`
-    says otherwise. timeout: seconds for all of it, by default those of `options`. Raises RunError naming the device
-    that failed."""
+    """Run an artifact on this host, one process per device, and give it the same inputs in each frame.
+
+    Args:
+        directory: The artifact.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays. Initial states that are given
+            count for the first frame only.
+        frames: Number of frames, one after another unless `options` allows several in flight.
+        timeout: Seconds for the whole run. Default: as `options` says.
+        options: Options of the run, such as hosts to run on.
+
+    Returns:
+        The outputs, and the measurements of each device.
+
+    Raises:
+        DicompilerError: The directory is not an artifact, or the inputs do not fit the model.
+        RunError: A device failed; the message names it.
+    """
+    _check_arguments("run", directory, inputs, timeout)
+    check_type(frames, (int,), "run: frames", "a number")
     check_frame_count(frames)
-    path, target, model = _open_artifact(directory, runs=True)
+    path, target, model = _open_artifact(directory, will_run=True)
     return run_opened(path, target, model, inputs, frames, (options or RunOptions()).with_timeout(timeout))
 
 
+def _check_arguments(
+    function: str, directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None, timeout: float | None
+) -> None:
+    check_type(directory, (str, Path), f"{function}: directory", "a path")
+    check_type(inputs, (Mapping, NoneType), f"{function}: inputs", "arrays by the names of inputs")
+    check_type(timeout, (int, float, NoneType), f"{function}: timeout", "seconds")
+
+
 def check_frame_count(frames: int) -> None:
-    """UsageError for frames that cannot be run."""
+    """Raise UsageError if there is not at least one frame."""
     if frames < 1:
         raise UsageError(f"run: frames must be 1 or more, not {frames}")
 
@@ -141,94 +179,129 @@ def run_opened(
     frames: int,
     options: RunOptions,
 ) -> RunResult:
-    """As `run`, of an artifact that was opened to run it: its target, and a model with its inputs."""
+    """Run an artifact that is already open, as `run` does.
+
+    Args:
+        path: Directory of the artifact.
+        target: Its target.
+        model: Its reference model, or another one with the same inputs.
+        inputs: As for `run`.
+        frames: As for `run`.
+        options: As for `run`.
+    """
     from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
     if options.start_without and not target.can_tolerate_failures:
-        raise UsageError(f"run: target {target.name!r} cannot begin without a device: leave out --without")
+        raise UsageError(f"run: target {target.name!r} cannot start without a device: omit --start-without")
     first, later = first_and_later_inputs(model, inputs)
     with hint_on_input_error(model, inputs):
         return target.run(path, [first, *[later] * (frames - 1)], options)
 
 
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[InstalledDevice, ...]:
-    """Copies an artifact to `options.hosts`, as far as they lack it, and checks that it can be run there; `run` with
-    the same options then starts it there. timeout: as for `run`. RunError names the device, its host and the cause."""
-    path, target, _ = _open_artifact(directory, runs=True)
+    """Copy an artifact to hosts, as far as they lack it, and check that it can run there.
+
+    Args:
+        directory: The artifact.
+        options: Options of the later run; `options.hosts` are the hosts.
+        timeout: Seconds for everything. Default: as `options` says.
+
+    Returns:
+        What was done for each device.
+
+    Raises:
+        RunError: A host cannot be used; the message names the device, its host and the cause.
+    """
+    path, target, _ = _open_artifact(directory, will_run=True)
     return target.install(path, options.with_timeout(timeout))
 
 
 def open_service(directory: str | Path, options: RunOptions) -> Service:
-    """An artifact's devices as a service that stays between runs: see Target.service."""
+    """Return the service that keeps an artifact's devices running between runs, see `Target.service`."""
     path = Path(directory)
     target: Target = registry().make("targets", load_artifact(path)["target"])
     return target.service(path, options)
 
 
-@validate_arguments
 def verify(
     directory: str | Path, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None
 ) -> Verification:
-    """Verifies an artifact on both levels: exact check models in this process, then its real programs, run on this host
-    and compared with onnxruntime; what its target checks itself; and that each transfer carried the bytes predicted.
-    timeout: seconds for all of that, by default those that a run may take; DicompilerError says what they were not
-    enough for."""
+    """Verify that an artifact computes what onnxruntime computes.
+
+    The checks are: the exact check models, split by the same plan; the artifact's programs, run on this host; the
+    target's own checks; and the number of bytes of each transfer.
+
+    Args:
+        directory: The artifact.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
+        timeout: Seconds for everything. Default: that of `RunOptions`.
+
+    Returns:
+        All checks, passed or failed.
+
+    Raises:
+        DicompilerError: The directory is not an artifact, or the time was not enough.
+        RunError: A device failed; the message names it.
+    """
     from dicompiler.verify.comparison import Verification, check_exact, check_transfers
     from dicompiler.verify.deadline import Deadline, deadline_scope
     from dicompiler.verify.run_inputs import hint_on_input_error, verification_frames
     from dicompiler.verify.wire_error import check_wire_range
 
+    _check_arguments("verify", directory, inputs, timeout)
     deadline = Deadline(RunOptions().with_timeout(timeout).timeout_s)
-    path, target, model = _open_artifact(directory, weights=True, runs=True)
-    plan, splits = plans.load_plan(path / PLAN_FILE), _ModelPartitioner(Platform.load(path / PLATFORM_FILE))
-    frames, geometry = (
-        verification_frames(model, inputs),
-        replace(plan, wire_format=plan.wire_format.with_exact_stand_ins),
-    )
-    log.info("check models, split by the same plan")
+    path, target, model = _open_artifact(directory, with_weights=True, will_run=True)
+    plan = plans.load_plan(path / PLAN_FILE)
+    exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
+    partitioner = _ModelPartitioner(Platform.load(path / PLATFORM_FILE))
+    frames = verification_frames(model, inputs)
+    log.info("verifying check models, split by the same plan")
     with deadline_scope(deadline, "verify: exact"):
         rules, layers = registry().operator_rules, prepare(model).layers
         checks = [
-            check_exact(model, lambda variant: splits.make_program(variant, geometry), rules=rules, layers=layers)
+            check_exact(
+                model, lambda variant: partitioner.make_program(variant, exact_plan), rules=rules, layers=layers
+            )
         ]
-    log.info("the programs themselves, against onnxruntime")
-    count = len(plan.replica_roles)  # a frame of each
-    frames = frames if len(frames) > 1 else frames * count
+    log.info("verifying the programs against onnxruntime")
+    replica_count = len(plan.replica_roles)
+    if len(frames) == 1:
+        frames = frames * replica_count
     with hint_on_input_error(model, inputs):
         runs = [_VerifiedRun(frames, target.run(path, frames, RunOptions(timeout_s=deadline.remaining_s)))]
-        for loss in plan.failures:
-            turns = frames[:1] * len(loss.plan.replica_roles)
-            options = RunOptions(timeout_s=deadline.remaining_s, start_without=loss.failed)
-            runs.append(_VerifiedRun(turns, target.run(path, turns, options), loss.failed))
+        for failure in plan.failures:
+            failure_frames = frames[:1] * len(failure.plan.replica_roles)
+            options = RunOptions(timeout_s=deadline.remaining_s, start_without=failure.failed)
+            runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
         with deadline_scope(deadline, "verify: real"):
-            program, routing = splits.place(model, plan)
-            checks += [check for played in runs for check in played.checks(model, target, routing)]
+            program, routing = partitioner.place(model, plan)
+            checks += [check for verified_run in runs for check in verified_run.checks(model, target, routing)]
             if plan.wire_format.dtypes:
-                checks.append(
-                    check_wire_range(splits.make_program(model, geometry), routing, plan.wire_format, frames[0])
-                )
+                exact_program = partitioner.make_program(model, exact_plan)
+                checks.append(check_wire_range(exact_program, routing, plan.wire_format, frames[0]))
     with deadline_scope(deadline, "verify: real"):
-        checks += target.extra_checks(model, lambda: splits.make_program(model), frames[0], runs[0].result)
-    sent = {index: total for played in runs for index, total in _bytes_by_transfer(played.result).items()}
-    what = "roles" if plan.failures else "replicas"
-    checks.append(check_transfers(program.all_transfers, sent, len(frames) // count, len(plan.roles), what))
+        checks += target.extra_checks(model, lambda: partitioner.make_program(model), frames[0], runs[0].result)
+    sent = {index: nbytes for run in runs for index, nbytes in _bytes_by_transfer(run.result).items()}
+    role_noun = "roles" if plan.failures else "replicas"
+    frames_per_replica = len(frames) // replica_count
+    checks.append(check_transfers(program.all_transfers, sent, frames_per_replica, len(plan.roles), role_noun))
     return Verification(tuple(checks))
 
 
 @dataclass(frozen=True)
 class _ModelPartitioner:
-    """How a model, or one of the same graph, is split on a platform."""
+    """Makes programs of models with the same graph, for one platform."""
 
     platform: Platform
 
     def place(self, model: Model, plan: Plan) -> tuple[Program, Routing]:
-        """Its programs by the plan, and the way of what they send."""
-        compilation = lower(replace(prepare(model), platform=self.platform, plan=plan))
-        assert compilation.program is not None and compilation.routing is not None
-        return compilation.program, compilation.routing
+        """Return the program of a plan, and its routing."""
+        state = lower(replace(prepare(model), platform=self.platform, plan=plan))
+        assert state.program is not None and state.routing is not None
+        return state.program, state.routing
 
     def make_program(self, model: Model, plan: Plan | None = None) -> Program:
-        """Its programs by the plan; None: all of it on the fastest device."""
+        """Return the program of a plan; None: the whole model on the fastest device."""
         layers = prepare(model).layers
         assert layers is not None
         return self.place(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
@@ -236,74 +309,98 @@ class _ModelPartitioner:
 
 @dataclass(frozen=True)
 class _VerifiedRun:
-    """What the programs gave for the frames `given` without the devices `lost`."""
+    """A run whose outputs are compared.
+
+    Attributes:
+        frames: Inputs of each frame.
+        result: The outputs and measurements.
+        failed: Devices that the run was started without.
+    """
 
     frames: Sequence[Mapping[str, NDArray[Any]]]
     result: RunResult
     failed: Sequence[str] = ()
 
     def checks(self, model: Model, target: Target, routing: Routing) -> list[Check]:
-        """Whether it is what onnxruntime gives for them."""
+        """Compare the outputs with those of onnxruntime."""
         from dicompiler.verify.wire_error import wire_error_bound
 
         return _compare_outputs(model, self.frames, self.result, target, wire_error_bound(routing), self.failed)
 
 
 def _bytes_by_transfer(result: RunResult) -> dict[int, int]:
-    """Bytes by index of transfer."""
-    return {index: total for report in result.reports for index, total in report.sent_bytes.items()}
+    return {index: nbytes for report in result.reports for index, nbytes in report.sent_bytes.items()}
 
 
 def verify_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
-    """Verifies the first frame (of each replica) of what `run` gave for these inputs: its outputs against those of
-    onnxruntime."""
+    """Compare the first frame of a run (of each replica) with onnxruntime.
+
+    Args:
+        directory: The artifact that was run.
+        result: The result of `run`.
+        inputs: The inputs of the run.
+    """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
     from dicompiler.verify.wire_error import wire_error_bound
 
-    path, target, model = _open_artifact(directory, weights=True)
-    (given, _), plan, more = first_and_later_inputs(model, inputs), plans.load_plan(path / PLAN_FILE), 0.0
+    path, target, model = _open_artifact(directory, with_weights=True)
+    first, _ = first_and_later_inputs(model, inputs)
+    plan, extra_tolerance = plans.load_plan(path / PLAN_FILE), 0.0
     if plan.wire_format.dtypes:
         layers = prepare(model).layers
         assert layers is not None
-        more = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
-    return Verification(tuple(_compare_outputs(model, [given] * len(plan.replica_roles), result, target, more)))
+        extra_tolerance = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
+    frames = [first] * len(plan.replica_roles)
+    return Verification(tuple(_compare_outputs(model, frames, result, target, extra_tolerance)))
 
 
 def _compare_outputs(
     model: Model,
-    given: Sequence[Mapping[str, NDArray[Any]]],
+    inputs: Sequence[Mapping[str, NDArray[Any]]],
     result: RunResult,
     target: Target,
-    more: float,
-    lost: Sequence[str] = (),
+    extra_tolerance: float,
+    failed: Sequence[str] = (),
 ) -> list[Check]:
-    """A check for each output that a device delivered of the frames `given`: one for each role, or several in a row
-    where there are states. more: the share of max|reference| that is allowed beside what the target and the type allow.
-    lost: without whom it ran."""
+    """Return a check for each output that a device delivered.
+
+    Args:
+        model: The reference model.
+        inputs: Inputs of each frame: one frame for each role, or consecutive frames if the model has states.
+        result: The result of the run.
+        target: The target, whose tolerances count.
+        extra_tolerance: Share of max|reference| that is allowed in addition to the tolerances of target and type.
+        failed: Devices that the run was started without.
+    """
     from dicompiler.ir.random_ops import random_tensors
     from dicompiler.verify import comparison
     from dicompiler.verify.run_inputs import reference_outputs
     from dicompiler.verify.tolerances import output_tolerances
 
-    what = "step" if read_states(model.proto) else "replica"
-    wanted = reference_outputs(model, given, target.reference_optimization)
-    allowed = {**output_tolerances(model), **target.tolerances(model)}
-    random = random_tensors(model.proto, read_states(model.proto) or ())
+    states = read_states(model.proto)
+    frame_noun = "step" if states else "replica"
+    expected = reference_outputs(model, inputs, target.reference_optimization)
+    tolerances = {**output_tolerances(model), **target.tolerances(model)}
+    random = random_tensors(model.proto, states or ())
     frames = result.outputs_by_device or tuple({"": outputs} for outputs in result.outputs)
 
-    def check(i: int, device: str, name: str, got: Any) -> Check:
-        place = f"{name} on {device}" if device else name
-        place += (f", {what} {i}" if len(given) > 1 else "") + (f", without {', '.join(lost)}" if lost else "")
+    def compare(i: int, device: str, name: str, actual: Any) -> Check:
+        title = f"{name} on {device}" if device else name
+        title += f", {frame_noun} {i}" if len(inputs) > 1 else ""
+        title += f", without {', '.join(failed)}" if failed else ""
         if name in random:
-            return comparison.compare_type_only(place, wanted[i][name], got, random[name])
-        return comparison.compare_value(place, wanted[i][name], got, tolerance=allowed.get(name), extra_tolerance=more)
+            return comparison.compare_type_only(title, expected[i][name], actual, random[name])
+        tolerance = tolerances.get(name)
+        return comparison.compare_value(
+            title, expected[i][name], actual, tolerance=tolerance, extra_tolerance=extra_tolerance
+        )
 
     return [
-        check(i, device, name, got)
-        for i, delivered in enumerate(frames[: len(given)])
+        compare(i, device, name, actual)
+        for i, delivered in enumerate(frames[: len(inputs)])
         for device, outputs in delivered.items()
-        for name, got in outputs.items()
+        for name, actual in outputs.items()
     ]

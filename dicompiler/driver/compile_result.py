@@ -1,4 +1,4 @@
-"""What `compile` gives: a compilation that is whole, with a line and a table that say what came of it."""
+"""The result of `dicompiler.compile`, with its representation in a console and in a notebook."""
 
 from __future__ import annotations
 
@@ -26,13 +26,24 @@ if TYPE_CHECKING:
     from dicompiler.verify.comparison import Verification
 
 MAX_TABLE_DEVICES = 16
-"""Devices of which a notebook shows a row."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileResult(PipelineState):
-    """What `compile` gives: a compilation with all but the artifact, which `artifacts` names where one was written.
-    problem: what was solved."""
+    """The result of `dicompiler.compile`: a complete pipeline state.
+
+    Attributes:
+        layers: The layers of the model.
+        platform: The cluster.
+        plan: The parts of each layer.
+        routing: The tasks of the plan, and the boxes that they exchange.
+        reference: The model before it was partitioned.
+        program: Steps of each device, and transfers between devices.
+        metrics: Predicted metrics of the plan.
+        single_device_metrics: Predicted metrics of the best single device.
+        decision: Origin of the plan.
+        problem: The problem that the strategy solved.
+    """
 
     layers: LayerGraph
     platform: Platform
@@ -46,58 +57,75 @@ class CompileResult(PipelineState):
     problem: Problem = field(compare=False)
 
     @classmethod
-    def from_state(cls, compilation: PipelineState, problem: Problem) -> CompileResult:
-        return cls(**{entry.name: getattr(compilation, entry.name) for entry in fields(PipelineState)}, problem=problem)
+    def from_state(cls, state: PipelineState, problem: Problem) -> CompileResult:
+        """Return a complete state as a result.
+
+        Args:
+            state: A state in which all steps are done, except perhaps writing the artifact.
+            problem: The problem that was solved.
+        """
+        return cls(**{entry.name: getattr(state, entry.name) for entry in fields(PipelineState)}, problem=problem)
 
     @property
     def artifacts(self) -> Path:
-        """The directory that the target wrote. UsageError where none was asked for."""
+        """The artifact directory. UsageError if none was written."""
         if self.artifact_directory is None:
-            raise UsageError("nothing was written: compile with output=…")
+            raise UsageError("no artifact was written: compile with output=…")
         return self.artifact_directory
 
     @property
     def summary(self) -> CompileSummary:
-        """What was decided by whom, what it is predicted to come to, what holds it back, and what to try next."""
+        """The origin of the plan, its prediction, its bottleneck, and advice."""
         return summarize(self, self.decision, self.metrics, self.single_device_metrics)
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
-        """Verifies the artifact that was written, see `driver.artifact.verify`. UsageError where none was."""
+        """Verify that the artifact computes what onnxruntime computes, see `driver.artifact.verify`.
+
+        Args:
+            inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
+            timeout: Seconds for everything. Default: that of `RunOptions`.
+
+        Returns:
+            All checks, passed or failed.
+
+        Raises:
+            UsageError: No artifact was written.
+        """
         from dicompiler.driver.artifact import verify
 
         return verify(self.artifacts, inputs, timeout)
 
     def __repr__(self) -> str:
-        told = self.summary
-        where = "" if self.artifact_directory is None else f", in {self.artifact_directory}"
+        summary = self.summary
+        written = "" if self.artifact_directory is None else f", in {self.artifact_directory}"
+        devices = f"{summary.device_count} of {len(self.platform.devices)} devices of {self.platform.name}"
+        latency, single = map(format_milliseconds, (summary.latency_s, summary.single_device_s))
         return (
-            f"<Compiled: {len(self.layers.layers)} layers on {told.device_count} of {len(self.platform.devices)} devices of "
-            f"{self.platform.name}, {told.plan_origin}: a frame {format_milliseconds(told.latency_s)} predicted, "
-            f"{format_milliseconds(told.single_device_s)} on one device{where}>"
+            f"<CompileResult: {len(self.layers.layers)} layers on {devices}, {summary.plan_origin}: "
+            f"{latency} per frame predicted, {single} on one device{written}>"
         )
 
     def _repr_html_(self) -> str:
-        """For notebooks: what it comes to beside one device alone, a row for each of at most SHOWN devices, and the
-        sentences of `summary`."""
         devices = self.metrics.devices
         rows = [
             (
-                one.device,
-                format_milliseconds(one.compute_s),
-                format_milliseconds(one.wait_s),
-                f"{one.memory / 2**20:.1f} MiB",
-                one.sent,
+                metrics.device,
+                format_milliseconds(metrics.compute_s),
+                format_milliseconds(metrics.wait_s),
+                f"{metrics.memory / 2**20:.1f} MiB",
+                metrics.sent,
             )
-            for one in devices[:MAX_TABLE_DEVICES]
+            for metrics in devices[:MAX_TABLE_DEVICES]
         ]
-        more = (
-            f"<p>… and {len(devices) - MAX_TABLE_DEVICES} devices more</p>" if len(devices) > MAX_TABLE_DEVICES else ""
-        )
-        heads = ("device", "computing", "waiting", "memory", "bytes sent")
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self.summary.lines)
-        place = "" if self.artifact_directory is None else f"<p>written: {escape(str(self.artifact_directory))}</p>"
-        return f"<table>{_table_row('th', heads)}{''.join(_table_row('td', row) for row in rows)}</table>{more}{lines}{place}"
+        headers = ("device", "computing", "waiting", "memory", "bytes sent")
+        table = _table_row("th", headers) + "".join(_table_row("td", row) for row in rows)
+        lines = list(self.summary.lines)
+        if self.artifact_directory is not None:
+            lines.append(f"written: {self.artifact_directory}")
+        if len(devices) > MAX_TABLE_DEVICES:
+            lines.insert(0, f"… and {len(devices) - MAX_TABLE_DEVICES} more devices")
+        return f"<table>{table}</table>" + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def _table_row(kind: str, cells: tuple[object, ...]) -> str:
-    return "<tr>" + "".join(f"<{kind}>{escape(str(cell))}</{kind}>" for cell in cells) + "</tr>"
+def _table_row(tag: str, cells: tuple[object, ...]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in cells) + "</tr>"

@@ -1,6 +1,6 @@
-"""What came of a compilation, in a few sentences: who decided, the prediction, what holds it back, what to try next.
+"""Summary of a compilation in four lines: origin of the plan, prediction, bottleneck, advice.
 
-Compilation with metrics → Summary ──document──► made.json of the artifact ──load──► the same, for who runs it.
+PipelineState with metrics ──summarize──► CompileSummary ──document──► provenance.json ──load_summary──► CompileSummary
 """
 
 from __future__ import annotations
@@ -19,15 +19,25 @@ from dicompiler.target.manifest import PROVENANCE_FILE
 
 Bottleneck = Literal["network", "computing", "waiting"]
 MIN_BUSY_SHARE = 0.5
-"""What is busy for less than this share of a frame leaves it to waiting for one another."""
+"""If neither a device nor the network is busy for this share of a frame, waiting is the bottleneck."""
 
 
 @dataclass(frozen=True)
 class CompileSummary:
-    """strategy: who decided ("": the plan was given); chosen: whose plan it took, where it asks others. devices: how
-    many compute. Predicted, in seconds: latency_s of a frame, ends_s of its inputs' and outputs' way beside it,
-    period_s between the frames of a stream, alone_s and alone_period_s of one device alone. bottleneck: in words;
-    advice: what to try next."""
+    """Summary of a compilation. All times are predictions.
+
+    Attributes:
+        strategy: Name of the strategy; empty if the plan was given.
+        chosen_strategy: The strategy whose plan was chosen, if `strategy` compares several.
+        device_count: Number of devices that compute.
+        latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
+        input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
+        period_s: Seconds between frames of a stream.
+        single_device_s: `latency_s` of the best single device.
+        single_device_period_s: `period_s` of the best single device.
+        bottleneck: Description of the bottleneck.
+        advice: Suggestion to relieve the bottleneck.
+    """
 
     strategy: str
     chosen_strategy: str
@@ -42,64 +52,70 @@ class CompileSummary:
 
     @property
     def plan_origin(self) -> str:
-        """Whose plan it is."""
+        """The strategy that made the plan, as text."""
         if not self.strategy:
-            return "by a given plan"
+            return "given"
         return f"by {self.strategy}" + (f", which chose {self.chosen_strategy}" if self.chosen_strategy else "")
 
     @property
     def prediction(self) -> str:
-        """What is predicted, beside one device alone."""
-        text = (
-            f"a frame {format_milliseconds(self.latency_s)}, one every {format_milliseconds(self.period_s)} in a stream"
-        )
+        """The predicted times, as text."""
+        text = _format_times(self.latency_s, self.period_s)
         if self.device_count < 2:
             return text
-        return f"{text}; one device alone {format_milliseconds(self.single_device_s)}, one every {format_milliseconds(self.single_device_period_s)}"
+        return f"{text}; one device: {_format_times(self.single_device_s, self.single_device_period_s)}"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """A sentence each."""
+        """The summary as four lines."""
         return (
             f"plan: {self.plan_origin}",
             f"predicted: {self.prediction}",
-            f"held back: {self.bottleneck}",
-            f"to try: {self.advice}",
+            f"bottleneck: {self.bottleneck}",
+            f"advice: {self.advice}",
         )
 
     def document(self) -> dict[str, Any]:
-        """As made.json has it; `load` has the rest from its other keys."""
+        """Return the key `summary` of provenance.json. The names of strategies are keys of their own there."""
         return {key: value for key, value in asdict(self).items() if key not in ("strategy", "chosen_strategy")}
 
 
 def format_milliseconds(seconds: float) -> str:
-    """0.1963 → "196.3 ms"."""
+    """Return a time as text: 0.1963 ⇒ "196.3 ms"."""
     return f"{1000 * seconds:.4g} ms"
 
 
-def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
-    """The summary of a compilation with platform and plan."""
-    assert compilation.platform is not None and compilation.plan is not None
-    bound, text = find_bottleneck(compilation.platform, metrics, decision.objective)
-    devices = sum(one.flops > 0 for one in metrics.devices)
-    slower = metrics.objective_value(decision.objective) > single.objective_value(decision.objective)
-    narrowed = bool(compilation.plan.wire_format.dtypes)
+def _format_times(latency_s: float, period_s: float) -> str:
+    return f"{format_milliseconds(latency_s)} per frame, one every {format_milliseconds(period_s)} in a stream"
+
+
+def summarize(state: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
+    """Return the summary of a compilation.
+
+    Args:
+        state: A state with platform and plan.
+        decision: Origin of the plan.
+        metrics: Metrics of the plan.
+        single: Metrics of the best single device.
+    """
+    assert state.platform is not None and state.plan is not None
+    bottleneck, description = find_bottleneck(state.platform, metrics, decision.objective)
     return CompileSummary(
-        decision.strategy,
-        decision.chosen_strategy,
-        devices,
-        metrics.latency_s,
-        metrics.input_output_s,
-        metrics.period_s,
-        single.latency_s,
-        single.period_s,
-        text,
-        _suggest(bound, decision, metrics, devices, slower, narrowed),
+        strategy=decision.strategy,
+        chosen_strategy=decision.chosen_strategy,
+        device_count=_computing_count(metrics),
+        latency_s=metrics.latency_s,
+        input_output_s=metrics.input_output_s,
+        period_s=metrics.period_s,
+        single_device_s=single.latency_s,
+        single_device_period_s=single.period_s,
+        bottleneck=description,
+        advice=_suggest(bottleneck, decision, metrics, single, is_narrowed=bool(state.plan.wire_format.dtypes)),
     )
 
 
 def load_summary(directory: Path) -> CompileSummary | None:
-    """That of the compilation that wrote an artifact; None where it does not tell (an earlier version's)."""
+    """Return the summary in an artifact; None if it has none."""
     path = directory / PROVENANCE_FILE
     document: Mapping[str, Any] = load_json(path) if path.is_file() else {}
     if not document:
@@ -111,38 +127,43 @@ def load_summary(directory: Path) -> CompileSummary | None:
 
 
 def find_bottleneck(platform: Platform, metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
-    """What takes most of a frame, or for throughput of the time between two: the computing of the busiest device, the
-    busiest line, or waiting for one another."""
-    busiest, frame_s = metrics.busiest_device, getattr(metrics, speed_metric(objective)) or 1.0  # of what does nothing
+    """Return the kind and a description of the bottleneck.
+
+    The bottleneck takes most of the latency, or of the period for throughput. It is the busiest device, the busiest
+    link, or waiting.
+    """
+    frame_s = getattr(metrics, speed_metric(objective)) or 1.0
     if platform.network.kind != "switch":
-        share = sum(entry.link_s for entry in metrics.devices) / 2 / frame_s
-        text = f"the {platform.network.kind} network"
+        network_share = sum(device.link_s for device in metrics.devices) / 2 / frame_s
+        description = f"the {platform.network.kind} network"
     else:
-        lines = max(metrics.devices, key=lambda entry: entry.link_s)
-        share, text = lines.link_s / frame_s, f"the line of {lines.device}"
-    computing = busiest.compute_s / frame_s
-    text = f"{text} is busy {100 * share:.0f} % of the time"
-    if computing >= share:
-        text = f"{busiest.device} computes {100 * computing:.0f} % of the time"
-    if max(computing, share) < MIN_BUSY_SHARE:
-        return "waiting", f"{text}, else devices wait for one another"
-    return ("computing" if computing >= share else "network"), text
+        sender = max(metrics.devices, key=lambda device: device.link_s)
+        network_share, description = sender.link_s / frame_s, f"the link of {sender.device}"
+    compute_share = metrics.busiest_device.compute_s / frame_s
+    description = f"{description} is busy {100 * network_share:.0f} % of the time"
+    if compute_share >= network_share:
+        description = f"{metrics.busiest_device.device} computes {100 * compute_share:.0f} % of the time"
+    if max(compute_share, network_share) < MIN_BUSY_SHARE:
+        return "waiting", f"{description}; otherwise devices wait for each other"
+    return ("computing" if compute_share >= network_share else "network"), description
 
 
-def _suggest(
-    bound: Bottleneck, decision: Decision, metrics: Metrics, devices: int, slower: bool, narrowed: bool
-) -> str:
-    """What may help against what holds it back."""
-    if devices < 2:
+def _computing_count(metrics: Metrics) -> int:
+    return sum(device.flops > 0 for device in metrics.devices)
+
+
+def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, single: Metrics, is_narrowed: bool) -> str:
+    """Suggest how to relieve the bottleneck."""
+    if _computing_count(metrics) < 2:
         return (
-            "more devices gain where computing takes longer than sending: a faster network, or whole frames dealt out "
-            "in a stream (--objective throughput)"
+            "more devices help if computing takes longer than sending: use a faster network, or send whole frames to "
+            "different devices in a stream (--objective throughput)"
         )
-    if slower:
-        return "this is slower than one device alone: --strategy auto takes the best of all strategies, or one device"
+    if metrics.objective_value(decision.objective) > single.objective_value(decision.objective):
+        return "this is slower than one device: --strategy auto chooses the best of all strategies or one device"
     stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream --objective throughput"
-    if bound == "computing":
-        return f"one more device, or a faster one for {metrics.busiest_device.device}{stream}"
-    narrow = "" if narrowed else "--wire float16, which halves what travels; "
-    text = f"{narrow}a faster network{stream}"
-    return text if decision.strategy == "auto" else f"'dicompiler compare': what other strategies make of it; {text}"
+    if bottleneck == "computing":
+        return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"
+    narrow = "" if is_narrowed else "--wire-dtype float16, which halves the sent bytes; "
+    suggestion = f"{narrow}a faster network{stream}"
+    return suggestion if decision.strategy == "auto" else f"compare strategies ('dicompiler compare'); {suggestion}"

@@ -1,35 +1,36 @@
-"""The driver: compile() takes a model and a platform through the whole pipeline; `driver.artifact` uses what it wrote.
+"""`dicompiler.compile`: the steps from a model and a platform to programs for the devices.
 
-model ──prepare──► layers ──strategy──► plan ──partition──► placed model ──cut──► program ──target──► directory
+Model ──prepare──► layers ──strategy──► Plan ──lower──► Program ──target──► artifact directory
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import onnx
 
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.collecting import gc_paused
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import DicompilerError, UsageError, check_type
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import MemoryUse
+from dicompiler.driver.compile_options import (
+    DEFAULT_STRATEGY,
+    CompileOptions,
+    ModelSource,
+    check_instruments,
+    format_shapes,
+    takes_fields_of,
+)
 from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import summarize
-from dicompiler.driver.prepare import (
-    DEFAULT_COST_MODEL,
-    DEFAULT_TARGET,
-    make_problem,
-    prepare,
-    resolve_platform,
-    resolve_states,
-)
-from dicompiler.driver.validate_args import Shapes, check_instruments, format_shapes, validate_arguments
+from dicompiler.driver.prepare import make_problem, prepare, resolve_platform, resolve_states
+from dicompiler.driver.progress import forward_progress
 from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types, warn_not_narrowed
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
@@ -39,7 +40,6 @@ from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.lowering import lower
 from dicompiler.partition.routing import route_on_platform
-from dicompiler.plugin.pass_base import Instrument
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.registry import registry
 from dicompiler.search.constraints import check_constraints, check_program_memory, check_target_support
@@ -59,293 +59,290 @@ from dicompiler.target.manifest import (
 )
 from dicompiler.target.target_base import Target
 
-if TYPE_CHECKING:
-    import onnx
-
-
 log = logging.getLogger("dicompiler")
 
-DEFAULT_STRATEGY = "auto"
 MIN_WARNED_SLOWDOWN = 1.001
-"""How many times what one device takes a plan takes that is warned of: less would read the same."""
+"""Warn of plans that cost more than this multiple of one device: smaller differences vanish when they are printed."""
+
+
+@takes_fields_of(CompileOptions)
+def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
+    """Compile a model into programs for the devices of a platform.
+
+    Give the options as arguments, one for each field of `CompileOptions`:
+
+        result = dicompiler.compile("model.onnx", platform="rpi4x4", strategy="dp", output="build")
+
+    Args:
+        model: The path of an ONNX file, its bytes, a ModelProto or a Model.
+        options: The fields of `CompileOptions` as keyword arguments; platform and strategy may be positional.
+
+    Returns:
+        The plan, the programs and their predicted metrics. `output` was written if it was given.
+
+    Raises:
+        DicompilerError: The model cannot be compiled for the platform. Nothing is written.
+        UsageError: An option is not valid. Nothing is written.
+    """
+    with forward_progress(options.progress):
+        setup = resolve_options(model, options)
+        state = prepare_model(setup)
+        problem = build_problem(state, setup)
+        state = make_plan(state, problem, setup)
+        state = build_program(state, setup)
+        state, memory = check_program(state, problem, setup)
+        state = add_metrics(state, problem, memory, setup)
+        if setup.output is not None:
+            state = write_artifact(state, setup.target, setup.output)
+    return CompileResult.from_state(state, problem)
 
 
 @dataclass(frozen=True)
-class CompileOptions:
-    """What is asked of a compilation beside its model: the arguments of `compile`, by their names and defaults."""
+class CompileSetup:
+    """The options of a compilation, with the objects that they name.
 
-    platform: str | Path | Platform | None = None
-    strategy: str | Strategy | None = None
-    plan: str | Path | Plan | None = None
-    target: str | Target = DEFAULT_TARGET
-    objective: str = "latency"
-    cost: str | CostModel = DEFAULT_COST_MODEL
-    output: str | Path | None = None
-    shape: Shapes = ()
-    instruments: Sequence[Instrument] = ()
-    quantize_samples: str | Path | None = None
-    executor: Executor | None = None
-    wire_dtype: str | Mapping[str, str] | WireFormat | None = None
-    wire_samples: str | Path | None = None
-    tolerate_failures: int | str | FailureSelection = 0
-    state: str | Sequence[str] = "auto"
-
-    @cached_property
-    def resolved_target(self) -> Target:
-        """The target. UsageError for an unknown one."""
-        target: Target = registry().resolve("targets", self.target)
-        return target
-
-    @cached_property
-    def resolved_strategy(self) -> Strategy | None:
-        """Who decides; None where the plan is given. UsageError for an unknown strategy."""
-        if self.plan is not None:
-            return None
-        strategy: Strategy = registry().resolve(
-            "strategies", DEFAULT_STRATEGY if self.strategy is None else self.strategy
-        )
-        return strategy
-
-    @cached_property
-    def failure_selection(self) -> FailureSelection:
-        """Which losses of devices are to be survived."""
-        return FailureSelection.parse(self.tolerate_failures)
-
-    @cached_property
-    def plan_and_wire(self) -> tuple[Plan | None, WireFormat]:
-        """The plan that is given, and how tensors travel: see `sending.agreed`."""
-        return resolve_wire_types(self.plan, self.wire_dtype, self.wire_samples)
-
-    def check(self) -> None:
-        """UsageError for what excludes each other, unknown names and values that cannot be, DicompilerError for a place
-        that cannot be written: before the work."""
-        if self.strategy is not None and self.plan is not None:
-            raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
-        check_instruments(self.instruments)
-        _ = self.failure_selection, self.resolved_target, self.resolved_strategy
-        if self.output is not None:
-            check_output_directory(Path(self.output), ARTIFACT_FILE, ARTIFACT_NOUN)  # and in the end once more
-        given, _ = self.plan_and_wire
-        if given is not None and given.failures and self.failure_selection:
-            raise UsageError("compile: the plan has plans for losses: leave out survive, or its 'losses'")
-
-
-@validate_arguments
-def compile(
-    model: str | Path | bytes | onnx.ModelProto | Model,
-    platform: str | Path | Platform | None = None,
-    strategy: str | Strategy | None = None,
-    plan: str | Path | Plan | None = None,
-    target: str | Target = DEFAULT_TARGET,
-    objective: str = "latency",
-    cost: str | CostModel = DEFAULT_COST_MODEL,
-    output: str | Path | None = None,
-    shape: Shapes = (),
-    instruments: Sequence[Instrument] = (),
-    quantize_samples: str | Path | None = None,
-    executor: Executor | None = None,
-    wire_dtype: str | Mapping[str, str] | WireFormat | None = None,
-    wire_samples: str | Path | None = None,
-    tolerate_failures: int | str | FailureSelection = 0,
-    state: str | Sequence[str] = "auto",
-    progress: Callable[[str], object] | None = None,  # noqa: ARG001 (`asked` calls it)
-) -> CompileResult:
-    """Splits `model` over `platform` as `plan` says or as `strategy` decides, and writes `output` where it is given.
-
-    strategy, target, cost: specs such as "modnn" or instances. shape: {"input": (1, 3, 224, 224)}, or as text
-    "input=1x3x224x224", for dynamic dimensions. calibrate: an .npz file of samples with which the model is quantised
-    first (see the pass `quantise`). executor: whom strategies that evaluate many plans give that work, see
-    `open_executor`. wire: the type in which tensors travel, "float16" or {"*": "float16", "conv1": "float32"} (see
-    `ir.wire`); by default the plan's, and as they are. samples: an .npz file of inputs, as for calibrate, that gives
-    int8 on the wire its ranges. With `output` the memory that the target adds counts when plans are chosen. survive:
-    which losses of devices the plan is to have plans for: of so many at most, "hosts" for each host's together, or
-    "pi02,pi03"; beside a given plan, by the default strategy. state: "past*=present*", or several: graph inputs and
-    outputs that devices keep from frame to frame; "auto": those of the usual names, "none": none (see the pass
-    `keep-states`). progress: is told, a line each, what is being done; what it raises ends the compilation.
-    Returns the compilation with plan, program, metrics, and artifacts where written. Raises DicompilerError for what
-    cannot be compiled, UsageError for unknown names and values of other types; nothing is written then.
+    Attributes:
+        options: The options as given.
+        model: The path or the content of the model.
+        strategy: None if the plan is given.
+        given_plan: None if a strategy makes the plan.
+        wire_format: Element types of tensors on the network.
+        failures: Device failures that need a plan of their own.
+        shapes: Shapes of inputs, such as "input=1x3x224x224".
+        states: The option `state` of the pass `keep-states`.
+        output: Directory to write.
     """
-    options = CompileOptions(
-        platform, strategy, plan, target, objective, cost, output, shape, instruments, quantize_samples
-    )
-    options = replace(
+
+    options: CompileOptions
+    model: ModelSource
+    platform: Platform
+    strategy: Strategy | None
+    given_plan: Plan | None
+    target: Target
+    cost_model: CostModel
+    wire_format: WireFormat
+    failures: FailureSelection
+    shapes: tuple[str, ...]
+    states: tuple[str, ...]
+    output: Path | None
+
+
+def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup:
+    """Check the options and create the objects that they name, before any work is done."""
+    expected = "the path of an ONNX file, its bytes or a ModelProto"
+    check_type(model, (str, Path, bytes, onnx.ModelProto, Model), "compile: model", expected)
+    if options.strategy is not None and options.plan is not None:
+        raise UsageError("compile: strategy and plan exclude each other: a plan needs no strategy")
+    check_instruments(options.instruments)
+    failures = FailureSelection.parse(options.tolerate_failures)
+    target: Target = registry().resolve("targets", options.target)
+    strategy: Strategy | None = None
+    if options.plan is None:
+        given = DEFAULT_STRATEGY if options.strategy is None else options.strategy
+        strategy = registry().resolve("strategies", given)
+    output = None if options.output is None else Path(options.output)
+    if output is not None:
+        check_output_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN)
+    given_plan, wire_format = resolve_wire_types(options.plan, options.wire_dtype, options.wire_samples)
+    if given_plan is not None and given_plan.failures and failures:
+        raise UsageError("compile: the plan has failure plans already: omit tolerate_failures, or its 'failures'")
+    platform = resolve_platform(options.platform, strategy)
+    failures.check_platform(platform)
+    return CompileSetup(
         options,
-        executor=executor,
-        wire_dtype=wire_dtype,
-        wire_samples=wire_samples,
-        tolerate_failures=tolerate_failures,
-        state=state,
+        model,
+        platform,
+        strategy,
+        given_plan,
+        target,
+        registry().resolve("cost_models", options.cost),
+        wire_format,
+        failures,
+        format_shapes(options.shape),
+        resolve_states(options.state, target),
+        output,
     )
-    return run_pipeline(model, options)
 
 
-def run_pipeline(model: str | Path | bytes | onnx.ModelProto | Model, options: CompileOptions) -> CompileResult:
-    """What `compile` gives."""
-    options.check()
-    compilation, problem = build_problem(Model.load(model), options)
-    plan = make_plan(compilation, problem, options)
-    compilation = partition_model(replace(compilation, plan=plan), options)
-    memory: Mapping[str, MemoryUse] | None = None
-    if options.output is not None:
-        check_target_support(plan, options.resolved_target)
-        compilation, memory = measure_memory(compilation, problem), problem.program_memory_use(compilation)
-        check_program_memory(compilation, memory, options.resolved_target)
-    compilation = add_metrics(compilation, problem, options, memory)
-    if options.output is not None:
-        compilation = write_artifact(compilation, options.resolved_target, Path(options.output))
-    return CompileResult.from_state(compilation, problem)
+def prepare_model(setup: CompileSetup) -> PipelineState:
+    """Load the model, normalize it and form its layers."""
+    options = setup.options
+    state = prepare(Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states)
+    return replace(apply_wire_types(state, setup.wire_format), platform=setup.platform)
 
 
-def build_problem(model: Model, options: CompileOptions) -> tuple[PipelineState, Problem]:
-    """The model with its layers, on the platform, and what is to be decided."""
-    shapes, states = format_shapes(options.shape), resolve_states(options.state, options.resolved_target)
-    compilation = prepare(model, shapes, options.instruments, options.quantize_samples, states)
-    compilation = apply_wire_types(compilation, options.plan_and_wire[1])
-    compilation = replace(compilation, platform=resolve_platform(options.platform, options.resolved_strategy))
-    costs: CostModel = registry().resolve("cost_models", options.cost)
-    problem = make_problem(compilation, options.objective, costs, options.resolved_target)
-    runs = None if options.output is None else options.resolved_target
-    problem = replace(problem, executor=options.executor, target=runs)
-    options.failure_selection.check_platform(problem.platform)
-    return compilation, problem
+def build_problem(state: PipelineState, setup: CompileSetup) -> Problem:
+    """Return the problem that a strategy solves. The target's memory counts only if an artifact is written."""
+    problem = make_problem(state, setup.options.objective, setup.cost_model, setup.target)
+    target = None if setup.output is None else setup.target
+    return replace(problem, executor=setup.options.executor, target=target)
 
 
-def make_plan(compilation: PipelineState, problem: Problem, options: CompileOptions) -> Plan:
-    """The plan, with plans for losses and ranges of what travels where they are asked for."""
-    decider = options.resolved_strategy
-    plan = choose_plan(problem, decider, options.plan_and_wire[0])
-    if options.failure_selection:
-        others = decider or registry().make("strategies", DEFAULT_STRATEGY)
-        plan = add_failover_plans(problem, others, plan, options.failure_selection, plan_is_fixed=decider is None)
-    if decider is not None:
+def make_plan(state: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
+    """Add the plan: the strategy's or the given one, with failure plans and int8 ranges if they are requested."""
+    if setup.strategy is not None:
+        plan = run_strategy(problem, setup.strategy)
+    else:
+        assert setup.given_plan is not None
+        plan = check_given_plan(problem, setup.given_plan)
+    if setup.failures:
+        planner = setup.strategy or registry().make("strategies", DEFAULT_STRATEGY)
+        plan = add_failover_plans(problem, planner, plan, setup.failures, plan_is_fixed=setup.strategy is None)
+    if setup.strategy is not None:
         plan = drop_unread_parts(problem, plan)
-    if options.wire_samples is not None:
-        plan = measure_wire_ranges(replace(compilation, plan=plan), Path(options.wire_samples))
+    state = replace(state, plan=plan)
+    if setup.options.wire_samples is not None:
+        state = replace(state, plan=measure_wire_ranges(state, Path(setup.options.wire_samples)))
+    return state
+
+
+def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
+    """Return the strategy's plan, marked with the digest of the model.
+
+    Raises:
+        DicompilerError: The strategy has no plan, or a plan that is not feasible.
+    """
+    assert problem.model is not None
+    log.info("strategy %s: making the plan", strategy.name)
+    wire_format = WireFormat(problem.layers.wire_dtypes)
+    plan = replace(strategy.plan(problem), model_digest=problem.model.digest(), wire_format=wire_format)
+    if problem.cost_model.is_measured and not plan.note:
+        plan = replace(plan, note=f"based on the measurements of cost model {problem.cost_model.name!r}")
+    strategy.check_feasible(problem, plan)
     return plan
 
 
-def partition_model(compilation: PipelineState, options: CompileOptions) -> PipelineState:
-    """The compilation with the program of its plan, under the eyes of the instruments; tells what devices keep."""
-    assert compilation.plan is not None
-    log.info("splitting over %d devices", len(compilation.plan.devices))
-    partition = registry().make("passes", "partition" if options.resolved_strategy is None else "partition{quiet=true}")
-    watched = PassManager([partition], options.instruments)
-    with gc_paused():
-        compilation = lower(compilation, watched.run)
-    warn_not_narrowed(compilation)
-    return compilation
+def check_given_plan(problem: Problem, plan: Plan) -> Plan:
+    """Return a given plan if it was made for the model and fits the platform.
 
-
-def choose_plan(problem: Problem, strategy: Strategy | None, plan: Plan | None) -> Plan:
-    """The plan: the strategy's where there is one, else the one given.
-
-    Raises DicompilerError for a plan of another network, with parts on a device without compute, or over a host's
-    memory.
+    Raises:
+        DicompilerError: The plan was made for another model, has parts on a device that cannot compute, or exceeds the
+            memory of a host.
     """
     assert problem.model is not None
-    digest = problem.model.digest()
-    if strategy is not None:
-        log.info("%s decides", strategy.name)
-        chosen = replace(
-            strategy.plan(problem), model_digest=digest, wire_format=WireFormat(problem.layers.wire_dtypes)
-        )
-        if problem.cost_model.is_measured and not chosen.note:
-            chosen = replace(chosen, note=f"it rests on the measurements of cost model {problem.cost_model.name!r}")
-        strategy.check_feasible(problem, chosen)
-        return chosen
-    assert plan is not None
-    if plan.model_digest and plan.model_digest != digest:
+    if plan.model_digest and plan.model_digest != problem.model.digest():
         raise DicompilerError(
-            "plan: it was made for another network (its structure differs): make it anew with 'dicompiler plan'"
+            "plan: it was made for another network (its structure differs): create it again with 'dicompiler plan'"
         )
     check_constraints(problem, plan)
     return plan
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """The plan, and its plans for losses, without the parts that nobody reads; those of partial sums stay."""
-    dropped = set(route_on_platform(problem.platform, problem.layers, replace(plan, failures=())).dropped_tasks)
-    layers = {
-        name: parts
-        if any(part.reduce for part in parts)
-        else tuple(part for i, part in enumerate(parts) if (name, i) not in dropped) or parts
-        for name, parts in plan.layers.items()
-    }
-    losses = tuple(replace(loss, plan=drop_unread_parts(problem, loss.plan)) for loss in plan.failures)
-    return replace(plan, layers=layers, failures=losses)
+    """Return the plan without parts whose output is not read, except parts of layers with partial sums."""
+    routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
+    dropped = set(routing.dropped_tasks)
+    layers = {}
+    for name, parts in plan.layers.items():
+        read = tuple(part for i, part in enumerate(parts) if (name, i) not in dropped)
+        has_partial_sums = any(part.reduce for part in parts)
+        layers[name] = parts if has_partial_sums or not read else read
+    failures = tuple(replace(failure, plan=drop_unread_parts(problem, failure.plan)) for failure in plan.failures)
+    return replace(plan, layers=layers, failures=failures)
 
 
-def measure_memory(compilation: PipelineState, problem: Problem) -> PipelineState:
-    """Adds what the program takes of RAM and flash by the target's measure, and what the uncut network would take on
-    one device; nothing where the target has none."""
-    assert problem.target is not None and compilation.program is not None
-    if compilation.plan is not None and compilation.plan.replicas:
-        return compilation
-    occupied = problem.target.device_footprints(compilation.program)
-    if not occupied:
-        return compilation
-    single = problem.draft_program(problem.best_single_device[0]).program
-    assert single is not None
+def build_program(state: PipelineState, setup: CompileSetup) -> PipelineState:
+    """Add the placed model and the program of the plan. Instruments observe the pass `partition`."""
+    assert state.plan is not None
+    log.info("building programs for %d devices", len(state.plan.devices))
+    # Only the author of a given plan can remove its unread parts, so only that case is worth a warning.
+    partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
+    with gc_paused():
+        state = lower(state, PassManager([partition], setup.options.instruments).run)
+    warn_not_narrowed(state)
+    return state
+
+
+def check_program(
+    state: PipelineState, problem: Problem, setup: CompileSetup
+) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
+    """Check that the target supports the program and that it fits into memory, if an artifact is written.
+
+    Returns:
+        The state with the RAM and flash of each device if the target measures them, and the memory by device.
+    """
+    if setup.output is None:
+        return state, None
+    assert state.plan is not None
+    check_target_support(state.plan, setup.target)
+    state, memory = measure_footprints(state, problem), problem.program_memory_use(state)
+    check_program_memory(state, memory, setup.target)
+    return state, memory
+
+
+def measure_footprints(state: PipelineState, problem: Problem) -> PipelineState:
+    """Add the RAM and flash of each device, and of one device with the whole model, if the target measures them."""
+    assert problem.target is not None and state.program is not None
+    if state.plan is not None and state.plan.replicas:
+        return state
+    footprints = problem.target.device_footprints(state.program)
+    if not footprints:
+        return state
+    single_device_program = problem.draft_program(problem.best_single_device[0]).program
+    assert single_device_program is not None
     try:
-        alone = problem.target.device_footprints(single)
-    except DicompilerError:  # too large for the target: no figure to compare with
-        alone = ()
-    return replace(compilation, footprints=occupied, single_device_footprints=alone)
+        single_device_footprints = problem.target.device_footprints(single_device_program)
+    except DicompilerError:
+        # The whole model is too large for the target, so there is nothing to compare with.
+        single_device_footprints = ()
+    return replace(state, footprints=footprints, single_device_footprints=single_device_footprints)
 
 
 def add_metrics(
-    compilation: PipelineState, problem: Problem, options: CompileOptions, memory: Mapping[str, MemoryUse] | None
+    state: PipelineState, problem: Problem, memory: Mapping[str, MemoryUse] | None, setup: CompileSetup
 ) -> PipelineState:
-    """Adds who decided, the metrics of the program by simulation (memory: see `Problem.metrics`), of the plans for
-    losses, and those of the best single device beside them; warns where that one would be better."""
-    assert compilation.plan is not None
+    """Add the simulated metrics of the plan, of its failure plans and of the best single device.
+
+    Warns if one device is better, or if the predicted gain is implausible.
+    """
+    assert state.plan is not None
     with gc_paused():
-        metrics, single = problem.program_metrics(compilation, memory), problem.best_single_device[1]
-    objective, decider = problem.objective, options.resolved_strategy
+        metrics, single = problem.program_metrics(state, memory), problem.best_single_device[1]
+    objective = problem.objective
     if metrics.objective_value(objective) > MIN_WARNED_SLOWDOWN * single.objective_value(objective):
         log.warning(
-            "this plan's predicted %s is worse than that of one device alone (%.3g against %.3g; --strategy single)",
+            "this plan's predicted %s is worse than that of one device (%.3g instead of %.3g; --strategy single)",
             objective,
             metrics.objective_value(objective),
             single.objective_value(objective),
         )
     if doubt := metrics.describe_implausible_gain(single, objective):
         log.warning("this plan is predicted to be %s", doubt)
-    name, origin = ("", "") if decider is None else (decider.name, compilation.plan.chosen_strategy)
-    decision = Decision(name, objective, problem.cost_model.name, origin)
-    losses = failure_metrics(problem, compilation.plan)
+    name, chosen = ("", "") if setup.strategy is None else (setup.strategy.name, state.plan.chosen_strategy)
     return replace(
-        compilation, metrics=metrics, single_device_metrics=single, decision=decision, failure_metrics=losses
+        state,
+        metrics=metrics,
+        single_device_metrics=single,
+        failure_metrics=failure_metrics(problem, state.plan),
+        decision=Decision(name, objective, problem.cost_model.name, chosen),
     )
 
 
-def write_artifact(compilation: PipelineState, target: Target, output: Path) -> PipelineState:
-    """Writes the artifact: the target's files, the plan, the platform, and the model to verify against."""
-    assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
+def write_artifact(state: PipelineState, target: Target, output: Path) -> PipelineState:
+    """Write the artifact: the target's files, the plan, the platform and the reference model."""
+    assert state.plan is not None and state.platform is not None and state.reference is not None
     from dicompiler.verify.lookup_tables import find_lookup_tables
 
-    log.info("target %s writes %s", target.name, output)
+    log.info("target %s: writing %s", target.name, output)
     with atomic_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN) as stage:
-        target.emit(compilation, stage)
-        (stage / PLAN_FILE).write_text(plans.dumps(compilation.plan), encoding="utf-8")
-        (stage / PLATFORM_FILE).write_text(platform_to_toml(compilation.platform), encoding="utf-8")
+        target.emit(state, stage)
+        (stage / PLAN_FILE).write_text(plans.dumps(state.plan), encoding="utf-8")
+        (stage / PLATFORM_FILE).write_text(platform_to_toml(state.platform), encoding="utf-8")
         (stage / REFERENCE_FILE).parent.mkdir()
-        compilation.reference.save(stage / REFERENCE_FILE, external=True)
-        (stage / PROVENANCE_FILE).write_text(
-            json.dumps(provenance_document(compilation, target), indent=1) + "\n", encoding="utf-8"
-        )
-        rows = find_lookup_tables(
-            compilation.reference, [value.name for value in compilation.reference.proto.graph.input]
-        )
-        write_integrity(stage, {"rows": rows} if rows else {})
-    return replace(compilation, artifact_directory=output)
+        state.reference.save(stage / REFERENCE_FILE, external=True)
+        provenance = json.dumps(provenance_document(state, target), indent=1)
+        (stage / PROVENANCE_FILE).write_text(f"{provenance}\n", encoding="utf-8")
+        inputs = [value.name for value in state.reference.proto.graph.input]
+        tables = find_lookup_tables(state.reference, inputs)
+        write_integrity(stage, {"rows": tables} if tables else {})
+    return replace(state, artifact_directory=output)
 
 
-def provenance_document(compilation: PipelineState, target: Target) -> dict[str, Any]:
-    """How the plan came about, and what it is predicted to come to; see the schema made."""
-    decision, metrics, single = compilation.decision, compilation.metrics, compilation.single_device_metrics
+def provenance_document(state: PipelineState, target: Target) -> dict[str, Any]:
+    """Return the content of provenance.json: the origin of the plan and its predictions."""
+    decision, metrics, single = state.decision, state.metrics, state.single_device_metrics
     assert decision is not None and metrics is not None and single is not None
     document = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}
     if not decision.chosen_strategy:
         del document["chosen_strategy"]
-    return {**document, "summary": summarize(compilation, decision, metrics, single).document()}
+    return {**document, "summary": summarize(state, decision, metrics, single).document()}

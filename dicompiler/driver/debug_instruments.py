@@ -1,4 +1,4 @@
-"""Instruments that compute: VerifyEach (numbers after every pass), Statistics (what a split costs), Reproducer."""
+"""Instruments for debugging passes: VerifyEach, PartitionStatistics and Reproducer."""
 
 from __future__ import annotations
 
@@ -21,45 +21,49 @@ if TYPE_CHECKING:
 
 @dataclass
 class VerifyEach(NoOpInstrument):
-    """After every pass that changed the model runs it in onnxruntime, and compares with what it computed before.
+    """Runs the model in onnxruntime after each pass and compares the outputs with those before it.
 
-    The inputs are seeded random ones unless given; until the graph's inputs have static shapes nothing is compared.
-    Raises DicompilerError naming the pass, the output and the difference. A pass that says `preserves = False` sets a
-    new reference.
+    Nothing is compared until all graph inputs have static shapes. A pass with `preserves_outputs = False` sets a new
+    reference. A difference raises DicompilerError, which names the pass and the output.
+
+    Attributes:
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
     """
 
     inputs: Mapping[str, NDArray[Any]] | None = None
     _reference_outputs: dict[str, Any] = field(default_factory=dict)
     _run_inputs: dict[str, Any] = field(default_factory=dict)
 
-    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
+    def before(self, index: int, step: Pass, state: PipelineState) -> None:  # noqa: ARG002
         if not self._reference_outputs:
-            self._reference_outputs = self._run_model(compilation.model)
+            self._reference_outputs = self._run_model(state.model)
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
+    def after(self, index: int, step: Pass, state: PipelineState) -> None:
         from dicompiler.ir.random_ops import random_tensors
         from dicompiler.verify.comparison import compare_value
 
-        got = self._run_model(compilation.model)
-        before = self._reference_outputs if step.preserves_outputs else {}
-        random = random_tensors(compilation.model.proto)
-        for name, was in before.items() if got else ():
-            if name not in got or name in random:  # a state, which is in pieces now; others in each run
+        outputs = self._run_model(state.model)
+        references = self._reference_outputs if step.preserves_outputs else {}
+        random = random_tensors(state.model.proto)
+        for name, reference in references.items() if outputs else ():
+            # An output that is a state may have been cut into pieces; a random one differs in each run.
+            if name not in outputs or name in random:
                 continue
-            check = compare_value(name, was, got[name])
+            check = compare_value(name, reference, outputs[name])
             if not check.passed:
                 raise DicompilerError(f"after pass {index} ({step.spec}): output {name!r} {check.detail}")
-        self._reference_outputs = self._reference_outputs if self._reference_outputs and step.preserves_outputs else got
+        if not self._reference_outputs or not step.preserves_outputs:
+            self._reference_outputs = outputs
 
     def _run_model(self, model: Model) -> dict[str, Any]:
-        """The outputs by name; none where an input has no static shape yet."""
+        """Return the outputs by name; empty if an input has no static shape yet."""
         from dicompiler.verify.comparison import graph_inputs
         from dicompiler.verify.executor import run_model
         from dicompiler.verify.run_inputs import hint_on_input_error, prepare_inputs
 
         if self.inputs is None and any(value.shape is None for value in graph_inputs(model)):
             return {}
-        # Once: a pass may take away what tells which numbers an input can be.
+        # Choose the inputs once: a later pass may remove the nodes that show which values an input can have.
         self._run_inputs = self._run_inputs or prepare_inputs(model, self.inputs)
         with hint_on_input_error(model, self.inputs):
             return run_model(model, self._run_inputs)
@@ -67,8 +71,16 @@ class VerifyEach(NoOpInstrument):
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What became of one layer. halo: elements of its inputs that arrive from other devices; macs: multiplications
-    that all its parts do together; redundant: those beyond what the whole layer does."""
+    """Effects of partitioning on one layer.
+
+    Attributes:
+        layer: Name of the layer.
+        parts: Number of its parts.
+        devices: Number of devices with a part.
+        halo: Number of input elements that come from other devices.
+        macs: Multiply-adds of all parts together.
+        redundant_macs: Multiply-adds beyond those of the whole layer.
+    """
 
     layer: str
     parts: int
@@ -80,54 +92,70 @@ class LayerStatistics:
 
 @dataclass
 class PartitionStatistics(NoOpInstrument):
-    """After partition counts, layer by layer, parts, elements that travel, and multiplications that are done twice."""
+    """Counts the parts, received elements and redundant multiply-adds of each layer after `partition`.
+
+    Attributes:
+        rows: One row for each layer; empty before `partition`.
+    """
 
     rows: list[LayerStatistics] = field(default_factory=list)
 
-    def after(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
-        if compilation.routing is None or self.rows:
+    def after(self, index: int, step: Pass, state: PipelineState) -> None:  # noqa: ARG002
+        if state.routing is None or self.rows:
             return
         from dicompiler.cost.op_counts import count_macs, count_task_macs
         from dicompiler.ir.regions import volume
         from dicompiler.ir.routing import assembly_leaves
         from dicompiler.ir.tasks import task_id
 
-        routing = compilation.routing
+        routing = state.routing
         layers = routing.layers
         for layer in layers.layers:
             tasks = [task for task in routing.tasks if task.layer == layer.name]
-            arrived = {
+            received = {
                 leaf.box: volume(leaf.box.region or ())
                 for task in tasks
-                for tree in routing.reads.get(task_id(task), {}).values()
-                for leaf in assembly_leaves(tree)
+                for assembly in routing.reads.get(task_id(task), {}).values()
+                for leaf in assembly_leaves(assembly)
                 if leaf.box.origin is not None
             }
-            done = sum(count_task_macs(layers, task) for task in tasks)
-            redundant = done - count_macs(layers, layer)
-            devices = len({task.device for task in tasks})
-            self.rows.append(LayerStatistics(layer.name, len(tasks), devices, sum(arrived.values()), done, redundant))
+            macs = sum(count_task_macs(layers, task) for task in tasks)
+            self.rows.append(
+                LayerStatistics(
+                    layer.name,
+                    parts=len(tasks),
+                    devices=len({task.device for task in tasks}),
+                    halo=sum(received.values()),
+                    macs=macs,
+                    redundant_macs=macs - count_macs(layers, layer),
+                )
+            )
 
 
 @dataclass
 class Reproducer(NoOpInstrument):
-    """Where a pass breaks, writes what it takes to see it again: `reproducer.onnx`, the graph before the first pass
-    with its weights replaced by zeros that take no room, `reproducer.plan.json` where there was a plan, and
-    `reproducer.txt`, the command that runs the same passes."""
+    """Writes files that reproduce the failure of a pass.
+
+    The files are `reproducer.onnx` (the model before the first pass, with zeros that take no space instead of its
+    weights), `reproducer.plan.json` if there was a plan, and `reproducer.txt` (a command that runs the same passes).
+
+    Attributes:
+        directory: Directory to write to.
+    """
 
     directory: Path
     _model: Model | None = None
     _plan: Plan | None = None
     _passes: list[str] = field(default_factory=list)
 
-    def before(self, index: int, step: Pass, compilation: PipelineState) -> None:  # noqa: ARG002
+    def before(self, index: int, step: Pass, state: PipelineState) -> None:  # noqa: ARG002
         if self._model is None:
-            self._model = compilation.model
-        if compilation.plan is not None and not any("partition" in text for text in self._passes):
-            self._plan = self._plan or compilation.plan
+            self._model = state.model
+        if state.plan is not None and not any("partition" in text for text in self._passes):
+            self._plan = self._plan or state.plan
         self._passes.append(str(step.spec))
 
-    def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:  # noqa: ARG002
+    def failed(self, index: int, step: Pass, state: PipelineState, error: Exception) -> None:  # noqa: ARG002
         from dicompiler.ir.plan import dumps
 
         assert self._model is not None
@@ -142,41 +170,33 @@ class Reproducer(NoOpInstrument):
 
 
 def strip_weights(model: Model) -> bytes:
-    """The model as ONNX bytes with every large weight made by a ConstantOfShape node of value 0: names, shapes and
-    types stay, the numbers go."""
+    """Return the model as ONNX bytes, with large weights replaced by ConstantOfShape nodes of value 0.
+
+    Names, shapes and types stay.
+    """
+    import numpy as np
     import onnx
     from onnx import helper, numpy_helper
 
-    from dicompiler.ir.onnx.weights import is_placeholder
+    from dicompiler.ir.onnx.weights import is_placeholder, raw_nbytes
 
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph = proto.graph
-    hollow = [tensor for tensor in graph.initializer if is_placeholder(tensor)]
+    large = [tensor for tensor in graph.initializer if is_placeholder(tensor)]
     small = [tensor for tensor in graph.initializer if not is_placeholder(tensor)]
-    fed = {tensor.name for tensor in hollow}
+    large_names = {tensor.name for tensor in large}
     zeros, shapes = [], []
-    for number, tensor in enumerate(hollow):
-        shape = numpy_helper.from_array(_int64(tensor.dims), f"reproducer.shape{number}")
+    for number, tensor in enumerate(large):
+        shape = numpy_helper.from_array(np.array(list(tensor.dims), np.int64), f"reproducer.shape{number}")
         shapes.append(shape)
-        zero = onnx.TensorProto(dims=[1], data_type=tensor.data_type, raw_data=bytes(_itemsize(tensor.data_type)))
-        zeros.append(helper.make_node("ConstantOfShape", [shape.name], [tensor.name], value=zero))
+        data = bytes(raw_nbytes(tensor.data_type, (1,)))
+        value = onnx.TensorProto(dims=[1], data_type=tensor.data_type, raw_data=data)
+        zeros.append(helper.make_node("ConstantOfShape", [shape.name], [tensor.name], value=value))
     nodes = list(graph.node)
-    inputs = [value for value in graph.input if value.name not in fed]
+    inputs = [value for value in graph.input if value.name not in large_names]
     del graph.initializer[:], graph.node[:], graph.input[:]
     graph.initializer.extend([*small, *shapes])
     graph.node.extend([*zeros, *nodes])
     graph.input.extend(inputs)
     return bytes(proto.SerializeToString(deterministic=True))
-
-
-def _int64(dims: Any) -> Any:
-    import numpy as np
-
-    return np.array(list(dims), np.int64)
-
-
-def _itemsize(dtype: int) -> int:
-    from dicompiler.ir.onnx.weights import raw_nbytes
-
-    return raw_nbytes(dtype, (1,))

@@ -1,6 +1,6 @@
-"""Depfiles: what a command read, as a rule in the syntax that Make and Ninja share.
+"""Depfiles: the files that a command reads, as a rule in the syntax that Make and Ninja share.
 
-In: what the command was given. Out: the paths of the files that it reads, as they were given; the text of a depfile.
+arguments of a command ──find_prerequisites──► paths ──format_rule──► text of a depfile
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
 from dicompiler.plugin.registry import registry
 
-# Found by trying every character with GNU Make 4.3 and Ninja 1.11: neither's escapes help with these in the other.
+# The names for which no escape serves both programs; found by trying all characters in GNU Make 4.3 and Ninja 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
-"""Makes a pattern rule of a target; a prerequisite may hold it."""
+"""Turns a rule into a pattern rule if it is in the target. It is allowed in prerequisites."""
 
 
 def format_rule(target: str, prerequisites: Iterable[str | Path]) -> str:
-    """The depfile of a rule that makes `target`. DicompilerError for a name that Make or Ninja cannot read there."""
+    """Return the depfile of a target.
+
+    Raises:
+        DicompilerError: Make or Ninja cannot read one of the names.
+    """
     if _PATTERN_CHARACTER in target:
         raise _unsupported_name_error(target, _PATTERN_CHARACTER)
     lines = [f"{_escape_name(target)}:", *(f" {_escape_name(str(path))}" for path in prerequisites)]
@@ -46,40 +50,42 @@ def _unsupported_name_error(name: str, part: str) -> DicompilerError:
 def find_prerequisites(
     model: Path, platform: str | None, other_files: Iterable[Path | None], plugins: Iterable[object]
 ) -> tuple[Path, ...]:
-    """The files that compiling `model` reads: the model, its external data, the platform's file, `read` (a plan,
-    samples; None: not given), those that options of `parts` name, and the modules of third-party plugins that are
-    loaded by now. Each once.
+    """Return the files that a command reads, each once.
 
-    parts: passes, strategies, cost models and targets. DicompilerError for a model that cannot be read.
+    These are the model, its external data, the platform's file, the other files, the files that options of plugins
+    name, and the modules of third-party plugins that are loaded.
+
+    Args:
+        model: The model.
+        platform: A TOML file or the name of a built-in platform.
+        other_files: A plan and samples; None: not given.
+        plugins: Passes, strategies, cost models and targets.
+
+    Raises:
+        DicompilerError: The model cannot be read.
     """
     known = registry()
-    families = [provided.value for provided in known.platforms.values()]
+    families = [entry.value for entry in known.platforms.values()]
     cluster = None if platform is None else platform_file(platform, families)
-    named = [Path(file) for part in plugins for file in option_files(part)]
+    option_paths = [Path(file) for plugin in plugins for file in option_files(plugin)]
     given = [path for path in (cluster, *other_files) if path is not None]
-    return tuple(dict.fromkeys([model, *external_files(model), *given, *named, *plugin_modules(known.plugins)]))
+    paths = [model, *external_files(model), *given, *option_paths, *plugin_modules(known.plugins)]
+    return tuple(dict.fromkeys(paths))
 
 
 def plugin_modules(plugins: Iterable[Plugin]) -> list[Path]:
-    """The files of all loaded modules of third-party plugins' distributions, sorted."""
-    tops = {
-        top
-        for plugin in plugins
-        if not is_builtin_distribution(plugin.distribution)
-        for top in _top_level_names(plugin)
-    }
-    files = [
-        getattr(module, "__file__", None)
-        for name, module in list(sys.modules.items())
-        if top_level_package(name) in tops
-    ]
+    """Return the files of all loaded modules of third-party plugins' distributions, sorted."""
+    packages: set[str] = set()
+    for plugin in plugins:
+        if not is_builtin_distribution(plugin.distribution):
+            packages |= _top_level_names(plugin)
+    modules = [module for name, module in list(sys.modules.items()) if top_level_package(name) in packages]
+    files = [getattr(module, "__file__", None) for module in modules]
     return sorted({Path(file) for file in files if file})
 
 
 def _top_level_names(plugin: Plugin) -> set[str]:
-    """The names of the modules and packages that come with a plugin; of an editable install only the plugin's own."""
+    """Return the modules and packages of a plugin's distribution; if it is editable, only the plugin's own."""
     files = metadata.distribution(plugin.distribution).files or ()
-    return {
-        top_level_package(plugin.value),
-        *(file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"),
-    }
+    names = {file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}
+    return {top_level_package(plugin.value), *names}

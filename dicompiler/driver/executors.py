@@ -1,6 +1,6 @@
-"""Whom the work of a search is given: processes of this machine, ranks of MPI, or a Dask cluster.
+"""Executors for the evaluations of a search: processes of this host, MPI ranks, or a Dask cluster.
 
-Text such as "processes=4" goes in, an Executor for `compile(executor=…)`, `explore` and `Problem.executor` comes out.
+"processes=4" ──open_executor──► Executor for `compile(executor=…)`, `explore` and `Problem.executor`
 """
 
 from __future__ import annotations
@@ -22,31 +22,42 @@ T = TypeVar("T")
 EXECUTOR_FORMS = {"processes": "processes=N", "dask": "dask=HOST:PORT", "mpi": "mpi"}
 MAX_PROCESSES = 1024
 MAX_PROCESS_FAILURES = 3
-"""So many lost processes in a row, and no work done in between, are no accident."""
+"""`map` gives up after this number of process failures in a row, without a result in between."""
 
 
 def parse_executor(text: str) -> tuple[str, str]:
-    """`dask=10.0.0.1:8786` → its kind and what stands behind the sign. UsageError for what is none of KINDS."""
+    """Return the kind of an executor and its value: "dask=10.0.0.1:8786" ⇒ ("dask", "10.0.0.1:8786")."""
     kind, sign, value = text.partition("=")
     if kind not in EXECUTOR_FORMS:
-        raise UsageError(f"executor {text!r}: there is no {kind!r}{did_you_mean(kind, EXECUTOR_FORMS)}")
+        raise UsageError(f"executor {text!r}: unknown kind {kind!r}{did_you_mean(kind, EXECUTOR_FORMS)}")
     if bool(value) != ("=" in EXECUTOR_FORMS[kind]) or bool(sign) != bool(value):
         raise UsageError(f"executor {text!r}: write {EXECUTOR_FORMS[kind]}")
     if kind == "processes" and not (value.isascii() and value.isdigit() and 1 <= int(value[:5]) <= MAX_PROCESSES):
-        raise UsageError(f"executor {text!r}: {value!r} is no number of processes: take 1 to {MAX_PROCESSES}")
+        raise UsageError(f"executor {text!r}: {value!r} is not a valid number of processes: use 1 to {MAX_PROCESSES}")
     if kind == "dask" and not re.fullmatch(r"((tcp|tls)://)?[^/@ ]+:\d{1,5}", value):
-        raise UsageError(f"executor {text!r}: {value!r} is no address: such as 10.0.0.1:8786, or tls://farm:8786")
+        raise UsageError(
+            f"executor {text!r}: {value!r} is not an address: write it as 10.0.0.1:8786 or tls://farm:8786"
+        )
     return kind, value
 
 
 @contextlib.contextmanager
 def open_executor(text: str | None) -> Iterator[Executor | None]:
-    """The executor that `text` names, closed in the end; None for None.
+    """Open the executor that a string names, and close it at the end of the block.
 
-    "processes=4": of this machine (a script that calls this guards its main module, see `multiprocessing`);
-    "dask=10.0.0.1:8786": a scheduler of Dask distributed; "mpi": the pool of mpi4py.futures.
-    What is computed is the same with any of them and without. UsageError for another text, or where the package that it
-    takes is missing; DicompilerError where a cluster cannot be used.
+    The results of a search do not depend on the executor.
+
+    Args:
+        text: "processes=4": processes of this host (a script that uses them must guard its main module, see
+            `multiprocessing`). "dask=10.0.0.1:8786": a Dask scheduler. "mpi": the pool of mpi4py.futures. None: no
+            executor.
+
+    Returns:
+        A context manager for the executor, or for None.
+
+    Raises:
+        UsageError: The string is not valid, or a package is missing.
+        DicompilerError: The cluster cannot be used.
     """
     if text is None:
         yield None
@@ -55,19 +66,19 @@ def open_executor(text: str | None) -> Iterator[Executor | None]:
     if kind == "dask":
         from dicompiler.driver.dask_executor import DaskExecutor
 
-        opened: Executor = DaskExecutor(value)
+        executor: Executor = DaskExecutor(value)
     else:
-        opened = ProcessExecutor(int(value)) if kind == "processes" else _open_mpi_pool()
+        executor = ProcessExecutor(int(value)) if kind == "processes" else _open_mpi_pool()
     try:
-        yield opened
+        yield executor
     finally:
-        opened.shutdown(cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
 
 
 class ProcessExecutor(Executor):
-    """`count` processes of this machine. Where one is lost, `map` has others do again what was not done.
+    """Processes of this host. If one fails, `map` repeats the calls that have no result yet.
 
-    An interrupt of the terminal is for the process that asks, not for these.
+    The processes ignore an interrupt from the terminal; only the calling process handles it.
     """
 
     def __init__(self, count: int) -> None:
@@ -75,44 +86,46 @@ class ProcessExecutor(Executor):
         self._pool = self._make_pool()
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """A call, which fails where a process is lost."""
+        """Schedule a call. It fails if its process fails."""
         return self._pool.submit(fn, *args, **kwargs)
 
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """The results in order, all at once. timeout: seconds for each; chunksize says nothing here. DicompilerError
-        where LOSSES processes in a row end without a result."""
+        """Return all results in order. `timeout` is in seconds for each result; `chunksize` is ignored.
+
+        Raises DicompilerError after MAX_PROCESS_FAILURES process failures in a row.
+        """
         del chunksize
         calls = list(zip(*iterables, strict=False))
-        found: dict[int, T] = {}
-        losses = 0
-        while len(found) < len(calls):
-            before = len(found)
+        results: dict[int, T] = {}
+        failures = 0
+        while len(results) < len(calls):
+            previous_count = len(results)
             running: dict[int, Future[T]] = {}
             try:
-                running = {i: self._pool.submit(fn, *call) for i, call in enumerate(calls) if i not in found}
+                running = {i: self._pool.submit(fn, *call) for i, call in enumerate(calls) if i not in results}
                 for i, future in running.items():
-                    found[i] = future.result(timeout)
+                    results[i] = future.result(timeout)
             except BrokenProcessPool:
                 done = {i: future for i, future in running.items() if future.done() and not future.exception()}
-                found |= {i: future.result() for i, future in done.items()}
-                losses = losses + 1 if len(found) == before else 1
-                self._restart_pool(losses)
+                results |= {i: future.result() for i, future in done.items()}
+                failures = failures + 1 if len(results) == previous_count else 1
+                self._restart_pool(failures)
             finally:
                 for future in running.values():
                     future.cancel()
-        return iter([found[i] for i in range(len(calls))])
+        return iter([results[i] for i in range(len(calls))])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the processes."""
+        """End the processes."""
         self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
-    def _restart_pool(self, losses: int) -> None:
-        if losses >= MAX_PROCESS_FAILURES:
+    def _restart_pool(self, failures: int) -> None:
+        if failures >= MAX_PROCESS_FAILURES:
             raise DicompilerError(
-                f"executor processes={self._count}: {losses} times a process was lost before anything was done: where "
-                "memory was short, take fewer processes"
+                f"executor processes={self._count}: a process failed {failures} times in a row without any result: if "
+                "memory is short, use fewer processes"
             )
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._pool = self._make_pool()
@@ -123,7 +136,7 @@ class ProcessExecutor(Executor):
 
 
 def _open_mpi_pool() -> Executor:
-    """The pool of the other ranks that mpirun started."""
+    """Return the pool of the other ranks that mpirun started."""
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor
@@ -131,9 +144,9 @@ def _open_mpi_pool() -> Executor:
         missing = "mpi4py is not installed: pip install mpi4py"
         raise UsageError(f"executor mpi: {missing if error.name else error}") from None
     except RuntimeError:
-        raise UsageError("executor mpi: mpi4py finds no library of MPI: start it with mpirun") from None
+        raise UsageError("executor mpi: mpi4py finds no MPI library: start the command with mpirun") from None
     if "mpi4py.futures" not in sys.orig_argv or MPI.COMM_WORLD.Get_size() < 2:
         line = "mpirun -n 5 python3 -m mpi4py.futures -m dicompiler.cli …"
-        raise UsageError(f"executor mpi: there are no ranks to give work to: start it as '{line}'")
+        raise UsageError(f"executor mpi: there are no other ranks: start the command as '{line}'")
     pool: Executor = MPIPoolExecutor()
     return pool

@@ -1,7 +1,7 @@
-"""From a model to a problem: the passes that come before any decision, the platform.
+"""Preparation of a model: passes that form its layers, and the problem that a strategy solves.
 
-Model ──normalise, quantise?, infer-shapes, form-layers, trim──► Compilation with layers
-Compilation + Platform + CostModel → Problem
+Model ──normalise, quantise?, infer-shapes, keep-states?, form-layers, trim──► PipelineState with layers
+PipelineState + Platform + CostModel ⇒ Problem
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 
@@ -18,6 +17,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.base.option_specs import Spec
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.runtime_overhead import RuntimeCosts
+from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, ModelSource
 from dicompiler.driver.wire_types import apply_wire_types
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
@@ -32,19 +32,13 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.target_base import Target
 
-if TYPE_CHECKING:
-    import onnx
-
 log = logging.getLogger("dicompiler")
 
-DEFAULT_COST_MODEL = "analytic"
-DEFAULT_TARGET = "sockets"
-PREPARE_PASSES = ("normalise", "infer-shapes", "form-layers", "trim")
-QUANTISE_PASS, KEEP_STATES_PASS = "quantise", "keep-states"
 _SHAPE_REMEDIES = {
-    "": "it depends on values; compile the network without that part, or take the prediction for the rest",
-    "com.microsoft": "compile the network as it was before onnxruntime optimised it, or add value_info to the model",
+    "": "it depends on values; compile the network without that part, or use the prediction for the rest",
+    "com.microsoft": "compile the network as it was before onnxruntime optimized it, or add value_info to the model",
 }
+"""Remedies for an unknown shape, by the domain of the operator."""
 _DEFAULT_REMEDY = "add value_info to the model"
 
 
@@ -55,30 +49,37 @@ def prepare(
     quantize_samples: str | Path | None = None,
     state: str | Sequence[str] = (),
 ) -> PipelineState:
-    """Model → normalised, quantised where there are samples to calibrate it with, with shapes and layers, of which
-    all is read. state: its states (see the pass `keep-states`); by default those that it says itself. DicompilerError
-    for an operator that onnxruntime has not."""
+    """Return a model with inferred shapes and formed layers.
+
+    Args:
+        model: The model to prepare.
+        shape: Shapes of inputs with dynamic dimensions, such as "input=1x3x224x224".
+        instruments: Observers of the passes.
+        quantize_samples: An .npz file of sample inputs; if it is given, the model is quantized.
+        state: Option of the pass `keep-states`. By default, only states that the model declares itself are kept.
+
+    Returns:
+        The state after the last pass.
+
+    Raises:
+        DicompilerError: onnxruntime does not know an operator, or a pass fails.
+    """
     check_known_operators(model.proto)
-    normalise, infer, *layers = PREPARE_PASSES
-    shapes = Spec.from_mapping(infer, {"shape": tuple(shape)})
-    specs = [Spec.from_mapping(normalise, {}), shapes, *(Spec.from_mapping(name, {}) for name in layers)]
-    if quantize_samples is not None:  # what is quantised has static shapes before, and new tensors afterwards
-        specs[1:2] = [
-            shapes,
-            Spec.from_mapping(QUANTISE_PASS, {"samples": str(quantize_samples)}),
-            Spec.from_mapping(infer, {}),
-        ]
+    infer_shapes = Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})
+    specs = [Spec("normalise"), infer_shapes]
+    if quantize_samples is not None:
+        # Quantization needs static shapes, and creates tensors whose shapes are not known yet.
+        specs += [Spec.from_mapping("quantise", {"samples": str(quantize_samples)}), Spec("infer-shapes")]
     if state:
-        specs[-len(layers) : -len(layers)] = [
-            Spec.from_mapping(KEEP_STATES_PASS, {"state": (state,) if isinstance(state, str) else tuple(state)})
-        ]
-    make = registry().make
-    passes = [make("passes", spec) for spec in specs]
+        states = (state,) if isinstance(state, str) else tuple(state)
+        specs.append(Spec.from_mapping("keep-states", {"state": states}))
+    specs += [Spec("form-layers"), Spec("trim")]
+    passes = [registry().make("passes", spec) for spec in specs]
     return PassManager(passes, instruments).run(PipelineState(model=model))
 
 
 def load_problem(
-    model: str | Path | bytes | onnx.ModelProto | Model,
+    model: ModelSource,
     platform: str | Path | Platform | None,
     shape: Sequence[str] = (),
     objective: str = "latency",
@@ -87,73 +88,89 @@ def load_problem(
     target: str | Target | None = None,
     state: str | Sequence[str] = "auto",
 ) -> Problem:
-    """The problem of splitting `model` over `platform`, for those who call strategies themselves; see `compile`.
+    """Return the problem of splitting a model over a platform, for callers that run strategies themselves.
 
-    target: whose runtime is to run the plan; without one messages and calls cost nothing.
+    Args:
+        model: The path of an ONNX file, its bytes, a ModelProto or a Model.
+        platform: A TOML file, the name of a built-in platform, or a Platform.
+        shape: As for `prepare`.
+        objective: As for `compile`.
+        cost: As for `compile`.
+        wire_dtype: As for `compile`.
+        target: The target whose runtime costs count. None: messages and calls cost nothing.
+        state: As for `compile`.
     """
-    costs: CostModel = registry().resolve("cost_models", cost)
-    runs: Target | None = None if target is None else registry().resolve("targets", target)
-    compilation = apply_wire_types(
-        prepare(Model.load(model), shape, state=resolve_states(state, runs)),
-        parse_wire_format(wire_dtype) or WireFormat(),
-    )
-    return make_problem(replace(compilation, platform=resolve_platform(platform)), objective, costs, runs)
+    cost_model: CostModel = registry().resolve("cost_models", cost)
+    runtime: Target | None = None if target is None else registry().resolve("targets", target)
+    prepared = prepare(Model.load(model), shape, state=resolve_states(state, runtime))
+    prepared = apply_wire_types(prepared, parse_wire_format(wire_dtype) or WireFormat())
+    return make_problem(replace(prepared, platform=resolve_platform(platform)), objective, cost_model, runtime)
 
 
-def resolve_states(state: str | Sequence[str], target: Target | None) -> str | Sequence[str]:
-    """The states that `target` is asked to keep: it may keep none, then the usual ones are not sought. UsageError where
-    it is asked to."""
-    if target is None or target.can_keep_states or state == "none" or tuple(state) == ("none",):
-        return state
-    if state == "auto" or tuple(state) == ("auto",):
-        return "none"
+def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[str, ...]:
+    """Return the states that devices keep: none instead of "auto" if the target cannot keep states.
+
+    Raises:
+        UsageError: States are named and the target cannot keep them.
+    """
+    states = (state,) if isinstance(state, str) else tuple(state)
+    if target is None or target.can_keep_states or states == ("none",):
+        return states
+    if states == ("auto",):
+        return ("none",)
     raise UsageError(
-        f"state: target {target.name!r} keeps nothing from frame to frame: leave states out (--state none), or take "
+        f"state: target {target.name!r} cannot keep states between frames: use no states (--state none), or "
         "target 'sockets'"
     )
 
 
-def resolve_platform(given: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """The platform given, else the one that the strategy's own input describes. UsageError where there is none."""
-    families = [provided.value for provided in registry().platforms.values()]
-    described = strategy.own_platform() if strategy is not None and given is None else None
-    if given is None and described is None:
-        raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
-    return described if described is not None else Platform.load(given, families)  # type: ignore[arg-type]
+def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
+    """Return the given platform, or else the one that the strategy's own input describes."""
+    if platform is None:
+        described = None if strategy is None else strategy.own_platform()
+        if described is None:
+            raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
+        return described
+    return Platform.load(platform, [entry.value for entry in registry().platforms.values()])
 
 
 def make_problem(
-    compilation: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
+    state: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
 ) -> Problem:
-    """The problem that a prepared compilation on a platform is, with a warning for each layer that counts as no work.
-    target: whose runtime's costs count. UsageError for an unknown objective."""
-    layers, platform = compilation.layers, compilation.platform
+    """Return the problem of a prepared model on a platform, and warn of layers that count as no work.
+
+    Args:
+        state: A state with layers and platform.
+        objective: Quantity to minimize.
+        cost: The cost model. Default: `analytic`.
+        target: The target whose runtime costs count. None: messages and calls cost nothing.
+    """
+    layers, platform = state.layers, state.platform
     assert layers is not None and platform is not None
     for line in layers_without_cost(layers):
         log.warning(line)
-    costs = cost or AnalyticModel()
-    problem = Problem(layers, platform, costs, objective, model=compilation.model, file_graph=compilation.loaded_graph)
+    cost_model = cost or AnalyticModel()
+    problem = Problem(layers, platform, cost_model, objective, model=state.model, file_graph=state.loaded_graph)
     if target is None:
         return problem
-    return replace(problem, runtime_costs=runtime_costs(platform, costs, target))
+    return replace(problem, runtime_costs=runtime_costs(platform, cost_model, target))
 
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
-    """Device → what the target's runtime costs there by the cost model; in TLS where there are several hosts: so
-    they talk unless told otherwise."""
-    own = {one.name: cost.runtime_costs(one, target.runtime_costs, target.name) for one in platform.devices}
-    return {name: costs.with_tls for name, costs in own.items()} if len(platform.hosts) > 1 else own
+    """Return what the target's runtime costs on each device, with TLS if there are several hosts."""
+    costs = {device.name: cost.runtime_costs(device, target.runtime_costs, target.name) for device in platform.devices}
+    return {name: own.with_tls for name, own in costs.items()} if len(platform.hosts) > 1 else costs
 
 
 def layers_without_cost(layers: LayerGraph) -> Iterator[str]:
-    """A line for each layer in which tensors have no known shape: it cannot be cut, and predictions leave it out."""
+    """Yield a warning for each layer with a tensor of unknown shape: it cannot be split, and its cost is unknown."""
     for layer in layers.layers:
         unknown = [(node, name) for node in layer.nodes for name in node.outputs if _has_unknown_shape(layers, name)]
         if unknown:
             node, name = unknown[0]
-            left = f"layer {layer.name!r} ({len(layer.nodes)} nodes) stays whole, and predictions leave its work out"
-            why = f"the shape of {name!r}, which {node.op} makes, is not known"
-            yield f"{left}: {why}: {_SHAPE_REMEDIES.get(node.domain, _DEFAULT_REMEDY)}"
+            effect = f"layer {layer.name!r} ({len(layer.nodes)} nodes) stays whole, and predictions omit its work"
+            cause = f"the shape of {name!r}, the output of {node.op}, is unknown"
+            yield f"{effect}: {cause}: {_SHAPE_REMEDIES.get(node.domain, _DEFAULT_REMEDY)}"
 
 
 def _has_unknown_shape(layers: LayerGraph, name: str) -> bool:

@@ -1,6 +1,6 @@
-"""In which types tensors travel, on the way from what is asked to a plan: agreed, set, measured, told.
+"""Element types of tensors on the network: resolve the options, apply them to layers, measure int8 ranges.
 
-what is asked + a plan → Wire;   Compilation + Wire → one whose layers know it;   … + samples → a plan with ranges
+options + Plan ⇒ WireFormat;   PipelineState + WireFormat ⇒ PipelineState;   PipelineState + samples ⇒ Plan with ranges
 """
 
 from __future__ import annotations
@@ -27,61 +27,65 @@ log = logging.getLogger("dicompiler")
 
 
 def resolve_wire_types(
-    plan: str | Path | Plan | None, wire: str | Mapping[str, str] | WireFormat | None, samples: str | Path | None
+    plan: str | Path | Plan | None,
+    wire_dtype: str | Mapping[str, str] | WireFormat | None,
+    samples: str | Path | None,
 ) -> tuple[Plan | None, WireFormat]:
-    """(the plan, how tensors travel): as `wire` says, else as the plan does. UsageError for an unknown type, for int8
-    without samples (or a plan that has its ranges), and for samples that nothing needs."""
-    given = plan if isinstance(plan, Plan) or plan is None else plans.load_plan(plan)
-    sent = parse_wire_format(wire)
-    if given is not None:
-        sent = given.wire_format if sent is None else replace(sent, ranges=sent.ranges or given.wire_format.ranges)
-        given = replace(given, wire_format=sent)
-    sent = sent or WireFormat()
-    measures = any(kind == "int8" for _, kind in sent.dtypes)
-    if measures and samples is None and not sent.ranges:
-        raise UsageError("wire: int8 needs samples of the inputs, to know the range of each tensor (--samples X.npz)")
-    if samples is not None and not measures:
-        raise UsageError("wire: samples are for int8 alone: leave them out (--samples), or let tensors travel as int8")
-    return given, sent
+    """Return the plan, and the wire format: as `wire_dtype` says, or else as the plan says.
+
+    Raises:
+        UsageError: A type is unknown, int8 has neither samples nor ranges, or the samples are not needed.
+    """
+    loaded = plan if isinstance(plan, Plan) or plan is None else plans.load_plan(plan)
+    wire_format = parse_wire_format(wire_dtype)
+    if loaded is not None:
+        own = loaded.wire_format
+        wire_format = own if wire_format is None else replace(wire_format, ranges=wire_format.ranges or own.ranges)
+        loaded = replace(loaded, wire_format=wire_format)
+    wire_format = wire_format or WireFormat()
+    has_int8 = any(dtype == "int8" for _, dtype in wire_format.dtypes)
+    if has_int8 and samples is None and not wire_format.ranges:
+        raise UsageError(
+            "wire: int8 needs samples of the inputs, to measure the range of each tensor (--wire-samples X.npz)"
+        )
+    if samples is not None and not has_int8:
+        raise UsageError("wire: samples are for int8 only: omit them (--wire-samples), or send tensors as int8")
+    return loaded, wire_format
 
 
-def apply_wire_types(compilation: PipelineState, wire: WireFormat) -> PipelineState:
-    """The compilation with layers whose tensors travel so: every cost and strategy counts their bytes by them."""
-    assert compilation.layers is not None
-    return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire.dtypes))
+def apply_wire_types(state: PipelineState, wire_format: WireFormat) -> PipelineState:
+    """Set the types in the layers, so that costs and strategies count the bytes that are sent."""
+    assert state.layers is not None
+    return replace(state, layers=with_wire_dtypes(state.layers, wire_format.dtypes))
 
 
-def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
-    """The compilation's plan with the range of each tensor that travels, over the samples in a file. DicompilerError
-    for samples that do not fit."""
+def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
+    """Return the plan with the value range of each sent tensor over the samples in a file."""
     from dicompiler.verify.calibration_samples import read_samples
     from dicompiler.verify.comparison import graph_inputs
     from dicompiler.verify.wire_error import measure_ranges
 
-    plan = compilation.plan
+    plan = state.plan
     assert plan is not None
-    given = read_samples(samples, graph_inputs(compilation.model))
-    log.info("measuring what travels over %d samples", len(given))
-    program = lower_unchecked(
-        replace(compilation, plan=replace(plan, wire_format=plan.wire_format.with_exact_stand_ins))
-    ).program
+    inputs = read_samples(samples, graph_inputs(state.model))
+    log.info("measuring the ranges of sent tensors over %d samples", len(inputs))
+    exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
+    program = lower_unchecked(replace(state, plan=exact_plan)).program
     assert program is not None
-    return replace(plan, wire_format=replace(plan.wire_format, ranges=measure_ranges(program, given)))
+    return replace(plan, wire_format=replace(plan.wire_format, ranges=measure_ranges(program, inputs)))
 
 
-def warn_not_narrowed(compilation: PipelineState) -> None:
-    """Warns, once for all, of tensors that were to be narrowed on their way and cannot be."""
-    routing = compilation.routing
+def warn_not_narrowed(state: PipelineState) -> None:
+    """Warn once of sent tensors whose type cannot be narrowed as requested."""
+    routing = state.routing
     assert routing is not None
-    sent = dict.fromkeys(box.key.tensor for role in routing.roles for box in role.received_boxes)
-    kept = sorted(
-        sent.keys() & requested_wire_dtypes(routing.layers).keys() - effective_wire_dtypes(routing.layers).keys()
-    )
-    if kept:
+    sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}
+    requested, effective = requested_wire_dtypes(routing.layers), effective_wire_dtypes(routing.layers)
+    unchanged = sorted(sent & requested.keys() - effective.keys())
+    if unchanged:
         log.warning(
-            "wire: %d of %d tensors that travel are of types that are not narrowed so, and travel as they are "
-            "(such as %r)",
-            len(kept),
+            "wire: the types of %d of %d sent tensors cannot be narrowed (such as %r): they are sent unchanged",
+            len(unchanged),
             len(sent),
-            kept[0],
+            unchanged[0],
         )

@@ -101,7 +101,7 @@ def emulate(
 
     _check_arguments(frames, dilation)
     own = None if platform is None else resolve_platform(platform)
-    compilation, target, problem = reopen_artifact(directory, cost, own, runs=True)
+    compilation, target, problem = reopen_artifact(directory, cost, own, will_run=True)
     platform, program, plan = compilation.platform, compilation.program, compilation.plan
     assert platform is not None and program is not None and plan is not None
     assert compilation.reference is not None

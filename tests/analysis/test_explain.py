@@ -81,17 +81,17 @@ def test_the_command_shows_both_tables_and_the_report_has_them(
 ) -> None:
     model, known = str(tmp_path / "lenet.onnx"), tmp_path / "compare.json"
     onnx.save(networks.build("lenet", 0), model)
-    asked = ["compare", model, "--platform", "rpi4x2", "--strategies", "single,modnn", "--why"]
+    asked = ["compare", model, "--platform", "rpi4x2", "--strategies", "single,modnn", "--explain"]
     assert main(asked) == 0
     text = capsys.readouterr().out
     assert "the network stays on one device" in text and "too little work" in text
     assert main([*asked, "--json"]) == 0
     known.write_text(capsys.readouterr().out)
     document = json.loads(known.read_text())
-    assert [one["layer"] for one in document["why"]["layers"]] == [
+    assert [one["layer"] for one in document["explanation"]["layers"]] == [
         *("conv1 pool1 conv2 pool2 flatten fc3 fc4 fc5".split())
     ]
     compiled = ["compile", model, "--platform", "rpi4x2", "--strategy", "single", "-o", str(tmp_path / "out")]
     assert main(compiled) == 0
     assert main(["report", str(tmp_path / "out"), "--compare", str(known), "-o", str(tmp_path / "page.html")]) == 0
-    assert "Why layers stay whole" in (tmp_path / "page.html").read_text()
+    assert "Why layers are not split" in (tmp_path / "page.html").read_text()

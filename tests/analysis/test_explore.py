@@ -47,7 +47,7 @@ def test_it_writes_the_front_as_json_csv_picture_and_plans(model: Path, tmp_path
     front = json.loads(found["front.json"])
     names = ["throughput", "device-memory", "device-energy"]
     assert list(front["objectives"]) == names
-    assert (front["interrupted"], front["level"], front["platform"]) == (False, "measured", "rpi4x3")
+    assert (front["interrupted"], front["metrics_source"], front["platform"]) == (False, "measured", "rpi4x3")
     plans = [point["plan"] for point in front["points"]]
     assert sorted(found) == sorted([TRACKED_LIST_NAME, "front.json", "front.csv", "front.svg", *plans])
     rows = list(csv.reader(found["front.csv"].decode().splitlines()))
@@ -122,7 +122,7 @@ def test_an_interrupted_search_writes_what_it_has(model: Path, tmp_path: Path) -
     front = explore(model, Platform.load("rpi4x3"), strategy, output=tmp_path / "front", progress=stop)
     assert front.interrupted
     document = json.loads((tmp_path / "front/front.json").read_text())
-    assert (document["interrupted"], document["level"]) == (True, "analytic")
+    assert (document["interrupted"], document["metrics_source"]) == (True, "analytic")
     assert json.loads((tmp_path / "front/plans/000.json").read_text())["note"] == "the search for it was interrupted"
 
 

@@ -31,7 +31,7 @@ class TestPlans:
         proto.graph.node[1].op_type = "Sigmoid"
         onnx.save(proto, model)
         line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
-        remedy = "make it anew with 'dicompiler plan'"
+        remedy = "create it again with 'dicompiler plan'"
         assert line == f"plan: it was made for another network (its structure differs): {remedy}"
 
     def test_a_retrained_network_keeps_its_plan(self, model: Path, tmp_path: Path) -> None:

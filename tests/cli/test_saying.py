@@ -58,7 +58,7 @@ def test_compile_and_run_tell_who_decided_the_prediction_and_what_to_try(
     monkeypatch.chdir(place)
     words = ("compile", "lenet.onnx", "--platform", "boards.toml", "-o", "net")
     told = said(capsys, *words, "--strategy", "auto{strategies=single,modnn tries=0}")
-    assert "\nplan: by auto, which chose " in told and "\nheld back: " in told and "\nto try: " in told
+    assert "\nplan: by auto, which chose " in told and "\nbottleneck: " in told and "\nadvice: " in told
     assert "energy" not in told and max(map(len, told.splitlines())) <= 80
     summary = load_summary(Path("net"))
     assert summary is not None and f"plan: by auto, which chose {summary.chosen_strategy}\n" in told

@@ -110,4 +110,4 @@ def test_a_plan_that_has_its_own_losses_takes_no_others(
     said(capsys, "plan", tiny, "--platform", "rpi4x2", "--strategy", "modnn", "--survive", 1, "-o", made)
     words = [tiny, "--platform", "rpi4x2", "--plan", made, "--survive", 1, "-o", tmp_path / "out"]
     assert main(["compile", *map(str, words)]) == 2
-    assert "the plan has plans for losses: leave out survive" in capsys.readouterr().err
+    assert "the plan has failure plans already: omit tolerate_failures" in capsys.readouterr().err

@@ -147,7 +147,7 @@ def test_outputs_are_compared_with_onnxruntime_at_the_artifacts_level(
     assert verification.passed and asked == [level]
     (output,) = (check.detail for check in verification.checks if check.name.startswith("output"))
     assert "steps of" in output and output.endswith("(allowed: 16)")
-    assert json.loads((tmp_path / "a" / "reference" / "made.json").read_text())["target"] == target
+    assert json.loads((tmp_path / "a" / "reference" / "provenance.json").read_text())["target"] == target
 
 
 @pytest.mark.parametrize("level", ["extended", "all"])

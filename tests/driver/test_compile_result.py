@@ -19,12 +19,13 @@ def result() -> dicompiler.CompileResult:
 
 
 def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.CompileResult) -> None:
-    assert repr(result).startswith("<Compiled: 8 layers on ") and "rpi4x32, by modnn: a frame " in repr(result)
+    assert repr(result).startswith("<CompileResult: 8 layers on ")
+    assert " of 32 devices of rpi4x32, by modnn: " in repr(result)
     assert len(repr(result)) < 200
     html = result._repr_html_()
     assert html.count("<tr>") == 17 and "… and " in html and len(html) < 4000
-    assert "<p>held back: " in html and "<p>to try: " in html
-    with pytest.raises(UsageError, match=r"^nothing was written: compile with output=…$"):
+    assert "<p>bottleneck: " in html and "<p>advice: " in html
+    with pytest.raises(UsageError, match=r"^no artifact was written: compile with output=…$"):
         result.artifacts  # noqa: B018
 
 
@@ -33,7 +34,7 @@ def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.CompileResult
     [
         (lambda: dicompiler.compile(5), "compile: model must be the path of an ONNX file, its bytes or a ModelProto"),  # type: ignore[arg-type]
         (lambda: dicompiler.compile("x", platform=5), "compile: platform must be the path of a TOML file"),  # type: ignore[arg-type]
-        (lambda: dicompiler.compile("x", strategy=object), "compile: strategy must be a text such as 'dp'"),  # type: ignore[arg-type]
+        (lambda: dicompiler.compile("x", strategy=object), "compile: strategy must be a string such as 'dp'"),  # type: ignore[arg-type]
         (lambda: dicompiler.compile("x", output=b"x"), "compile: output must be a path, not b'x' (bytes)"),  # type: ignore[arg-type]
         (lambda: dicompiler.run(None), "run: directory must be a path, not None"),  # type: ignore[arg-type]
         (lambda: dicompiler.run("x", [np.ones(1)]), "run: inputs must be arrays by the names of inputs"),  # type: ignore[arg-type]
@@ -63,8 +64,8 @@ def test_shapes_are_given_as_a_dict_and_progress_is_heard_and_may_end_it(tmp_pat
         dicompiler.compile(model, "rpi4x2", "modnn", shape=shape, progress=heard.append)
         for shape in ("input=1x1x32x32", {"input": (1, 1, 32, 32)})
     )
-    assert by_text.plan == by_dict.plan and "modnn decides" in heard
-    with pytest.raises(UsageError, match=r"^compile: a size in the shape of 'input' must be a whole number, not 'N'"):
+    assert by_text.plan == by_dict.plan and "strategy modnn: making the plan" in heard
+    with pytest.raises(UsageError, match=r"^compile: a size in the shape of 'input' must be an integer, not 'N'"):
         dicompiler.compile(model, "rpi4x2", shape={"input": ("N", 1, 32, 32)})  # type: ignore[dict-item]
 
     def stop(_: str) -> None:

@@ -74,8 +74,8 @@ def test_what_predictions_leave_out_is_warned_of(caplog: pytest.LogCaptureFixtur
     proto.graph.output.append(onnx.helper.make_tensor_value_info("there", onnx.TensorProto.INT64, None))
     with caplog.at_level("WARNING", "dicompiler"):
         compile(proto, "rpi4x2", "single")
-    start = r"layer '\w+' \(\d+ nodes?\) stays whole, and predictions leave its work out: the shape of '.+', "
-    assert re.fullmatch(f"{start}which NonZero makes, is not known: it depends on values; .*", caplog.messages[0])
+    start = r"layer '\w+' \(\d+ nodes?\) stays whole, and predictions omit its work: the shape of '.+', "
+    assert re.fullmatch(f"{start}the output of NonZero, is unknown: it depends on values; .*", caplog.messages[0])
     caplog.clear()
     compile(networks.build("lenet"), "rpi4x2", "single")
     assert caplog.messages == []

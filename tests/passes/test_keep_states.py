@@ -118,7 +118,7 @@ def test_states_exclude_what_gives_frames_to_other_devices() -> None:
             problem.estimate(given)
     with pytest.raises(DicompilerError, match=r"^survive 1: state 'h' is on one device, and lost with it: leave out"):
         compile(cell(), uniform_platform(2), tolerate_failures=1)
-    with pytest.raises(UsageError, match=r"^state: target 'tflm' keeps nothing from frame to frame: leave states out"):
+    with pytest.raises(UsageError, match=r"^state: target 'tflm' cannot keep states between frames: use no states"):
         compile(cell(), uniform_platform(1), state="h=hn", target="tflm")
     assert load_problem(cell(), uniform_platform(1), target="tflm").layers.states == ()
 

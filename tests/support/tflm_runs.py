@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.driver.compiler import choose_plan, lower
+from dicompiler.driver.compiler import lower, run_strategy
 from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
@@ -51,7 +51,7 @@ def block() -> onnx.ModelProto:
 def compiled(network: onnx.ModelProto | Model, strategy: str = "single", devices: int = 1) -> PipelineState:
     """The program of a network on as many nameless devices."""
     base = replace(prepare(Model.load(network)), platform=uniform_platform(devices))
-    plan = choose_plan(make_problem(base), registry().make("strategies", strategy), None)
+    plan = run_strategy(make_problem(base), registry().make("strategies", strategy))
     return lower(replace(base, plan=plan))
 
 

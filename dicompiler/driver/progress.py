@@ -1,0 +1,40 @@
+"""Progress messages: the library's log records, forwarded to a callback."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+
+class _ProgressHandler(logging.Handler):
+    def __init__(self, progress: Callable[[str], object]) -> None:
+        super().__init__()
+        self._progress = progress
+        self._thread = threading.get_ident()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Forward a message of level INFO from the thread that made this handler."""
+        if record.levelno == logging.INFO and record.thread == self._thread:
+            self._progress(" ".join(record.getMessage().split()))
+
+
+@contextlib.contextmanager
+def forward_progress(progress: Callable[[str], object] | None) -> Iterator[None]:
+    """Call `progress` with each message that the library logs at level INFO in this thread.
+
+    An exception that `progress` raises reaches the code that logged. None: do nothing.
+    """
+    if progress is None:
+        yield
+        return
+    log, handler = logging.getLogger("dicompiler"), _ProgressHandler(progress)
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
