@@ -1,7 +1,4 @@
-"""What other programs and hosts write: as much of it as can be kept.
-
-In: a pipe. Out: the beginning and the end of what came.
-"""
+"""Bounded capture of the output of other processes: a pipe ⇒ the first and the last bytes written to it."""
 
 from __future__ import annotations
 
@@ -10,13 +7,19 @@ import threading
 from typing import IO
 
 KEPT_BYTES = 1 << 19
-"""Bytes that are kept of the beginning of what a process writes, and of its end."""
+"""Bytes that are kept of the start of the output, and of its end."""
 
 
 class CapturedOutput:
-    """What a process writes: all is read, or it would wait, and of much the first and the last `kept` bytes stay."""
+    """Output of a process, read in a thread so that the process never blocks."""
 
     def __init__(self, pipe: IO[bytes], kept: int = KEPT_BYTES) -> None:
+        """Start to read the pipe.
+
+        Args:
+            pipe: Output of the process.
+            kept: Bytes that are kept of the start of the output, and of its end.
+        """
         self._kept = kept
         self._first, self._last, self._left_out = bytearray(), bytearray(), 0
         self._lock = threading.Lock()
@@ -24,10 +27,14 @@ class CapturedOutput:
         self._thread.start()
 
     def read(self) -> bytes:
-        """What was written so far; all of it where the process has ended."""
+        """Return the output so far; all of it if the process has ended.
+
+        Returns:
+            The output. If it is too long, a note takes the place of its middle part.
+        """
         self._thread.join(0.2)
         with self._lock:
-            gap = f"\n[{self._left_out} bytes are left out here]\n".encode() if self._left_out else b""
+            gap = f"\n[{self._left_out} bytes are omitted here]\n".encode() if self._left_out else b""
             return bytes(self._first) + gap + bytes(self._last)
 
     def _read_all(self, pipe: IO[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The errors that users meet: one line each, saying place, cause and remedy. Nothing else here prints or exits."""
+"""Errors that users see: one line with place, cause and remedy. No other code prints or exits."""
 
 from __future__ import annotations
 
@@ -6,64 +6,105 @@ import difflib
 from collections.abc import Iterable
 
 MAX_MESSAGE_CHARS = 1500
-"""Characters of an error or a warning that are shown."""
+"""Maximum number of characters of an error or a warning that are shown."""
 
 
 class DicompilerError(Exception):
-    """A mistake in what the user gave us, or something that cannot be compiled. The message is one line."""
+    """Invalid input, or a model that cannot be compiled. The message is one line: place, cause, remedy.
+
+    Attributes:
+        exit_code: Exit code of the command that ends with this error.
+    """
 
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """For IPython, which asks for it: notebooks show the line alone."""
+        """Return the lines that IPython shows in place of a traceback."""
         return [f"{type(self).__name__}: {one_line(str(self))}"]
 
 
 class UsageError(DicompilerError):
-    """A mistake in how we were called: an unknown name, option or value on the command line."""
+    """Invalid call: an unknown name, option or value.
+
+    Attributes:
+        exit_code: Exit code of the command that ends with this error.
+    """
 
     exit_code = 2
 
 
 class PluginError(DicompilerError):
-    """A third party's plugin broke, or gave what its hook does not allow: names it, its distribution and version."""
+    """Error in the plugin of a third party. The message names the plugin, its distribution and version."""
 
 
 class RunError(DicompilerError):
-    """A compiled program did not finish: names the device and the cause."""
+    """Run of an artifact that did not finish. The message names the device and the cause."""
 
 
 def check_type(given: object, kinds: tuple[type, ...], place: str, wanted: str) -> None:
-    """UsageError where a caller gave something else: `expect(5, (str, Path), "compile: output", "a path")`."""
+    """Raise UsageError if an argument has the wrong type.
+
+    Example: `check_type(5, (str, Path), "compile: output", "a path")`.
+
+    Args:
+        given: The argument's value.
+        kinds: The allowed types.
+        place: Prefix of the message, such as "compile: output".
+        wanted: The allowed types in words.
+
+    Raises:
+        UsageError: `given` is an instance of none of `kinds`.
+    """
     if not isinstance(given, kinds):
         raise UsageError(f"{place} must be {wanted}, not {one_line(repr(given), 60)} ({type(given).__name__})")
 
 
 def escape_unprintable(text: str) -> str:
-    """The text with what cannot be printed as an escape: names come from files, and a terminal obeys."""
+    """Return the text with escapes in place of unprintable characters, which could control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
-    """The text, printable, with every run of blanks and line ends as one blank. One longer than `limit` is cut in its
-    middle."""
+    """Return the text on one printable line, with whitespace collapsed.
+
+    Args:
+        text: Any text.
+        limit: Maximum number of characters; longer texts lose their middle part.
+
+    Returns:
+        The line.
+    """
     line = escape_unprintable(" ".join(text.split()))
     cut = f" … ({len(line) - limit} characters) … "
     return line if len(line) <= limit else line[: limit * 2 // 3] + cut + line[-limit // 3 :]
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception as one line; ours without its type."""
+    """Return an exception as one line, with its type unless it is a DicompilerError.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        The line.
+    """
     text = one_line(str(error))
     return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an "unknown name" message: `nearest("tile-heigth", passes)` → ` (did you mean 'tile-height'?)`.
+    """Return a suggestion to append to an "unknown name" message.
 
-    Without a near name it lists what is known, at most twelve names.
+    Example: `did_you_mean("tile-heigth", passes)` is ` (did you mean 'tile-height'?)`.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+
+    Returns:
+        The nearest known name, or up to twelve known names if none is near.
     """
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

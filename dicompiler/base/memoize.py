@@ -1,7 +1,6 @@
-"""Remembering: what follows from an object that never changes is worked out once, and goes when the object goes.
+"""Memoization per instance: results that depend only on an immutable object are stored in that object.
 
-`@remembered` on a function whose first argument is a `Remembers` (a layer graph, say): asked the same of the same
-object again, it gives the same result.
+Decorate a function whose first argument is a `Memoizing` object (a layer graph, for instance) with `@memoized`.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 
 class Memoizing:
-    """A base of frozen dataclasses: objects that keep what `remembered` functions found out about them."""
+    """Base class of frozen dataclasses that store the results of memoized functions."""
 
     @cached_property
     def memo(self) -> defaultdict[object, dict[tuple[object, ...], Any]]:
-        """Function → arguments → result."""
+        """Stored results, by function and arguments."""
         return defaultdict(dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled and copied: the fields, and nothing of what follows from them."""
+        """Return the fields only: stored results are not pickled or copied."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
 
@@ -33,8 +32,14 @@ Owner = TypeVar("Owner", bound=Memoizing)
 
 
 def memoized(function: Callable[Concatenate[Owner, P], T]) -> Callable[Concatenate[Owner, P], T]:
-    """The function, or method, with a memory of what it returned, in its first argument. The others must be hashable,
-    and nobody may change what it returns."""
+    """Store the function's results in its first argument, which is a `Memoizing` object.
+
+    Args:
+        function: Function or method with hashable arguments. Callers must not change its results.
+
+    Returns:
+        The function with stored results.
+    """
 
     @wraps(function)
     def recall(owner: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:

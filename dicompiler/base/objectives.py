@@ -1,6 +1,6 @@
-"""What a plan may be asked to be good at: one objective, or a weighted sum of several.
+"""Objectives of plans: one objective, or a weighted sum of several. All are minimized.
 
-"latency"; "latency+0.5*energy" → {"latency": 1.0, "energy": 0.5}.   Seconds, joules and bytes, all to be made small.
+"latency+0.5*energy" ⇒ {"latency": 1.0, "energy": 0.5}, over seconds, joules and bytes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,23 @@ from types import MappingProxyType
 from dicompiler.base.errors import UsageError, did_you_mean
 
 OBJECTIVES = ("latency", "throughput", "energy", "memory", "communication")
-"""throughput is measured by the seconds between two frames of a stream."""
+"""Names of the objectives. `throughput` is measured as the seconds between two frames of a stream."""
 
 
 @lru_cache(maxsize=256)
 def objective_terms(text: str) -> Mapping[str, float]:
-    """Objective → weight of a text such as "latency", "latency+0.5*energy", "0.2*throughput+1e-9*memory".
+    """Parse an objective such as "latency", "latency+0.5*energy" or "0.2*throughput+1e-9*memory".
 
-    The sum is over seconds, joules and bytes: what a joule is worth in seconds is the weight's to say. UsageError for
-    an unknown objective, one that stands twice, and a weight that is not more than zero.
+    The terms have different units (seconds, joules, bytes); the weights convert between them.
+
+    Args:
+        text: The objective.
+
+    Returns:
+        Weight by objective name, in the order of the text.
+
+    Raises:
+        UsageError: A name is unknown or appears twice, or a weight is not greater than zero.
     """
     weights: dict[str, float] = {}
     for term in text.replace("e+", "e").replace("E+", "E").split("+"):
@@ -30,14 +38,13 @@ def objective_terms(text: str) -> Mapping[str, float]:
         if name not in OBJECTIVES:
             raise UsageError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}")
         if name in weights:
-            raise UsageError(f"objective {text!r}: {name} stands twice: give it one weight")
+            raise UsageError(f"objective {text!r}: {name} appears twice: give it one weight")
         weights[name] = _parse_weight(weight, text) if star else 1.0
     return MappingProxyType(weights)
 
 
 def speed_metric(objective: str) -> str:
-    """Which of the metrics says how fast a plan is for who wants that objective: the seconds between frames where it
-    is of throughput and not of latency, else those of a frame."""
+    """Return the name of the metric that describes speed for an objective: `period_s` for throughput, else `latency_s`."""
     wanted = objective_terms(objective)
     return "period_s" if "throughput" in wanted and "latency" not in wanted else "latency_s"
 
@@ -49,6 +56,6 @@ def _parse_weight(text: str, objective: str) -> float:
         weight = math.nan
     if not 0 < weight < math.inf:
         raise UsageError(
-            f"objective {objective!r}: weight {text.strip()!r} is no number over 0: write it as in latency+0.5*energy"
+            f"objective {objective!r}: weight {text.strip()!r} is not a number above 0: write it as in latency+0.5*energy"
         )
     return weight

@@ -1,7 +1,7 @@
-"""The text of passes, strategies and targets: `name{key=value key=a,b}`, joined by commas in pipelines.
+"""Text form of passes, strategies and targets: `name{key=value key=a,b}`, joined by commas in pipelines.
 
-Text goes in and a Spec comes out (`parse`), a Spec goes in and an instance of a frozen dataclass comes out
-(`instantiate`), and back (`spec_of`, `str`): an exact round trip. The dataclass's fields are the options.
+text ⇔ Spec (`parse_spec`, `str`) ⇔ instance of a frozen dataclass (`instantiate`, `spec_of`), without loss. The
+fields of the dataclass are the options.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# '=' is left out on purpose: else the slip `{layers=a,parts=4}` would quietly mean two layers.
+# '=' must be quoted in values: otherwise the typo `{layers=a,parts=4}` would silently name two layers.
 _UNQUOTED_VALUE = re.compile(r"[A-Za-z0-9_/.:+*@-]+")
 _BLANK = re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A name with options. `options` are (key, values) pairs in the order they are written; a key stands once.
+    """Name with options. `str(spec)` is text that `parse_spec` turns into an equal Spec.
 
-    Values are always strings; `key=` has none, `key=""` has one, which is empty. `str(spec)` is text that `parse`
-    turns into an equal Spec. ValueError where the name or a key could not be written.
+    Attributes:
+        name: Name of a pass, strategy or target.
+        options: Pairs of a key and its values, in the order of the text. Each key appears once. `key=` has no value,
+            and `key=""` has one empty value.
+
+    Raises:
+        ValueError: The name or a key contains characters that cannot be written.
     """
 
     name: str
@@ -46,7 +51,15 @@ class Spec:
 
     @classmethod
     def from_mapping(cls, name: str, options: Mapping[str, str | tuple[str, ...]]) -> Spec:
-        """`Spec.of("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`."""
+        """Return a Spec: `Spec.from_mapping("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`.
+
+        Args:
+            name: Name of a pass, strategy or target.
+            options: Value or values by key.
+
+        Returns:
+            The Spec.
+        """
         return cls(name, tuple((key, (v,) if isinstance(v, str) else tuple(v)) for key, v in options.items()))
 
     def __str__(self) -> str:
@@ -61,14 +74,14 @@ def _quote(value: str) -> str:
 
 
 class _SpecParser:
-    """Reads one text from left to right; `at` is the position of the next character. Errors count columns from 1."""
+    """Recursive-descent parser of one text; error messages count columns from 1."""
 
     def __init__(self, text: str, what: str) -> None:
         self.text, self.label, self.position = text, what, 0
 
     def syntax_error(self, expected: str, note: str = "") -> UsageError:
         found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
-        # Shown as it is where it can be, so that the column can be counted.
+        # Printable text is shown without escapes, so that users can count the column.
         shown = f"'{self.text}'" if self.text.isprintable() else repr(self.text)
         return UsageError(
             f"{self.label} {shown}: expected {expected} at column {self.position + 1}, found {found}{note}"
@@ -85,7 +98,7 @@ class _SpecParser:
         self.match(_BLANK, "a blank")
 
     def accept(self, character: str) -> bool:
-        """Steps over `character` if it is next."""
+        """Advance if the next character is `character`, and return whether it was."""
         taken = self.text.startswith(character, self.position)
         self.position += taken
         return taken
@@ -104,7 +117,7 @@ class _SpecParser:
         return str(value)
 
     def parse_values(self) -> tuple[str, ...]:
-        """What stands behind `key=`: nothing, or values joined by commas."""
+        """Parse the values after `key=`: none, or several joined by commas."""
         if self.is_at_end() or self.text[self.position] == "}" or self.text[self.position].isspace():
             return ()
         values = [self.parse_value()]
@@ -113,7 +126,7 @@ class _SpecParser:
         return tuple(values)
 
     def parse_options(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """What stands between the braces, closing brace included."""
+        """Parse the options between the braces, including the closing brace."""
         options: dict[str, tuple[str, ...]] = {}
         self.skip_blanks()
         while not self.accept("}"):
@@ -138,7 +151,11 @@ class _SpecParser:
 
 
 def parse_spec(text: str, what: str = "spec") -> Spec:
-    """One spec: `parse("modnn{axis=height}")`. UsageError names `what`, the column and what was expected there."""
+    """Parse one spec, such as `modnn{axis=height}`.
+
+    Raises:
+        UsageError: Syntax error. The message names `what`, the column and the expected text.
+    """
     reader = _SpecParser(text, what)
     reader.skip_blanks()
     spec = reader.parse_spec()
@@ -149,7 +166,7 @@ def parse_spec(text: str, what: str = "spec") -> Spec:
 
 
 def parse_pipeline(text: str) -> tuple[Spec, ...]:
-    """Specs joined by commas, at least one: `parse_pipeline("infer-shapes,lop{layers=fc6 parts=4}")`."""
+    """Parse specs joined by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`; at least one."""
     reader = _SpecParser(text, "pipeline")
     specs: list[Spec] = []
     while not specs or reader.accept(","):
@@ -163,9 +180,13 @@ def parse_pipeline(text: str) -> tuple[Spec, ...]:
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a pass, strategy or target as `list` shows it: a dataclass field seen from the command line.
+    """Option of a pass, strategy or target, as `dicompiler list` shows it.
 
-    type: in words (`int`, `str,…`, `latency|energy`); default: as it would be written, None: it must be given.
+    Attributes:
+        name: Name of the option.
+        type: Type in words: `int`, `str,…`, `latency|energy`.
+        default: Text of the default value; None if the option is required.
+        help: Description.
     """
 
     name: str
@@ -176,7 +197,14 @@ class Option:
 
 @dataclass(frozen=True)
 class _OptionType:
-    """How a field's values are read: each by `read`; `many`: any number of them; `optional`: none of them is None."""
+    """Type of an option.
+
+    Attributes:
+        text: Type in words.
+        parse: Conversion of one value; raises ValueError.
+        takes_many: True if there can be any number of values.
+        is_optional: True if no value means None.
+    """
 
     text: str
     parse: Callable[[str], Any]
@@ -212,7 +240,7 @@ _SCALAR_TYPES = {
 
 
 def _option_type(annotation: Any) -> _OptionType:
-    """The field type as we read it; TypeError for one that has no text."""
+    """Return the option type of a field's annotation; raise TypeError if it has no text form."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _SCALAR_TYPES:
         return _SCALAR_TYPES[annotation]
@@ -221,17 +249,19 @@ def _option_type(annotation: Any) -> _OptionType:
             "|".join(arguments), functools.partial(_parse_choice, {choice: choice for choice in arguments})
         )
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        one = _option_type(arguments[0])
-        if not one.takes_many and not one.is_optional:
-            return _OptionType(f"{one.text},…", one.parse, takes_many=True)
+        element = _option_type(arguments[0])
+        if not element.takes_many and not element.is_optional:
+            return _OptionType(f"{element.text},…", element.parse, takes_many=True)
     if origin in (Union, types.UnionType) and len(arguments) == 2 and type(None) in arguments:
-        one = _option_type(next(a for a in arguments if a is not type(None)))
-        return dataclasses.replace(one, is_optional=True)
-    raise TypeError(f"{annotation} is no option's type: int, float, bool, str, Literal, tuple[…, ...], … | None")
+        element = _option_type(next(a for a in arguments if a is not type(None)))
+        return dataclasses.replace(element, is_optional=True)
+    raise TypeError(
+        f"{annotation} is not a type of options: use int, float, bool, str, Literal, tuple[…, ...], … | None"
+    )
 
 
 def _option_types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _OptionType]]:
-    """The options of a dataclass: its init fields with how they are read. TypeError names the field."""
+    """Return the init fields of a dataclass with their option types; a TypeError names the field."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
     hints = typing.get_type_hints(cls)
@@ -250,7 +280,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _format_values(value: Any) -> tuple[str, ...]:
-    """The texts of a field's value, as `_Type.read` reads them."""
+    """Return the texts of a field's value, as `_OptionType.parse` reads them."""
     if value is None:
         return ()
     if isinstance(value, tuple | list):
@@ -259,10 +289,10 @@ def _format_values(value: Any) -> tuple[str, ...]:
 
 
 def options_of(cls: type) -> tuple[Option, ...]:
-    """The options of a pass, strategy or target class, in field order.
+    """Return the options of a pass, strategy or target class, in field order.
 
-    A field's `metadata={"help": "…"}` becomes the option's help. TypeError where a field's type has no text: that is
-    its author's mistake, found when the plugin is loaded.
+    The `help` of an option comes from the field's `metadata={"help": "…"}`. A field type without text form raises
+    TypeError when the plugin is loaded, because it is a mistake of the plugin's author.
     """
     options = []
     for name, (field, kind) in _option_types(cls).items():
@@ -273,7 +303,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 
 def option_files(instance: Any) -> tuple[str, ...]:
-    """The files that an instance's options name, in field order: those of fields with `metadata={"file": True}`."""
+    """Return the files that an instance's options name: the values of fields with `metadata={"file": True}`."""
     named = [
         getattr(instance, name)
         for name, (field, _) in _option_types(type(instance)).items()
@@ -296,11 +326,13 @@ def _convert_values(kind: _OptionType, values: tuple[str, ...], place: str) -> A
 
 
 def instantiate(cls: type[T], spec: Spec) -> T:
-    """`cls` with the spec's options as its fields, converted by the fields' types.
+    """Return an instance of `cls` with the spec's options as fields.
 
-    Types: int, float, bool (true|false), str, Literal of str, tuples of those (`a,b`, or `key=` for an empty one), and
-    `… | None`, where `key=` is None unless the rest is a tuple. UsageError names the spec, the option and the nearest
-    known one, or the value and what was expected. A ValueError of the class's `__post_init__` becomes a UsageError.
+    Supported types: int, float, bool (true|false), str, Literal of str, tuples of those (`a,b`, or `key=` for an empty
+    one), and `… | None`, for which `key=` is None unless the rest is a tuple.
+
+    Raises:
+        UsageError: An option is unknown or missing, a value has the wrong type, or `__post_init__` raised a ValueError.
     """
     known = _option_types(cls)
     arguments = {}
@@ -318,10 +350,10 @@ def instantiate(cls: type[T], spec: Spec) -> T:
 
 
 def spec_of(instance: Any) -> Spec:
-    """The spec that makes `instance` again: only the options that differ from their defaults, in field order.
+    """Return the spec that `instantiate` turns into `instance`: options that differ from their defaults, in field order.
 
-    `instance` is of a dataclass with a class attribute `name`. DicompilerError for the one value that has no text:
-    None in an option of several values whose default is not None.
+    Raises:
+        DicompilerError: An option with several values is None and its default is not, which has no text form.
     """
     options = []
     for name, (field, kind) in _option_types(type(instance)).items():

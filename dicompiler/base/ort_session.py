@@ -1,6 +1,6 @@
-"""Sessions of onnxruntime, wherever a model is run by what is not a target's runtime.
+"""onnxruntime sessions for all code outside of a target's runtime.
 
-A package for profiles has a copy of this file: it imports nothing but onnxruntime.
+The profile package contains a copy of this file, so it imports only onnxruntime.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from typing import Any
 
 
 def create_session(model: bytes, options: Any) -> Any:
-    """An onnxruntime session of a model on the processor. Raises onnxruntime's errors.
+    """Return an onnxruntime session of a model on the CPU.
 
-    On processors where onnxruntime makes uint8 of int8 it then refuses its own QuantizeLinear of opset 21 (its issue
-    25526): such a model is loaded as on those that keep int8, as the runtimes of targets do.
+    On CPUs on which onnxruntime converts int8 to uint8, it rejects its own QuantizeLinear of opset 21 (onnxruntime
+    issue 25526). Such a model is loaded with int8 kept.
+
+    Raises:
+        Exception: onnxruntime cannot load the model.
     """
     import onnxruntime
 
     try:
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors share no other base
+    except Exception as error:  # onnxruntime's errors have no other common base class
         if "QuantizeLinear" not in str(error):
             raise
         options.add_session_config_entry("session.qdqisint8allowed", "1")

@@ -1,4 +1,4 @@
-"""A bound for what this process may take of memory for a while: for calls of libraries that know none."""
+"""Limits of this process: address space, and pauses of the garbage collector."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def memory_limit(more: int) -> Iterator[None]:
-    """Within, the process gets at most `more` bytes of address space beyond what it has: MemoryError then. It holds for
-    all threads, so it is for short calls. Where the system cannot do it nothing is bounded."""
+    """Limit the memory that this process can allocate within the block.
+
+    The limit applies to all threads, so use it only for short calls. On systems without resource limits it has no
+    effect.
+
+    Args:
+        more: Bytes of address space that the process may add to what it uses now.
+
+    Raises:
+        MemoryError: The block needs more.
+    """
     try:
         import resource
     except ImportError:  # Windows
@@ -30,8 +39,7 @@ def memory_limit(more: int) -> Iterator[None]:
 
 
 def available_memory() -> int:
-    """Bytes that the system could give without taking them from others; where it does not tell, as many as no process
-    gets."""
+    """Return the bytes that the system can provide without swapping, or 2**62 if it does not report them."""
     with suppress(OSError), open("/proc/meminfo") as file:
         sizes = dict(line.split()[:2] for line in file)
         return 1024 * int(sizes["MemAvailable:"])

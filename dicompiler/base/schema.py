@@ -1,6 +1,6 @@
-"""Checks a document (what JSON or TOML text became) against its schema in `schemas/`; reads JSON files.
+"""Reading of JSON files, and validation of documents against the JSON schemas in `schemas/`.
 
-A document goes in; nothing comes out, or one error of one line: the file, the key path, the cause, what is allowed.
+document ⇒ nothing, or an error of one line: file, key path, cause, and the allowed values.
 """
 
 from __future__ import annotations
@@ -26,13 +26,24 @@ _TYPE_NAMES = {
     "null": "null",
 }
 _MAX_DIGITS = 100
-"""So many characters at most may a whole number have; Python's own limit speaks of Python's settings."""
-# Of several errors the first of these kinds is shown: a misspelt key is also a missing one, and the first says more.
+"""Maximum number of digits of an integer. Python's own limit has an error message about Python settings."""
+# The first error of these kinds is shown: a misspelt key is also a missing key, and the first message helps more.
 _VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
 
 
 def read_text(path: str | Path, missing: str = "no such file") -> str:
-    """The text of a file (UTF-8). DicompilerError where there is none, in the words of `missing`, or no such text."""
+    """Return the text of a UTF-8 file.
+
+    Args:
+        path: The file.
+        missing: Error text if there is no such file.
+
+    Returns:
+        The text, without a byte order mark.
+
+    Raises:
+        DicompilerError: There is no such file, or it is not UTF-8 text.
+    """
     try:
         # Some editors open UTF-8 text with a byte order mark.
         return Path(path).read_text(encoding="utf-8-sig")
@@ -45,7 +56,17 @@ def read_text(path: str | Path, missing: str = "no such file") -> str:
 
 
 def load_json(path: str | Path) -> Any:
-    """The document in a JSON file (UTF-8). Errors: no such file, not JSON (with line and column), a key given twice."""
+    """Return the document in a JSON file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The document.
+
+    Raises:
+        DicompilerError: There is no such file, it is not JSON, or an object contains a key twice.
+    """
     text = read_text(path)
     try:
         return json.loads(
@@ -59,15 +80,15 @@ def load_json(path: str | Path) -> Any:
     except ValueError as error:
         raise DicompilerError(f"{path}: not JSON: {error}") from None
     except RecursionError:
-        raise DicompilerError(f"{path}: not a document of ours: nested too deeply") from None
+        raise DicompilerError(f"{path}: nested too deeply: it is not a file of dicompiler") from None
 
 
 def _reject_duplicate_keys(pairs: list[tuple[str, Any]], path: str | Path) -> dict[str, Any]:
-    # JSON keeps the last of two equal keys and says nothing: in a hand-written plan that hides a layer.
+    # Python's parser silently keeps the last of two equal keys, which would hide a layer of a hand-written plan.
     entries: dict[str, Any] = {}
     for key, value in pairs:
         if key in entries:
-            raise DicompilerError(f"{path}: key {key!r} stands twice in one object: remove one")
+            raise DicompilerError(f"{path}: key {key!r} appears twice in one object: remove one")
         entries[key] = value
     return entries
 
@@ -84,7 +105,7 @@ def _parse_int(text: str) -> int:
 
 @cache
 def load_schema(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of format `name`: "plan", "platform", "manifest"."""
+    """Return the JSON Schema (draft 2020-12) of a format, such as "plan", "platform" or "manifest"."""
     file = resources.files("dicompiler.base") / "schemas" / f"{name}.schema.json"
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
@@ -95,15 +116,22 @@ def _validator(name: str) -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    # JSON Schema takes 12.0 for a whole number; what counts elements must be one in Python too.
+    # JSON Schema accepts 12.0 as an integer, but Python code needs an int.
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     return extend(Draft202012Validator, type_checker=types)(load_schema(name))
 
 
 def validate(document: Any, name: str, place: str) -> None:
-    """Checks `document` against the schema `name`; `place` (the file) opens the error.
+    """Validate a document against a schema.
 
-    Raises DicompilerError: `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
+    Args:
+        document: The content of a JSON or TOML file.
+        name: Name of the schema: "plan".
+        place: The file, as prefix of error messages.
+
+    Raises:
+        DicompilerError: The document is of an older version of the format, or violates the schema, for instance
+            `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
     """
     errors = list(_validator(name).iter_errors(document))
     if not errors:
@@ -114,7 +142,7 @@ def validate(document: Any, name: str, place: str) -> None:
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
-    # A wrong version of the whole file explains every other error; then the kinds above; then the file's own order.
+    # A wrong format version explains all other errors. Then the kinds above follow, then the order of the file.
     kind = (
         _VALIDATOR_PRIORITY.index(error.validator)
         if error.validator in _VALIDATOR_PRIORITY
@@ -126,7 +154,7 @@ def _error_priority(error: Any) -> tuple[int, int, str]:
 
 
 def _most_specific(error: Any) -> Any:
-    # Of the branches of an anyOf only those are of interest whose type the value has: a list that is no interval.
+    # Only branches of an anyOf that match the value's type matter: for instance a list with a wrong interval.
     while error.validator == "anyOf":
         fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
         if not fitting:
@@ -136,7 +164,11 @@ def _most_specific(error: Any) -> Any:
 
 
 def format_key_path(keys: Iterable[str | int]) -> str:
-    """("layers", "conv1", 0, "device") → `layers.conv1[0].device`; other names are quoted: `layers['a/b']`."""
+    """Return a key path as text.
+
+    ("layers", "conv1", 0, "device") ⇒ `layers.conv1[0].device`. Names with other characters are quoted:
+    `layers['a/b']`.
+    """
     text = ""
     for key in keys:
         if isinstance(key, int):
@@ -206,7 +238,7 @@ def _describe_branch(sub: dict[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """The value on one line and not too long; a container by its kind only."""
+    """Return the value on one short line, or the kind of a container."""
     if isinstance(value, dict):
         return "an object"
     text = json.dumps(value, ensure_ascii=False, default=str)

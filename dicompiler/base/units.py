@@ -1,6 +1,7 @@
-"""Quantities with units: text such as "13.6 GFLOP/s" becomes a number of base units, and numbers become short text.
+"""Quantities with units: "13.6 GFLOP/s" ⇒ a number of base units, and numbers ⇒ short text.
 
-Parsing is exact decimal arithmetic, rounded once, so that what `write` wrote is read back as the same number.
+Parsing uses exact decimal arithmetic and rounds once, so `parse_quantity` returns the number that `format_quantity`
+wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _BINARY_EXPONENTS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 
 
 def _si_units(unit: str, prefixes: str, factor: int = 1) -> dict[str, Decimal]:
-    """`_scaled("W", "mk")` → {"W": 1, "mW": 0.001, "kW": 1000}; `prefixes` one character each."""
+    """Return unit names with SI prefixes: `_si_units("W", "mk")` is {"W": 1, "mW": 0.001, "kW": 1000}."""
     return {p + unit: _EXACT_CONTEXT.scaleb(Decimal(factor), _SI_EXPONENTS[p]) for p in ("", *prefixes)}
 
 
@@ -33,9 +34,13 @@ have 64 bits."""
 
 @dataclass(frozen=True)
 class Quantity:
-    """A kind of quantity. `units`: text → base units; `shown`: the units that messages and `write` use, small to large.
+    """Kind of quantity, such as a bandwidth.
 
-    `zero`: whether nothing at all makes sense.
+    Attributes:
+        name: Name in error messages.
+        units: Factor to the base unit, by unit name.
+        display_units: Units in messages and in written text, from small to large.
+        allows_zero: True if zero is a valid value.
     """
 
     name: str
@@ -45,7 +50,7 @@ class Quantity:
 
     @property
     def base_unit(self) -> str:
-        """The base unit."""
+        """Name of the base unit."""
         return next(unit for unit, factor in self.units.items() if factor == 1)
 
 
@@ -77,15 +82,23 @@ POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=T
 
 
 def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
-    """`parse("0.5 ms", TIME, …)` → 0.0005: `text` in the quantity's base unit (FLOP/s, B, bit/s, s, W).
+    """Parse a quantity: `parse_quantity("0.5 ms", TIME, …)` is 0.0005.
 
-    Raises DicompilerError, opening with `place` (file and key): no text, no unit, an unknown unit, a number below zero,
-    zero where that makes no sense, not between LEAST and MOST.
+    Args:
+        text: Number and unit.
+        quantity: Kind of quantity.
+        place: File and key, as prefix of error messages.
+
+    Returns:
+        The value in the base unit (FLOP/s, B, bit/s, s, W).
+
+    Raises:
+        DicompilerError: `text` is not a string with a number and a known unit, or the value is out of range.
     """
     allowed = f"(allowed units: {', '.join(quantity.display_units)})"
     if not isinstance(text, str):
         example = f'"{text} {quantity.display_units[-1]}"'
-        raise DicompilerError(f"{place}: {text!r} has no unit: write a text such as {example} {allowed}")
+        raise DicompilerError(f"{place}: {text!r} has no unit: write a string such as {example} {allowed}")
     match = re.fullmatch(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*([^\s\d].*?)?\s*", text)
     if match is None:
         raise DicompilerError(f"{place}: {text!r} is not a number with a unit {allowed}")
@@ -95,7 +108,7 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
     if unit not in quantity.units:
         close = did_you_mean(unit, quantity.units)
         hint = close if "did you mean" in close else ""
-        raise DicompilerError(f"{place}: unknown unit {unit!r} of a {quantity.name}{hint} {allowed}")
+        raise DicompilerError(f"{place}: unknown unit {unit!r} for a {quantity.name}{hint} {allowed}")
     if number < 0 or (number == 0 and not quantity.allows_zero):
         least = "zero or more" if quantity.allows_zero else "more than zero"
         raise DicompilerError(f"{place}: {text!r}: a {quantity.name} must be {least}")
@@ -109,7 +122,7 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
 
 
 def parse_bytes(text: object, place: str) -> int:
-    """`parse_bytes("1 GiB", …)` → 1073741824; part of a byte is dropped. Raises as `parse` does."""
+    """Parse a memory size: `parse_bytes("1 GiB", …)` is 1073741824. Fractions of a byte are dropped."""
     value = int(parse_quantity(text, MEMORY, place))
     if value < 1:
         raise DicompilerError(f"{place}: {text!r}: a memory size must be one byte or more")
@@ -117,9 +130,9 @@ def parse_bytes(text: object, place: str) -> int:
 
 
 def format_quantity(value: float, quantity: Quantity) -> str:
-    """The exact text of `value` (base units) in the unit that makes it shortest; `parse` gives back the same number.
+    """Return the exact text of a value in base units: `format_quantity(13.6e9, COMPUTE_RATE)` is "13.6 GFLOP/s".
 
-    `write(13.6e9, RATE)` → "13.6 GFLOP/s".
+    It uses the unit with the shortest text. `parse_quantity` returns the same number again.
     """
     exact = Decimal(repr(value))
     if not exact:
@@ -130,13 +143,13 @@ def format_quantity(value: float, quantity: Quantity) -> str:
         whole_or_more = scaled >= 1 or unit == quantity.display_units[0]
         if whole_or_more and _EXACT_CONTEXT.multiply(scaled, quantity.units[unit]) == exact:
             texts.append((f"{_EXACT_CONTEXT.normalize(scaled):f}", unit))
-    # "4 GiB" rather than "4294967296 B": fewest digits first; of equals the larger unit.
+    # The shortest number wins ("4 GiB", not "4294967296 B"), then the larger unit.
     number, unit = min(texts, key=lambda text: len(text[0]))
     return f"{number} {unit}"
 
 
 def _format_short(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    """`value` with three significant digits in the largest unit of `steps` (large to small) that it reaches."""
+    """Return a value with three significant digits in the largest suitable unit of `steps` (large to small)."""
     if value == 0:
         return f"0 {steps[-1][1]}"
     scale, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])
@@ -146,14 +159,21 @@ def _format_short(value: float, steps: tuple[tuple[float, str], ...]) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """For tables: 1234567 → "1.23 MB" (SI prefixes); "17 B" below a kilobyte."""
+    """Return a size for tables: 1234567 ⇒ "1.23 MB" (SI prefixes).
+
+    Args:
+        count: Number of bytes.
+
+    Returns:
+        The text.
+    """
     if abs(count) < 1000:
         return f"{count:.0f} B"
     return _format_short(count, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
 
 
 def format_seconds(seconds: float) -> str:
-    """For tables: 0.0123 → "12.3 ms"; an endless time is "∞"."""
+    """Return a duration for tables: 0.0123 ⇒ "12.3 ms"; infinity ⇒ "∞"."""
     if seconds == float("inf"):
         return "∞"
     if seconds == 0:
@@ -162,10 +182,10 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_joules(energy: float) -> str:
-    """For tables: 0.0123 → "12.3 mJ"."""
+    """Return an energy for tables: 0.0123 ⇒ "12.3 mJ"."""
     return _format_short(energy, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")))
 
 
 def format_flops(count: float) -> str:
-    """For tables: 8.2e9 → "8.20 GFLOP"."""
+    """Return a number of operations for tables: 8.2e9 ⇒ "8.20 GFLOP"."""
     return _format_short(count, ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")))

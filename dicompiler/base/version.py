@@ -1,4 +1,4 @@
-"""Which dicompiler this is."""
+"""The version of dicompiler."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 
 
 def package_version() -> str:
-    """The installed distribution's version; in an uninstalled checkout that of pyproject.toml, marked as such (tags may
-    say another)."""
+    """Return the version of the installed distribution.
+
+    Returns:
+        The version. In a checkout that is not installed, the fallback version of pyproject.toml, marked "+checkout".
+    """
     try:
         return metadata.version("dicompiler")
     except metadata.PackageNotFoundError:

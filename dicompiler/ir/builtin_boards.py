@@ -1,6 +1,7 @@
-"""The boards that the built-in platforms are made of. Every figure has its source beside it.
+"""Boards of the built-in platforms. Each number states its source.
 
-Compute rates are what the boards sustain, not peaks: a plan balances by them. A profile of your own boards is better.
+Compute rates are sustained rates, not peaks, because plans balance work by them. Use profiles of your own boards if
+you can.
 """
 
 from __future__ import annotations
@@ -37,8 +38,16 @@ _NX_DESCRIPTION = (
 
 @dataclass(frozen=True)
 class BuiltinBoard:
-    """What a built-in platform has N times. name: of the platforms, before the number; prefix: of its hosts' names;
-    host, devices: without names, but for what follows the host's in a device's; description: where figures are from."""
+    """Host that a built-in platform contains N times.
+
+    Attributes:
+        name: Name of the platforms, before the number of hosts.
+        description: Sources of the numbers.
+        prefix: Prefix of the hosts' names.
+        host: The host, without a name.
+        devices: Its devices; their names are suffixes of the host's name.
+        network: The network.
+    """
 
     name: str
     description: str
@@ -50,8 +59,17 @@ class BuiltinBoard:
 
 @dataclass(frozen=True)
 class Microcontroller:
-    """A board without an operating system. name: of its platforms. ram: bytes that an arena and its buffers may take in
-    one piece; flash: bytes. clock in Hz; cycles: of a multiplication with its addition in float32, an assumption."""
+    """Board without an operating system.
+
+    Attributes:
+        name: Name of its platforms, before the number of hosts.
+        prefix: Prefix of the hosts' names.
+        ram_bytes: RAM in one contiguous piece for the arena and its buffers.
+        flash_bytes: Flash for weights.
+        clock_hz: Clock frequency in Hz.
+        cycles_per_multiply_add: Cycles of a multiply-add in float32 (an assumption).
+        source: Sources of the numbers.
+    """
 
     name: str
     prefix: str

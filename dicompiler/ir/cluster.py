@@ -1,4 +1,4 @@
-"""What a cluster is made of: hosts, the devices in them, and the network that joins them. Frozen records."""
+"""Hosts, devices and the network of a cluster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ NetworkKind = Literal["switch", "shared", "gateway"]
 
 @dataclass(frozen=True)
 class Host:
-    """A machine. `memory`: bytes that its devices may use together.
+    """A machine.
 
-    flash: of these the bytes of flash, where weights lie and nothing else (0: weights lie in RAM, with all else).
-    bandwidth: bit/s of its own connection, in each direction, where that is less than the network's (None: no limit).
+    Attributes:
+        name: Name of the host.
+        memory: Bytes that its devices may use together, including flash.
+        bandwidth: Bandwidth of its own network link in each direction in bit/s, if it is lower than the network's.
+        flash: Bytes of flash, which store weights only; 0: weights are in RAM.
     """
 
     name: str
@@ -27,18 +30,24 @@ class Host:
 
     @property
     def ram(self) -> int:
-        """Bytes for what changes, and for the weights where there is no flash."""
+        """Bytes of RAM: for all data, and without flash for the weights too."""
         return self.memory - self.flash
 
 
 @dataclass(frozen=True)
 class Device:
-    """One processing element of a host: a group of CPU cores, or a GPU.
+    """Processing element of a host: a group of CPU cores, or a GPU.
 
-    rate: FLOP/s sustained, a multiplication and its addition being two; 0: compute-less (a camera, a gateway).
-    power_active, power_idle: W while it computes and while it waits; a host draws the sum over its devices.
-    power_network: W that come on top while it sends or receives. memory_bandwidth: byte/s between its cores and its
-    memory (0: not known).
+    Attributes:
+        name: Name of the device.
+        host: Name of its host.
+        rate: Sustained compute rate in FLOP/s (a multiply-add is two FLOP); 0: it has no compute (a camera, a gateway).
+        cores: Number of CPU cores.
+        power_active: Power in W while it computes. The power of a host is the sum over its devices.
+        power_idle: Power in W while it waits.
+        gpu: True if it is a GPU.
+        power_network: Additional power in W while it sends or receives.
+        memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
     """
 
     name: str
@@ -53,6 +62,7 @@ class Device:
 
     @property
     def can_compute(self) -> bool:
+        """True if the device has a compute rate above zero."""
         return self.rate > 0
 
 
@@ -60,19 +70,36 @@ Amount = TypeVar("Amount", float, "NDArray[np.float64]")
 
 
 class TransferMedium:
-    """What carries bytes, at `bandwidth` bit/s."""
+    """Base class of links and networks, which transfer bytes.
+
+    Attributes:
+        bandwidth: Bandwidth in bit/s.
+    """
 
     bandwidth: float
 
     def transfer_s(self, nbytes: Amount, message: float = 0.0) -> Amount:
-        """How long `nbytes` bytes occupy the line, in a transfer that takes `message` seconds beside them. The latency
-        is not in it: the line is free again by then."""
+        """Return the seconds for which a transfer occupies the medium, without the latency.
+
+        Args:
+            nbytes: Bytes of the transfer.
+            message: Additional seconds of each transfer.
+
+        Returns:
+            Seconds.
+        """
         return message + 8 * nbytes / self.bandwidth
 
 
 @dataclass(frozen=True)
 class Link(TransferMedium):
-    """The connection of two hosts, the same in both directions. `bandwidth` in bit/s, `latency` in seconds."""
+    """Link between two hosts, for both directions.
+
+    Attributes:
+        hosts: Names of the hosts.
+        bandwidth: Bandwidth in bit/s.
+        latency: Latency in seconds.
+    """
 
     hosts: tuple[str, str]
     bandwidth: float
@@ -81,12 +108,15 @@ class Link(TransferMedium):
 
 @dataclass(frozen=True)
 class Network(TransferMedium):
-    """What joins the hosts: `bandwidth` in bit/s, `latency` in seconds, `links` that differ from these.
+    """Network between the hosts. Devices of one host use its memory instead.
 
-    message: seconds that each transfer occupies its line beside the time of its bytes (headers, system calls).
-
-    switch: every host has a full-duplex line of its own; shared: all hosts share one medium; gateway: everything
-    passes one gateway whose bandwidth all share. The devices of one host talk through its memory.
+    Attributes:
+        kind: `switch`: every host has its own full-duplex link; `shared`: all hosts share one medium; `gateway`: all
+            data passes one gateway, whose bandwidth all hosts share.
+        bandwidth: Bandwidth in bit/s.
+        latency: Latency in seconds.
+        links: Links that differ from the rest of the network.
+        message_overhead_s: Seconds for which each transfer occupies its link in addition to its bytes.
     """
 
     kind: NetworkKind
@@ -96,7 +126,15 @@ class Network(TransferMedium):
     message_overhead_s: float = 0.0
 
     def link(self, a: str, b: str) -> Link | None:
-        """The link between hosts `a` and `b`; None where they are one host, which needs none."""
+        """Return the link between two hosts.
+
+        Args:
+            a: Name of a host.
+            b: Name of a host.
+
+        Returns:
+            The link; None if both are the same host.
+        """
         if a == b:
             return None
         return next((x for x in self.links if {*x.hosts} == {a, b}), Link((a, b), self.bandwidth, self.latency))

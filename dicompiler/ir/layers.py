@@ -1,6 +1,7 @@
-"""Layers: what a plan speaks of. An anchor operator with the element-wise nodes it absorbs, and the graph of them.
+"""Layers: the units that a plan divides, and their graph.
 
-Frozen, without weights and without ONNX objects: routing, costs and strategies need nothing else of the model.
+A layer is an anchor operator with the element-wise nodes that are fused into it. Layers are immutable and contain
+neither weights nor ONNX objects; routing, costs and strategies need nothing else of the model.
 """
 
 from __future__ import annotations
@@ -14,12 +15,17 @@ from dicompiler.ir.operator_rule import Node, Operation, OperatorRule, Piece, Te
 from dicompiler.ir.regions import Interval, Region, full_region
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: what follows from a layer is remembered
+@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per layer.
 class Layer:
-    """`nodes` in topological order; `inputs` the tensors that come in (no weights), `outputs` those that leave.
+    """An anchor operator with absorbed element-wise nodes.
 
-    `anchor` is the index in `nodes` of the node whose output region is cut; `reason` says why a layer can only be
-    computed whole ('' where it can be cut).
+    Attributes:
+        name: Name of the layer, which is the name of the anchor node.
+        nodes: The nodes, in topological order.
+        anchor: Index in `nodes` of the node whose output region is divided.
+        inputs: Tensors that the layer reads, without weights.
+        outputs: Tensors that other layers, or the model's outputs, read. A layer that can be divided has exactly one.
+        whole_reason: Reason why the layer can only be computed as a whole; '' if it can be divided.
     """
 
     name: str
@@ -31,17 +37,25 @@ class Layer:
 
     @property
     def output(self) -> str:
-        """The tensor whose regions a plan names: the one that leaves the layer."""
+        """The tensor whose regions a plan names: the layer's first output."""
         return self.outputs[0]
 
 
 @dataclass(frozen=True, eq=False)
 class LayerGraph(Memoizing):
-    """`layers` in topological order, all `tensors` by name, the graph's `inputs` and `outputs`, rules, `Wire.types`.
+    """The layers of a model and their tensors.
 
-    states: (graph input, graph output) of each state. As weights do, its input lies where it is read: it is neither
-    among `inputs` nor among those of layers. sparing: names of nodes that, where all of their output is computed, read
-    no more than their rule says. random: names of nodes that draw random numbers.
+    Attributes:
+        layers: The layers, in topological order.
+        tensors: All tensors, by name.
+        inputs: Names of the model's inputs, without states.
+        outputs: Names of the model's outputs.
+        rules: Operator rules by (domain, operator type).
+        wire_dtypes: Pairs of a layer or input and the element type in which its tensor is sent (`WireFormat.dtypes`).
+        states: Pairs of the model input and the model output of each state. The input of a state is stored where it is
+            read, like a weight, so it is neither in `inputs` nor in the inputs of layers.
+        rule_bound_nodes: Names of nodes that read no more than their rule says even if all of their output is computed.
+        random_nodes: Names of nodes that draw random numbers.
     """
 
     layers: tuple[Layer, ...]
@@ -56,32 +70,33 @@ class LayerGraph(Memoizing):
 
     @cached_property
     def delivered_outputs(self) -> tuple[str, ...]:
-        """The outputs that sinks want: states stay where they are made."""
+        """Names of the outputs that are sent to the sinks: all but those of states."""
         kept = {present for _, present in self.states}
         return tuple(name for name in self.outputs if name not in kept)
 
     @cached_property
     def state_output_of(self) -> Mapping[str, str]:
-        """Graph input of a state → its graph output."""
+        """Model output of each state, by its model input."""
         return dict(self.states)
 
     @cached_property
     def layer_by_name(self) -> Mapping[str, Layer]:
+        """Layers by name."""
         return {layer.name: layer for layer in self.layers}
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Layer name → its place in layer order."""
+        """Index of each layer in `layers`, by name."""
         return {layer.name: i for i, layer in enumerate(self.layers)}
 
     @cached_property
     def producer(self) -> Mapping[str, Layer]:
-        """Tensor name → the layer that it leaves (graph inputs have none)."""
+        """Layer that computes a tensor, by tensor name. Model inputs have none."""
         return {tensor: layer for layer in self.layers for tensor in layer.outputs}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Layer, ...]]:
-        """Tensor name → the layers that read it, in layer order."""
+        """Layers that read a tensor, by tensor name, in layer order."""
         readers: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for tensor in layer.inputs:
@@ -89,16 +104,37 @@ class LayerGraph(Memoizing):
         return {tensor: tuple(layers) for tensor, layers in readers.items()}
 
     def rule_of(self, node: Node) -> OperatorRule:
-        """The node's rule; one that computes it whole where none is registered."""
+        """Return the rule of a node; `whole_tensor` if none is registered.
+
+        Args:
+            node: A node of a layer.
+
+        Returns:
+            The rule.
+        """
         return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole_tensor, node.domain)
 
     def cut_output(self, node: Node) -> str:
-        """The tensor that the node's rule cuts; '' where the node leaves that output out."""
+        """Return the output of a node whose regions its rule computes.
+
+        Args:
+            node: A node of a layer.
+
+        Returns:
+            Name of the tensor; '' if the node omits this output.
+        """
         return node.outputs[self.rule_of(node).cut_output]
 
     @memoized
     def operation_of(self, node: Node) -> Operation:
-        """The node with its tensors, as its rule wants it."""
+        """Return a node with its tensors, for its rule.
+
+        Args:
+            node: A node of a layer.
+
+        Returns:
+            The operation.
+        """
         return Operation(
             node,
             tuple(self.tensors[name] if name else None for name in node.inputs),
@@ -108,7 +144,18 @@ class LayerGraph(Memoizing):
 
     @memoized
     def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
-        """How a region of what the node makes is computed, as its rule says; all of it: by the node as it stands."""
+        """Return the piece that computes a region of a node's output.
+
+        A full region is computed by the unchanged node.
+
+        Args:
+            node: A node of a layer.
+            region: Requested region of its output.
+            reduce: Range of the reduction axis for a partial sum.
+
+        Returns:
+            The piece.
+        """
         operation = self.operation_of(node)
         piece = self.rule_of(node).piece(operation, region, reduce)
         everything = (

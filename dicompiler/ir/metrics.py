@@ -1,4 +1,4 @@
-"""What a plan comes to, as numbers: those of each device and of all, and what a target measured of its memory."""
+"""Metrics of a plan: times, energy, memory and traffic of each device and of all devices."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from typing import Literal
 from dicompiler.base.objectives import objective_terms, speed_metric
 
 Method = Literal["estimate", "simulation"]
-"""Where times come from."""
+"""How times were predicted."""
 MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
-"""How many times the number of devices a gain may be before it is doubted."""
+"""Speed-ups above this factor times the number of devices are reported as implausible."""
 
 
 @dataclass(frozen=True)
 class DeviceMetrics:
-    """One device's share of one frame. flops: operations; compute_s: seconds in segments; runtime_s: seconds that its
-    runtime takes for messages; all others in bytes.
+    """Metrics of one device for one frame.
 
-    With replicas all but the memory are means over the roles (whole numbers rounded up); the memory is for all roles.
-    weights: the constants that it holds; activations: the most that it holds at once of computed and received tensors;
-    sent, received: what travels between it and other devices (of its own host as well). line_s: seconds in which its
-    messages occupy a line; waits: seconds in which it had nothing that it could do, by the device whose message it
-    waited for ("": for a frame). An estimate knows neither. added: what running it takes beside weights and
-    activations: copies that joins make, and what the problem's target adds (of which an estimate knows the least that
-    it can be); 0 where the problem names no target.
+    With replicas, all but the memory are means over the roles (integers are rounded up); memory is for all roles
+    together.
+
+    Attributes:
+        device: Name of the device.
+        flops: Floating-point operations.
+        compute_s: Seconds in segments.
+        weights: Bytes of constants.
+        activations: Peak bytes of computed and received tensors.
+        sent: Bytes sent to other devices, including those of the same host.
+        received: Bytes received from other devices.
+        link_s: Seconds for which its messages occupy a link; unknown (0) in an estimate.
+        waits: Seconds of waiting, by the device whose message it waits for ("": for the next frame); unknown in an
+            estimate.
+        overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and the target's
+            overhead (an estimate uses its lower bound). 0 if the target is unknown.
+        runtime_s: Seconds that the target's runtime spends on messages.
     """
 
     device: str
@@ -43,35 +52,39 @@ class DeviceMetrics:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which it computes or handles messages."""
+        """Seconds of computing and of handling messages."""
         return self.compute_s + self.runtime_s
 
     @property
     def wait_s(self) -> float:
-        """Seconds of all waits."""
+        """Seconds of waiting."""
         return sum(self.waits.values())
 
     @property
     def memory(self) -> int:
-        """Bytes of weights and activations; what a target adds is not in it."""
+        """Bytes of weights and activations, without the target's overhead."""
         return self.weights + self.activations
 
     @property
     def total_memory(self) -> int:
-        """Bytes that the device's host must have for it."""
+        """Bytes that the device's host must provide for it."""
         return self.memory + self.overhead_bytes
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a plan comes to for one frame, with replicas in the mean over the roles. `devices`: those that the plan
-    names, in platform order.
+    """Metrics of a plan for one frame; with replicas, means over the roles.
 
-    latency_s: seconds from the inputs on the sources to the outputs on the sinks; ends_s: seconds beside that until the
-    inputs have come from whoever gives the frames, and the outputs have gone there (of an estimate 0); period_s:
-    seconds between frames where many follow each other, set by the busiest device or line; energy_j: Joule of all
-    devices over the latency; memory: bytes on the fullest host; total_bytes: what travels between devices. method:
-    whether times come from the simulator or are an estimate that supposes barriers between layers.
+    Attributes:
+        devices: Metrics of the devices that the plan names, in platform order.
+        latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
+        period_s: Seconds between two frames of a stream, determined by the busiest device or link.
+        energy_j: Energy of all devices during the latency, in joules.
+        memory: Bytes on the host with the highest use.
+        total_bytes: Bytes that devices send to each other.
+        method: `simulation`, or `estimate`, which assumes a barrier after each layer.
+        input_output_s: Additional seconds to bring the inputs from the client to the sources and the outputs from the
+            sinks to the client; 0 in an estimate.
     """
 
     devices: tuple[DeviceMetrics, ...]
@@ -84,7 +97,14 @@ class Metrics:
     input_output_s: float = 0.0
 
     def device(self, name: str) -> DeviceMetrics | None:
-        """What a device does, None where the plan does not name it."""
+        """Return the metrics of a device.
+
+        Args:
+            name: Name of the device.
+
+        Returns:
+            Its metrics; None if the plan does not name it.
+        """
         return next((entry for entry in self.devices if entry.device == name), None)
 
     @property
@@ -93,29 +113,58 @@ class Metrics:
         return max(self.devices, key=lambda entry: entry.compute_s)
 
     def with_overhead(self, added: Mapping[str, int]) -> Metrics:
-        """The same with `added` by device."""
+        """Return the metrics with other memory overheads.
+
+        Args:
+            added: `overhead_bytes` by device.
+
+        Returns:
+            The new metrics.
+        """
         return replace(
             self, devices=tuple(replace(entry, overhead_bytes=added[entry.device]) for entry in self.devices)
         )
 
     def speedup_over(self, other: Metrics, objective: str) -> float:
-        """How many times faster it is than another plan: in frames a second where the objective is of throughput. 1
-        where both take no time."""
-        own, others = (getattr(one, speed_metric(objective)) for one in (self, other))
-        return float(others / own) if own else math.inf if others else 1.0
+        """Return the ratio of another plan's time to this plan's time.
+
+        Args:
+            other: Metrics of the other plan.
+            objective: The time is the period for a throughput objective, else the latency.
+
+        Returns:
+            The ratio; 1 if both take no time.
+        """
+        own_s, other_s = (getattr(metrics, speed_metric(objective)) for metrics in (self, other))
+        return float(other_s / own_s) if own_s else math.inf if other_s else 1.0
 
     def describe_implausible_gain(self, alone: Metrics, objective: str) -> str:
-        """What is odd in a gain over one device that is larger than the number of devices; '' where it is not."""
+        """Describe a speed-up over one device that exceeds the number of devices.
+
+        Args:
+            alone: Metrics of one device.
+            objective: The objective, as for `speedup_over`.
+
+        Returns:
+            A warning; '' if the speed-up is plausible.
+        """
         gain, count = self.speedup_over(alone, objective), sum(entry.compute_s > 0 for entry in self.devices)
         if gain <= max(count, 1) * MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE:
             return ""
         return (
-            f"{gain:.2f} times as fast as one device, with {count}: only memory or caches too small for the whole "
-            "network explain more than the number of devices; else measurements are wrong: repeat them on an idle host"
+            f"{gain:.2f} times as fast as one device with {count} devices: this is only plausible if the memory or the "
+            "caches of one device are too small for the model: otherwise repeat the measurements on an idle host"
         )
 
     def objective_value(self, objective: str) -> float:
-        """The number that `objective`, a text as `objectives.terms` takes it, wants small."""
+        """Return the value of an objective, which should be small.
+
+        Args:
+            objective: One objective or a weighted sum (see `objective_terms`).
+
+        Returns:
+            Seconds, joules or bytes, or their weighted sum.
+        """
         numbers = {
             "latency": self.latency_s,
             "throughput": self.period_s,
@@ -128,8 +177,13 @@ class Metrics:
 
 @dataclass(frozen=True)
 class FailureMetrics:
-    """What a frame comes to while devices are lost. lost: which (() for none); metrics: of the plan that is in force
-    then, by itself. stored: bytes of weights that devices hold for it beside those of the plan without a loss."""
+    """Metrics of the plan that is used while devices are down.
+
+    Attributes:
+        failed: The failed devices; () for the plan itself.
+        metrics: Metrics of the plan.
+        extra_weight_bytes: Bytes of weights that devices store for this plan in addition to those of the plan itself.
+    """
 
     failed: tuple[str, ...]
     metrics: Metrics
@@ -138,8 +192,14 @@ class FailureMetrics:
 
 @dataclass(frozen=True)
 class DeviceFootprint:
-    """What a program takes of a device's host, by the target's own measure, in bytes. ram, flash: in all; where: what
-    takes most of the RAM, and of the flash, as an error names it. details: further figures by name, of what they are.
+    """Memory of a device's host that a program uses, as measured by the target.
+
+    Attributes:
+        device: Name of the device.
+        ram: Bytes of RAM.
+        flash: Bytes of flash.
+        largest_consumers: What uses most of the RAM, and of the flash, in words for error messages.
+        details: Further numbers in bytes, by name.
     """
 
     device: str

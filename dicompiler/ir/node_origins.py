@@ -1,7 +1,7 @@
-"""Lineage: where the nodes of a file went, whose names users know, after passes folded, absorbed and renamed them.
+"""Node origins: mapping between the nodes of the model file, whose names users know, and the nodes of layers.
 
-LayerGraph + the graph as it was loaded → for a layer's node the file's node, for the file's node its layers. No pass
-keeps a record: the file's own graph says who read what a lost node made.
+Passes fold, absorb and rename nodes, and none of them keeps records. The mapping is derived from the graph as it was
+loaded, which tells the readers of the outputs of removed nodes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dicompiler.ir.operator_rule import Node
 
 
 class _FileNode(NamedTuple):
-    """A node of the file: `reads` and `outputs` are names of tensors."""
+    """Node of the model file; `reads` and `outputs` are tensor names."""
 
     name: str
     op: str
@@ -29,9 +29,11 @@ class _FileNode(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NodeOrigins:
-    """`layers`, and the graph that they were made of as it was when it was loaded (None: nothing of it was lost).
+    """Origins of the nodes of a layer graph, computed on demand.
 
-    Nothing is worked out before somebody asks.
+    Attributes:
+        layers: The layers.
+        loaded_graph: The graph as it was loaded; None if no node was removed or renamed.
     """
 
     layers: LayerGraph
@@ -39,12 +41,12 @@ class NodeOrigins:
 
     @cached_property
     def first_output_by_name(self) -> Mapping[str, str]:
-        """Name → first output of every node of the file, in its order ('' where it has none)."""
+        """First output of each node of the file, by node name in file order ('' if it has none)."""
         return {node.name: _first_output(node.outputs) for node in self._file_nodes}
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """Name → first output of every node of a layer whose name the file does not have."""
+        """First output of each layer node whose name is not in the file, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()
@@ -53,8 +55,11 @@ class NodeOrigins:
 
     @cached_property
     def origin_of(self) -> Mapping[str, str]:
-        """Name of a layer's node → name of the file's node that it is: that of its name and operator, else the one that
-        made its output there (Split → Slice, Slice). What passes added has none."""
+        """Name of the file's node from which a layer node comes, by name of the layer node.
+
+        It is the node with the same name and operator, else the node that computes the same tensor in the file. Nodes
+        that passes added have no origin.
+        """
         operators = {node.name: node.op for node in self._file_nodes}
         maker = {output: node.name for node in self._file_nodes for output in node.outputs}
         origins: dict[str, str] = {}
@@ -66,20 +71,34 @@ class NodeOrigins:
         return origins
 
     def names_of(self, node: Node) -> tuple[str, ...]:
-        """What a user may call a layer's node, the nearest first: by its own name, unless that is another node's in the
-        file, and by its origin's."""
+        """Return the names by which users can refer to a layer node.
+
+        Args:
+            node: A node of a layer.
+
+        Returns:
+            Its own name, unless the file has another node with it, then the name of its origin.
+        """
         by_name = (node.name,) if node.name in self.added_nodes else ()
         return (*by_name, *(self.origin_of[name] for name in (node.name,) if name in self.origin_of))
 
     def layers_of(self, name: str) -> tuple[Layer, ...]:
-        """The layers, in layer order, of a node by its name: those that it is in; where it is gone (folded, say) those
-        of the first node in file order that reads what it made, directly or by way of others that are gone. () for a
-        node that vanished because nobody reads it, and for a name that neither the file nor a layer has."""
+        """Return the layers that contain a node.
+
+        If passes removed the node, the result is that of the first node that reads its output, directly or through
+        other removed nodes.
+
+        Args:
+            name: Name of a node of the file or of a layer.
+
+        Returns:
+            The layers, in layer order; () for an unknown name, or if nobody reads the node.
+        """
         return self._layers_by_name.get(self._successor_of.get(name, name), ())
 
     @cached_property
     def _layers_by_name(self) -> Mapping[str, tuple[Layer, ...]]:
-        """Every name of a node that is in a layer → its layers."""
+        """Layers of each node, by all of its names."""
         layers_of: dict[str, dict[Layer, None]] = {}
         for layer in self.layers.layers:
             for node in layer.nodes:
@@ -89,20 +108,19 @@ class NodeOrigins:
 
     @cached_property
     def _successor_of(self) -> Mapping[str, str]:
-        """Name of the file's node → name of the one that stands for it: itself, if it is in a layer. Read backwards,
-        because what a node made is read behind it."""
+        """Name of the node that replaces a file's node (itself, if it is in a layer), by node name."""
         kept, nodes = set(self.origin_of.values()), self._file_nodes
-        reader: dict[str, int] = {}  # tensor → the first node, by way of lost ones, that is left of those that read it
-        heirs_of: dict[str, str] = {}
+        reader: dict[str, int] = {}  # First remaining node that reads a tensor, directly or through removed nodes.
+        successor_of: dict[str, str] = {}
         for index in reversed(range(len(nodes))):
             node = nodes[index]
-            heirs = [index] if node.name in kept else [reader[name] for name in node.outputs if name in reader]
-            if not heirs:
+            successors = [index] if node.name in kept else [reader[name] for name in node.outputs if name in reader]
+            if not successors:
                 continue
-            heir = min(heirs)
-            heirs_of[node.name] = nodes[heir].name
-            reader.update((name, min(heir, reader.get(name, heir))) for name in node.reads)
-        return heirs_of
+            successor = min(successors)
+            successor_of[node.name] = nodes[successor].name
+            reader.update((name, min(successor, reader.get(name, successor))) for name in node.reads)
+        return successor_of
 
     @cached_property
     def _file_nodes(self) -> tuple[_FileNode, ...]:

@@ -1,8 +1,10 @@
-"""What an operator rule is: all that is known of an operator. Given a region of a node's output, which region of every
-input makes it, and how; what that costs; and how the exact check computes in its place.
+"""Operator rules: all that the compiler knows of an operator.
 
-Weights are inputs like any other. `out` may exceed the request: groups, Reshape, Softmax and LRN align themselves so.
-An operator without a rule is `whole`: asking for any part of it computes all of it.
+    (node, region of its output, range of the reduction axis) ⇒ Piece(output region, needed input regions, attributes)
+
+A rule also contains the operator's cost and its integer stand-in for the exact check. Weights are inputs like all
+others. The output region of a piece may exceed the requested one, because groups, Reshape, Softmax and LRN must be
+aligned. An operator without a rule is computed as a whole (`whole_tensor`).
 """
 
 from __future__ import annotations
@@ -18,16 +20,22 @@ from dicompiler.base.memoize import Memoizing
 from dicompiler.ir.regions import Interval, Region, Shape, full_region
 
 STAND_IN_DOMAIN = "dicompiler.check"
-"""Where the exact check (see dicompiler.verify.exact) puts a node whose operator rounds: there a function computes
-something exact from the same inputs, and the operator's own rule holds. Below it are the domains of other operators
-than the standard's: dicompiler.check.com.microsoft."""
+"""Domain of operators that the exact check computes by an exact function with the same inputs and the same rule.
+
+Stand-ins of operators outside of the standard domain have longer domains: dicompiler.check.com.microsoft.
+"""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is known of a tensor without its data. `dtype` is an onnx.TensorProto.DataType; `shape` None: not static.
+    """Type and shape of a tensor.
 
-    `value` is set for small constants only (the shape of a Reshape, the axes of a Slice, the scales of a Resize).
+    Attributes:
+        name: Name of the tensor.
+        dtype: Element type, an onnx.TensorProto.DataType; 0 if it is not a tensor.
+        shape: Static shape; None if a dimension is unknown.
+        is_constant: True for weights and other initializers.
+        value: Value of a small constant (shape of a Reshape, axes of a Slice, scales of a Resize); else None.
     """
 
     name: str
@@ -37,9 +45,19 @@ class TensorInfo:
     value: NDArray[Any] | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: what follows from a node is remembered
+@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per node.
 class Node:
-    """An ONNX node as rules see it; '' in `inputs` or `outputs` is an omitted optional one. `opset` is its domain's."""
+    """ONNX node as rules see it.
+
+    Attributes:
+        name: Name of the node.
+        op: Operator type.
+        domain: Domain of the operator; '' is the standard domain.
+        opset: Opset version of the domain.
+        attributes: Values by attribute name.
+        inputs: Tensor names; '' is an omitted optional input.
+        outputs: Tensor names; '' is an omitted optional output.
+    """
 
     name: str
     op: str
@@ -52,7 +70,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Operation(Memoizing):
-    """A node together with its tensors: what a rule is given. `None` stands for an omitted optional input."""
+    """Node together with its tensors: the argument of rules.
+
+    Attributes:
+        node: The node.
+        inputs: Its input tensors; None for an omitted optional input.
+        outputs: Its output tensors; None for an omitted optional output.
+        cut_output: Index of the output whose regions are computed.
+    """
 
     node: Node
     inputs: tuple[TensorInfo | None, ...]
@@ -60,47 +85,82 @@ class Operation(Memoizing):
     cut_output: int = 0
 
     def input_shape(self, index: int) -> Shape:
-        """The static shape of input `index`, which must be present."""
+        """Return the static shape of an input, which must be present.
+
+        Args:
+            index: Index of the input.
+
+        Returns:
+            The shape.
+        """
         tensor = self.inputs[index]
         assert tensor is not None and tensor.shape is not None
         return tensor.shape
 
     @property
     def out_shape(self) -> Shape:
-        """The static shape of the output that is cut."""
+        """Static shape of the output whose regions are computed."""
         tensor = self.outputs[self.cut_output]
         assert tensor is not None and tensor.shape is not None
         return tensor.shape
 
     def has_input(self, index: int) -> bool:
-        """Whether input `index` is present."""
+        """Return True if input `index` is present.
+
+        Args:
+            index: Index of the input.
+
+        Returns:
+            True if the node has this input and does not omit it.
+        """
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def attribute(self, name: str, default: Any = None) -> Any:
+        """Return the value of an attribute.
+
+        Args:
+            name: Name of the attribute.
+            default: Result if the node does not have it.
+
+        Returns:
+            The value.
+        """
         return self.node.attributes.get(name, default)
 
     def constant_value(self, index: int) -> NDArray[Any] | None:
-        """The constant value of input `index`, or None where it is absent, not constant, or not small."""
+        """Return the value of an input that is a small constant.
+
+        Args:
+            index: Index of the input.
+
+        Returns:
+            The value; None if the input is absent, not constant, or not small.
+        """
         tensor = self.inputs[index] if index < len(self.inputs) else None
         return None if tensor is None else tensor.value
 
     def full_needs(self) -> tuple[Region | None, ...]:
-        """All of every input; None where an input is absent or has no static shape."""
+        """Return the full region of each input.
+
+        Returns:
+            One region per input; None if the input is absent or has no static shape.
+        """
         return tuple(None if t is None or t.shape is None else full_region(t.shape) for t in self.inputs)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """How to compute a region: run the node on `needs` of its inputs, with `attributes` and `constants` replaced.
+    """Computation of a region: run the node on regions of its inputs, with some attributes and inputs replaced.
 
-    out: the region of the output that comes out, a superset of the one asked for.
-    needs: per input the region it reads; None: this piece leaves that input away (or it is absent).
-    attributes: attributes that differ from the node's; a value None removes the attribute.
-    constants: input index → array that takes the place of that input (a Reshape's shape).
-    raw: the region that the node writes where that is more than `out`; the rest is wrong and is sliced away.
-    op: the operator type, where it differs from the node's.
-    rows: of a partial result of what looks rows of its first input up by the numbers in its second: the rows that it
-        has. Of the numbers of other rows comes what changes no sum: LOOK_UP small nodes see to that.
+    Attributes:
+        out: Region of the output that is computed. It contains the requested region.
+        needs: Region of each input that is read; None if the piece omits the input or the node does not have it.
+        attributes: Attributes that differ from the node's; None removes an attribute.
+        constants: Arrays that replace inputs, by index (the shape of a Reshape).
+        written_region: Region that the node writes if it is larger than `out`. The rest is wrong and is sliced away.
+        op: Operator type, if it differs from the node's.
+        table_rows: For a partial result of a table lookup (Gather), the rows of the first input that the piece has.
+            Indices of other rows give 0, which takes `TABLE_LOOKUP_NODE_COUNT` additional nodes.
     """
 
     out: Region
@@ -113,12 +173,17 @@ class Piece:
 
 
 TABLE_LOOKUP_NODE_COUNT = 14
-"""So many nodes stand around one that looks up the numbers of its own `Piece.rows` and passes over others."""
+"""Number of additional nodes around a lookup with `Piece.table_rows`."""
 
 
 class OpCost(NamedTuple):
-    """What a piece costs. `multiply`: multiplications, each with its addition (two FLOP); `pool`: FLOP of pools and
-    reductions; `other`: FLOP of all else."""
+    """Operations of a piece.
+
+    Attributes:
+        multiply_adds: Number of multiply-adds, which are two FLOP each.
+        pool_flops: FLOP of pools and reductions.
+        other_flops: FLOP of all other operators.
+    """
 
     multiply_adds: int = 0
     pool_flops: int = 0
@@ -130,40 +195,71 @@ CostFunction = Callable[[Operation, Shape, Sequence[Shape]], OpCost]
 
 
 def cost_per_output(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """One FLOP for each element of the output."""
+    """Return the cost of an operator with one FLOP per output element.
+
+    Args:
+        operation: The operation.
+        out: Shape of the output region.
+        needs: Shapes of the input regions.
+
+    Returns:
+        The cost.
+    """
     return OpCost(other_flops=math.prod(out))
 
 
 def zero_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Nothing: it only moves data, or does nothing at inference."""
+    """Return no cost, for operators that only move data.
+
+    Args:
+        operation: The operation.
+        out: Shape of the output region.
+        needs: Shapes of the input regions.
+
+    Returns:
+        The cost.
+    """
     return OpCost()
 
 
 def cost_per_input(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """One FLOP for each element of the first input: a reduction, a pool of everything."""
+    """Return the cost of a reduction: one FLOP per element of the first input.
+
+    Args:
+        operation: The operation.
+        out: Shape of the output region.
+        needs: Shapes of the input regions.
+
+    Returns:
+        The cost.
+    """
     return OpCost(pool_flops=math.prod(needs[0]))
 
 
 @dataclass(frozen=True)
 class OperatorRule:
-    """A rule for one operator type.
+    """Rule for one operator type.
 
-    piece: `(operation, region of output, reduce) → Piece`; `reduce` is None unless `reduction` gives a length.
-    elementwise: out == region for every region (or the whole), and the output's elements come from the same place of
-        the inputs (broadcasting allowed), so that a layer can absorb such a node.
-    reduction: gives the length of the axis that LIP cuts, or None where this node has none (grouped convolutions).
-    merge: the operator of two inputs that puts the partial results over two ranges together: Add, Max or Min.
-    output: which of several outputs the rule cuts.
-    cost: `(operation, shape of the output's region, shapes of what is read of the inputs) → Effort`; () is the shape of
-        an input that is left out. An operator that cannot be cut can have one: its piece is `whole`.
-    reads: the least share of the first input that is read however finely the output is cut: under 1 where strides skip
-        some of it. None: all of it.
-    rounds: whether it rounds its sums to few bits, so that partial sums would add up to something else.
-    stand_in: what the exact check computes in its place where it rounds even small integers: an operator with the same
-        inputs, or a body of dicompiler.verify.exact.stand_ins. '': it is exact.
-    constants: what its constant inputs become in the exact check, one word for each (the last one for all that follow),
-        of those of dicompiler.verify.exact.integer_values; '-': it stays.
-    numbers: what its attributes that hold weights become there: "offset=shift scale=one post_transform=NONE".
+    Attributes:
+        op: Operator type.
+        piece: Function `(operation, region of the output, reduce) → Piece`. `reduce` is None unless `reduction_length`
+            returns a number.
+        domain: Domain of the operator.
+        is_elementwise: True if each output element depends only on input elements at the same place, with broadcasting.
+            Layers absorb such nodes. `Piece.out` must then be the requested region, or everything.
+        reduction_length: Function that returns the length of the axis that LIP cuts; None if this node has none.
+        cut_output: Index of the output whose regions the rule computes.
+        merge_operator: Binary operator that combines partial results of two ranges: Add, Max or Min.
+        cost: Function `(operation, shape of the output region, shapes of the input regions) → OpCost`; the shape of an
+            omitted input is (). Operators that are only computed as a whole can have a cost as well.
+        read_share: Function that returns the smallest share of the first input that must be read for any split. It is
+            below 1 if strides skip elements. None: all elements are read.
+        rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
+        stand_in: Replacement in the exact check if the operator rounds small integers: an operator with the same
+            inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
+        constant_stand_ins: Kind of integer values for each constant input in the exact check, separated by spaces; the
+            last one is repeated, and '-' keeps the input.
+        attribute_stand_ins: The same for attributes with weights: "offset=shift scale=one post_transform=NONE".
     """
 
     op: str
@@ -182,19 +278,37 @@ class OperatorRule:
 
     @property
     def can_cut(self) -> bool:
-        """Whether parts of the operator's output can be computed; else the rule says what the whole costs."""
+        """True if the rule can compute regions of the output; otherwise it only has a cost."""
         return self.piece is not whole_tensor
 
 
 def whole_tensor(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Computed whole: any part → all of it, as for every operator without a rule."""
+    """Return the piece that computes the whole output, as for operators without a rule.
+
+    Args:
+        operation: The operation.
+        region: Requested region, which is ignored.
+        reduce: Range of the reduction axis, which is ignored.
+
+    Returns:
+        The piece.
+    """
     return Piece(full_region(operation.out_shape), operation.full_needs())
 
 
 ORT_DOMAIN = "com.microsoft"
-"""That of onnxruntime's own operators."""
+"""Domain of onnxruntime's own operators."""
 
 
 def counted_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
-    """Rules of operators that are computed whole, at that cost. `ops`: their names, separated by spaces."""
+    """Return rules of operators that are computed as a whole and have a cost.
+
+    Args:
+        cost: Cost function of the operators.
+        ops: Operator types, separated by spaces.
+        domain: Domain of the operators.
+
+    Returns:
+        One rule per operator.
+    """
     return tuple(OperatorRule(op, whole_tensor, domain, cost=cost) for op in ops.split())

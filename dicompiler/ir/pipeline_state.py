@@ -1,4 +1,4 @@
-"""What passes map to what: one frozen record that grows along the way, from a loaded model to written artifacts."""
+"""State of the pass pipeline: an immutable record that grows from a loaded model to written artifacts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a plan was decided on: the names of the strategy ("" where the plan was given) and of the cost model, and the
-    objective. chosen: whose plan it is, where the strategy asks others."""
+    """How a plan was made.
+
+    Attributes:
+        strategy: Name of the strategy; "" if the plan was given.
+        objective: The objective.
+        cost_model: Name of the cost model.
+        chosen_strategy: Strategy whose plan was chosen, if `strategy` compares several.
+    """
 
     strategy: str
     objective: str
@@ -32,16 +38,26 @@ class Decision:
 
 @dataclass(frozen=True)
 class PipelineState:
-    """One compilation at one moment; a pass returns a new one (`dataclasses.replace`). None: not made yet.
+    """State of a compilation between two passes.
 
-    model: the ONNX model; layers: its layers; platform: the cluster; plan: what the annotating passes or a strategy
-    decided; routing: what follows from layers and plan (set once partition has rewritten the model); reference: the
-    model before that; program: steps per device; metrics: the costs that were predicted, and single: those of the
-    whole network on one device; losses: those of its plan by itself and of each of
-    its plans for losses (() where it has none); decision: how the plan came about;
-    occupied, occupied_single: RAM and flash of each device by the target's measure, and those of one device that has
-    all (() where the target has none); written: the directory that the target wrote; loaded: the graph before the
-    first pass, by whose names users call nodes (see ir.lineage; the pass manager keeps it).
+    A pass returns a new one (`dataclasses.replace`). None: not yet known.
+
+    Attributes:
+        model: The ONNX model.
+        layers: Its layers.
+        platform: The cluster.
+        plan: Plan of the annotating passes or of a strategy.
+        routing: Routing of the plan, set by the pass `partition`.
+        reference: The model before `partition`.
+        program: Steps of each device.
+        metrics: Predicted metrics of the plan.
+        single_device_metrics: Predicted metrics of the best single device.
+        failure_metrics: Metrics of the plan itself and of each failure plan; () without failure plans.
+        decision: How the plan was made.
+        footprints: RAM and flash of each device as measured by the target; () if it does not measure them.
+        single_device_footprints: The same for one device that computes everything.
+        artifact_directory: Directory that the target wrote.
+        loaded_graph: The graph before the first pass, whose node names users know (see `ir.node_origins`).
     """
 
     model: Model

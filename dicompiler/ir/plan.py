@@ -1,6 +1,8 @@
-"""A Plan: which device computes which region of which layer's output. What every strategy returns; JSON on disk.
+"""Plan: which device computes which region of which layer's output.
 
-The file's schema is `base/schemas/plan.schema.json`; what a plan means for a network is checked where it is routed.
+Strategies return it; it is stored as JSON.
+
+The schema is `base/schemas/plan.schema.json`. `partition.plan_validation` checks a plan against a model's layers.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ Json = Mapping[str, Any]
 
 
 class LayerShare(NamedTuple):
-    """A part of a layer without its device; all of the layer by default.
+    """Part of a layer without a device; by default the whole layer.
 
-    region: of the layer's output (None: all of it); reduce: the range of input channels of a partial sum; merge: how
-    many partial sums the part adds up (0: it adds none).
+    Attributes:
+        region: Region of the layer's output; None: all of it.
+        reduce: Range of the reduction axis, for a partial sum.
+        merge_count: Number of partial sums that the part adds; 0: none.
     """
 
     region: Region | None = None
@@ -34,10 +38,13 @@ class LayerShare(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a layer on one device: the `region` of the layer's OUTPUT that it computes (None: all of it).
+    """Piece of a layer on one device.
 
-    `reduce` is a range of the reduction axis (input channels) where it computes a partial sum. Parts of one device in
-    several `lane`s share its memory; what passes between lanes costs no network.
+    Attributes:
+        device: Name of the device.
+        region: Region of the layer's output that the part computes; None: all of it.
+        reduce: Range of the reduction axis (input channels), if the part computes a partial sum.
+        lane: Lane of the device. Lanes run one after another and share the device's memory.
     """
 
     device: str
@@ -48,7 +55,12 @@ class Part:
 
 @dataclass(frozen=True)
 class FailurePlan:
-    """What is in force while exactly the devices `lost` are away: a plan that names none of them."""
+    """Plan that is used while exactly the devices `failed` are down.
+
+    Attributes:
+        failed: Names of the failed devices.
+        plan: A plan that uses none of them.
+    """
 
     failed: tuple[str, ...]
     plan: Plan
@@ -56,14 +68,19 @@ class FailurePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """`layers`: parts by layer name. `source`: devices that each hold every whole graph input. `sink`: devices that
-    want every graph output. `network`: the structural digest of the network it was made for ('' in a hand-written one).
-    `note`: why it cannot be reproduced by running again, where it rests on measured or time-limited results.
-    `replicas`: one-to-one renamings of the parts' devices (device → device; what is not named stays); frame i of a
-    stream uses renaming i mod n. Source and sink stay where they are. Empty: every frame goes by the plan as it is.
-    `wire`: in which types tensors travel.
-    `losses`: plans for when devices are lost, none of which has losses of its own; network and wire are this plan's.
-    `chosen`: the strategy whose plan it is, where one that asks others made it; in no file.
+    """Parts of all layers, sources and sinks; optionally replicas and failure plans.
+
+    Attributes:
+        layers: Parts by layer name.
+        source: Devices that hold every model input in full.
+        sink: Devices that receive every model output in full.
+        model_digest: Structural digest of the model that the plan was made for; '' in a plan written by hand.
+        note: Reason why the strategy may return another plan next time: measurements or a time limit.
+        replicas: Renamings of the parts' devices (device: device that does its work); devices that are not named stay.
+            Frame i of a stream uses renaming i mod n. Source and sink are never renamed. (): no renaming.
+        wire_format: Element types in which tensors are sent.
+        failures: Failure plans. They have no failure plans themselves, and use this plan's digest and wire format.
+        chosen_strategy: Strategy that made the plan, if another strategy chose it. It is not stored in files.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -91,8 +108,7 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Every device that takes part in a role, in order of first mention: source, layers role by role, sink; then
-        those of the plans for losses."""
+        """All devices of all roles in order of first mention: source, layers role by role, sink, then failure plans."""
         parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
         named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
         spare = [name for loss in self.failures for name in loss.plan.devices]
@@ -100,12 +116,12 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """The plan of every way that a frame can go, itself without replicas and losses."""
+        """Plan of each role (replica or failure plan), without replicas and failure plans of its own."""
         return tuple(way.plan for way in self.roles_by_failure)
 
     @property
     def roles_by_failure(self) -> tuple[FailurePlan, ...]:
-        """Each role with what is lost then: first the plan's own turns, then those of each of its losses."""
+        """Each role with the failed devices for which it is used: first the replicas of the plan itself, then those of its failures."""
         return tuple(
             FailurePlan(one.failed, role)
             for one in (FailurePlan((), self), *self.failures)
@@ -114,7 +130,7 @@ class Plan:
 
     @property
     def replica_roles(self) -> tuple[Plan, ...]:
-        """The plan of each renaming, while nothing is lost: frame i goes by entry i mod n."""
+        """Plan of each replica, used while no device is down: frame i uses entry i mod n."""
         roles: list[Plan] = []
         own = self.layers.items()
         for new in self.replicas:
@@ -136,7 +152,18 @@ def _part_from_json(record: Mapping[str, Any]) -> Part:
 
 
 def plan_from_json(document: Any, place: str = "plan") -> Plan:
-    """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
+    """Return the plan in a JSON document.
+
+    Args:
+        document: The document.
+        place: Name of the file, as prefix of error messages.
+
+    Returns:
+        The plan.
+
+    Raises:
+        DicompilerError: The document violates the schema. The message names the key and the allowed values.
+    """
     validate(document, "plan", place)
     return _plan_from_record(
         document, tuple(FailurePlan(tuple(one["lost"]), _plan_from_record(one)) for one in document.get("losses", ()))
@@ -157,13 +184,29 @@ def _plan_from_record(document: Mapping[str, Any], losses: tuple[FailurePlan, ..
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Reads and checks a plan file."""
+    """Return the plan in a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The plan.
+
+    Raises:
+        DicompilerError: The file cannot be read or violates the schema.
+    """
     return plan_from_json(load_json(path), str(path))
 
 
 def dumps(plan: Plan) -> str:
-    """The plan file's text, which reads back as the same plan: one line for each part, so that plans can be compared by
-    eye and by diff."""
+    """Return the text of a plan file, with one line per part.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        JSON text that `load_plan` reads as an equal plan.
+    """
     named = {"network": plan.model_digest, "note": plan.note}
     text = _format_plan(plan, {"format": FORMAT}, named, wire_format_to_json(plan.wire_format))
     if plan.failures:
@@ -173,7 +216,7 @@ def dumps(plan: Plan) -> str:
 
 
 def _format_plan(plan: Plan, first: Json, named: Json | None = None, wire: Json | None = None) -> str:
-    """One plan with what stands before its source, and before and behind its replicas where that is something."""
+    """Return the text of one plan: `first` before its source, `named` and `wire` around its replicas if not empty."""
     optional = {**(named or {}), "replicas": [dict(names) for names in plan.replicas], **(wire or {})}
     document = {**first, "source": list(plan.source), "sink": list(plan.sink)}
     head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]

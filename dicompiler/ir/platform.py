@@ -1,6 +1,6 @@
-"""A Platform: hosts, devices and the network. TOML text or the name of a built-in one goes in, frozen records come out.
+"""Platform: hosts, devices and the network of a cluster, from a TOML file or a built-in family.
 
-The file's schema is `base/schemas/platform.schema.json`; the built-in platforms are in `ir.boards`.
+The schema is `base/schemas/platform.schema.json`; the built-in boards are in `ir.builtin_boards`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMAT = "dicompiler.platform/1"
+FORMAT = "dicompiler.platform/2"
 
 
 @dataclass(frozen=True)
 class Platform(Memoizing):
-    """A cluster. `devices` in the order in which plans count them; `description` says where the figures come from.
+    """A cluster.
 
-    Raises DicompilerError for names that stand twice, a device or a link of an unknown host, no device that computes.
+    Attributes:
+        name: Name of the platform.
+        hosts: The hosts.
+        devices: The devices, in the order in which plans list them.
+        network: The network between the hosts.
+        description: Sources of the numbers.
+
+    Raises:
+        DicompilerError: A name appears twice, a device or link names an unknown host, or no device can compute.
     """
 
     name: str
@@ -55,7 +63,7 @@ class Platform(Memoizing):
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
-        """Device name → host name."""
+        """Host name by device name."""
         return {device.name: device.host for device in self.devices}
 
     @cached_property
@@ -68,29 +76,57 @@ class Platform(Memoizing):
 
     @cached_property
     def computing_devices(self) -> tuple[Device, ...]:
-        """The devices with compute, in platform order; at least one."""
+        """Devices that can compute, in platform order; at least one."""
         return tuple(device for device in self.devices if device.can_compute)
 
     @property
     def fastest_device(self) -> Device:
-        """The device with the highest compute rate; of equals the first."""
+        """The device with the highest compute rate (the first of equal ones)."""
         return max(self.devices, key=lambda device: device.rate)
 
     def device(self, name: str) -> Device:
-        """The device called `name`; an error names the nearest one."""
+        """Return a device.
+
+        Args:
+            name: Name of the device.
+
+        Returns:
+            The device.
+
+        Raises:
+            DicompilerError: There is no such device. The message suggests the nearest name.
+        """
         if name in self._devices:
             return self._devices[name]
         raise DicompilerError(f"{self.name}: unknown device {name!r}{did_you_mean(name, self.host_of)}")
 
     def host(self, name: str) -> Host:
-        """The host called `name`; an error names the nearest one."""
+        """Return a host.
+
+        Args:
+            name: Name of the host.
+
+        Returns:
+            The host.
+
+        Raises:
+            DicompilerError: There is no such host. The message suggests the nearest name.
+        """
         if name in self._hosts:
             return self._hosts[name]
         raise DicompilerError(f"{self.name}: unknown host {name!r}{did_you_mean(name, self._hosts)}")
 
     @memoized
     def link(self, a: str, b: str) -> Link | None:
-        """The link between devices `a` and `b`, as wide as their hosts' own connections allow; None on one host."""
+        """Return the link between two devices, limited by the bandwidths of their hosts.
+
+        Args:
+            a: Name of a device.
+            b: Name of a device.
+
+        Returns:
+            The link; None if both devices are on the same host.
+        """
         ends = self.host(self.device(a).host), self.host(self.device(b).host)
         link = self.network.link(ends[0].name, ends[1].name)
         widths = [host.bandwidth for host in ends if host.bandwidth is not None]
@@ -98,7 +134,14 @@ class Platform(Memoizing):
 
     @memoized
     def link_shares(self, link: Link) -> tuple[float, float]:
-        """What a link can take of the lines of its two hosts, each 1 at most; of a medium, the same twice."""
+        """Return the shares of its hosts' bandwidths that a link can use, each at most 1.
+
+        Args:
+            link: A link of the platform.
+
+        Returns:
+            The shares of both hosts; for a shared medium or a gateway, twice its share of the medium.
+        """
         if self.network.kind != "switch":
             share = min(1.0, link.bandwidth / self.network.bandwidth)
             return share, share
@@ -107,15 +150,16 @@ class Platform(Memoizing):
 
     @memoized
     def _host_bandwidth(self, host: str) -> float:
-        """bit/s of a host's line on a switch, in each direction: its own, else that of the network or of its widest
-        link."""
+        """Return the bandwidth of a host's link to the switch in bit/s: its own, else that of the network or of its widest link."""
         links = [one.bandwidth for one in self.network.links if host in one.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
 
     @cached_property
     def transfer_times(self) -> NDArray[np.float64]:
-        """(3, n, n) seconds from device to device, in platform order: that a byte takes, that a message takes beside
-        its bytes, and of latency; 0 on one host."""
+        """Seconds per byte, seconds per message and latency between all devices.
+
+        The array has shape (3, n, n) in platform order; values between devices of one host are 0.
+        """
         import numpy as np
 
         links = [self.link(a.name, b.name) for a in self.devices for b in self.devices]
@@ -125,33 +169,45 @@ class Platform(Memoizing):
 
     @staticmethod
     def load(source: str | Path | Platform, known: Iterable[PlatformFamily] | None = None) -> Platform:
-        """A platform from a TOML file's path, from the name of a family's member (`rpi4x4`), or as it is.
+        """Return a platform from a TOML file or by the name of a member of a family (`rpi4x4`).
 
-        `known`: the families and file formats to look in; the built-in ones by default. What none of them claims is
-        a TOML file where it has an ending or a directory. Raises DicompilerError for a file that is missing or wrong,
-        UsageError for an unknown name.
+        Args:
+            source: Path, name, or a platform, which is returned unchanged.
+            known: Families and file formats to search; default: the built-in families. A source that none of them
+                accepts is a TOML file if it has a suffix or a directory.
+
+        Returns:
+            The platform.
+
+        Raises:
+            DicompilerError: The file is missing or invalid.
+            UsageError: The name is unknown.
         """
         if isinstance(source, Platform):
             return source
-        doors = tuple(builtin_families() if known is None else known)
-        for door in doors:
-            platform = door.find(str(source))
+        families = tuple(builtin_families() if known is None else known)
+        for family in families:
+            platform = family.find(str(source))
             if platform is not None:
                 return platform
         path = Path(source)
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
-            return _load_platform_file(path, doors)
-        examples = [door.name.removesuffix("N") + "4" for door in doors if door.name.endswith("N")]
+            return _load_platform_file(path, families)
+        examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
         close = did_you_mean(str(source), examples)
         hint = close if "did you mean" in close else ""
-        names = ", ".join(door.name for door in doors)
+        names = ", ".join(family.name for family in families)
         raise UsageError(f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999)")
 
 
 @dataclass(frozen=True)
 class PlatformFamily:
-    """Platforms of one kind that can be named. `name`: what their names look like, N being the number of hosts:
-    "rpi4xN". `make`: that number → the platform. `description` says where its figures come from.
+    """Platforms of one kind that users select by name.
+
+    Attributes:
+        name: Pattern of the names: "rpi4xN", with N as the number of hosts.
+        description: Sources of the numbers.
+        make: Function that returns the platform with a number of hosts.
     """
 
     name: str
@@ -159,42 +215,61 @@ class PlatformFamily:
     make: Callable[[Any], Platform]
 
     def find(self, source: str) -> Platform | None:
-        """The member of this family that `source` names, or None where it names none."""
+        """Return the member of this family that `source` names.
+
+        Args:
+            source: Name of a platform.
+
+        Returns:
+            The platform; None if the name belongs to another family.
+        """
         match = re.fullmatch(re.escape(self.name.removesuffix("N")) + r"([1-9]\d{0,3})", source)
         return self.make(int(match[1])) if match else None
 
 
 @dataclass(frozen=True)
 class PlatformFormat(PlatformFamily):
-    """A further file format. `name`: what its files are called: "*.txt". `make`: a file's path → the platform."""
+    """Additional file format of platforms.
+
+    Attributes:
+        name: Pattern of the file names: "*.txt".
+        make: Function that returns the platform of a file.
+    """
 
     def find(self, source: str) -> Platform | None:
-        """The platform in file `source`, or None where that is not called like a file of this format."""
+        """Return the platform in a file of this format.
+
+        Args:
+            source: Path of the file.
+
+        Returns:
+            The platform; None if the file name does not match.
+        """
         path = Path(source)
         return self.make(path) if path.match(self.name) else None
 
 
 def platform_file(source: str, known: Iterable[PlatformFamily]) -> Path | None:
-    """The file that `Platform.load` reads for `source`; None where that names a member of a family."""
-    for door in known:
-        if isinstance(door, PlatformFormat):
-            if Path(source).match(door.name):
+    """Return the file that `Platform.load` reads for `source`; None if it names a member of a family."""
+    for family in known:
+        if isinstance(family, PlatformFormat):
+            if Path(source).match(family.name):
                 return Path(source)
-        elif door.find(source) is not None:
+        elif family.find(source) is not None:
             return None
     return Path(source)
 
 
 @cache
 def builtin_families() -> tuple[PlatformFamily, ...]:
-    """The built-in families."""
+    """Return the built-in families."""
     return tuple(
         PlatformFamily(board.name + "N", board.description, partial(_make_board_platform, board)) for board in BOARDS
     )
 
 
 def _make_board_platform(board: BuiltinBoard, count: int) -> Platform:
-    """`count` copies of a board's host and devices, numbered from 01; a device's name is a suffix."""
+    """Return a platform with `count` copies of a board; hosts are numbered from 01."""
     names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
     return Platform(
         f"{board.name}{count}",
@@ -207,16 +282,27 @@ def _make_board_platform(board: BuiltinBoard, count: int) -> Platform:
 
 def _load_platform_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
     names = ", ".join(family.name for family in known)
-    return platform_from_toml(read_text(path, f"no such platform file (files apart, there are {names})"), str(path))
+    return platform_from_toml(read_text(path, f"no such platform file (built-in platforms: {names})"), str(path))
 
 
 def platform_from_toml(text: str, place: str = "platform") -> Platform:
-    """The platform that a TOML text describes. An error opens with `place` and names the key and what is allowed."""
+    """Return the platform in a TOML text.
+
+    Args:
+        text: The TOML text.
+        place: Name of the file, as prefix of error messages.
+
+    Returns:
+        The platform.
+
+    Raises:
+        DicompilerError: The text is not TOML or violates the schema. The message names the key and the allowed values.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # Python's words for it do not tell what stands twice.
-        hint = ": a key stands twice, or [x] where [[x]] is meant" if "overwrite" in str(error) else ""
+        # Python's message does not name the key that appears twice.
+        hint = ": a key appears twice, or [x] is written for [[x]]" if "overwrite" in str(error) else ""
         raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)
     network = _parse_network(document["network"], document.get("link", []), place)
@@ -245,7 +331,7 @@ def platform_from_toml(text: str, place: str = "platform") -> Platform:
 
 
 def _parse_host(entry: Mapping[str, Any], key: str) -> Host:
-    """In a file `memory` is RAM alone where there is flash."""
+    """Return a host; in a file, `memory` is only the RAM if there is flash."""
     flash = parse_bytes(entry["flash"], f"{key}.flash") if "flash" in entry else 0
     bandwidth = parse_quantity(entry["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in entry else None
     return Host(entry["name"], parse_bytes(entry["memory"], f"{key}.memory") + flash, bandwidth, flash)
@@ -254,7 +340,7 @@ def _parse_host(entry: Mapping[str, Any], key: str) -> Host:
 def _parse_network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
     bandwidth = parse_quantity(entry["bandwidth"], BANDWIDTH, f"{place}: network.bandwidth")
     latency = parse_quantity(entry.get("latency", "0 s"), TIME, f"{place}: network.latency")
-    message = parse_quantity(entry.get("message", "0 s"), TIME, f"{place}: network.message")
+    message = parse_quantity(entry.get("message_overhead", "0 s"), TIME, f"{place}: network.message_overhead")
     overrides = []
     for index, link in enumerate(links):
         key = f"{place}: link[{index}]"
@@ -275,7 +361,7 @@ def _check_platform(platform: Platform) -> None:
 
 
 def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], network: Network) -> None:
-    """What a schema cannot say. `place` opens the errors."""
+    """Raise DicompilerError for errors that a schema cannot detect."""
     host_names = [host.name for host in hosts]
     for key, names in (("host", host_names), ("device", [device.name for device in devices])):
         for index, name in enumerate(names):
@@ -300,7 +386,14 @@ def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], n
 
 
 def platform_to_toml(platform: Platform) -> str:
-    """The TOML text that `from_toml` turns into an equal platform."""
+    """Return the TOML text that `platform_from_toml` turns into an equal platform.
+
+    Args:
+        platform: The platform.
+
+    Returns:
+        The TOML text.
+    """
     lines = [f'format = "{FORMAT}"', f"name = {_toml_string(platform.name)}"]
     if platform.description:
         lines.append(f"description = {_toml_string(platform.description)}")
@@ -346,12 +439,12 @@ def platform_to_toml(platform: Platform) -> str:
 
 
 def _toml_string(value: str) -> str:
-    # A TOML basic string has JSON's escapes, but for DEL, which TOML wants escaped as well.
+    # TOML strings have the escapes of JSON, but DEL must be escaped too.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def uniform_platform(count: int) -> Platform:
-    """`count` devices d0, d1, … of equal rate, each on a host of its own: where only the split matters."""
+    """Return a platform of `count` equal devices d0, d1, … on separate hosts, for uses in which only the split matters."""
     hosts = tuple(Host(f"d{i}", 2**40) for i in range(count))
     devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))
     return Platform("nameless", hosts, devices, Network("switch", 1e9))

@@ -1,4 +1,7 @@
-"""A Program: per device an ordered list of steps, between devices the transfers. Targets emit it, executors run it."""
+"""Program: steps of each device, and transfers between devices.
+
+Targets emit it, and executors and simulators run it.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,21 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""The part that a node belongs to, and the model's node or the tensor that it is made for."""
+"""Part to which a node belongs, and the model's node or the tensor for which it was made."""
 
 NO_MODEL = onnx.ModelProto()
-"""The model of the segments of a program that is only evaluated."""
+"""Model of the segments of a program that is only simulated."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor at the program's border or between devices. `dtype` is an onnx.TensorProto.DataType."""
+    """Tensor that is an input or output of the program or of a segment, or that is sent.
+
+    Attributes:
+        name: Name of the tensor.
+        dtype: Element type, an onnx.TensorProto.DataType; 0 if it is not a tensor.
+        shape: Static shape; None if it is unknown.
+    """
 
     name: str
     dtype: int
@@ -29,19 +38,26 @@ class TensorSpec:
 
     @property
     def is_fixed_size(self) -> bool:
-        """Whether its bytes are known before it is there."""
+        """True if its size in bytes is known before the run."""
         return self.shape is not None and is_fixed_size(self.dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the raw tensor; it must be sized."""
+        """Bytes of the raw tensor, whose size must be fixed."""
         assert self.shape is not None
         return raw_nbytes(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box of a tensor from one device to another. `index` numbers the program's transfers in order of sending."""
+    """One box of a tensor that one device sends to another.
+
+    Attributes:
+        index: Index in the program's `transfers`, in the order of sending.
+        sender: Name of the device that sends it.
+        receiver: Name of the device that receives it.
+        value: The tensor.
+    """
 
     index: int
     sender: str
@@ -51,11 +67,16 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Segment:
-    """An ONNX sub-model that one device runs once its inputs are there.
+    """ONNX sub-model that one device runs as soon as its inputs are available.
 
-    `model` carries no large weights: such an initializer is a hollow (see `weights`) whose data is in the program's
-    `weights` under the same name. `inputs` and `outputs` are tensor names on this device. `marks`: of those of its
-    nodes that belong to a part, in order.
+    Attributes:
+        name: Name of the segment.
+        device: Name of the device.
+        model: The sub-model. Large weights are placeholders (see `ir.onnx.weights`); the program's `weights` have their
+            data under the same name.
+        inputs: Names of its input tensors on this device.
+        outputs: Names of its output tensors on this device.
+        node_marks: Marks of those nodes that belong to a part, in order.
     """
 
     name: str
@@ -68,7 +89,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """`receive` and `send` name a transfer by its index; `run` names a segment by its index in the device's list."""
+    """Step of a device.
+
+    Attributes:
+        kind: `receive`, `run` or `send`.
+        index: Index of a transfer (`receive`, `send`), or of a segment of the device (`run`).
+    """
 
     kind: Literal["receive", "run", "send"]
     index: int
@@ -76,8 +102,15 @@ class Step:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A piece of a state that a device keeps: what it reads as `value` is what it made as tensor `made` in the frame
-    before. past, region: of which graph input it is what; present: its graph output."""
+    """Piece of a state that a device keeps between frames.
+
+    Attributes:
+        value: Tensor that it reads.
+        written_name: Tensor of the previous frame whose value it reads.
+        past: Model input of the state.
+        present: Model output of the state.
+        region: Region of `past` that the piece contains.
+    """
 
     value: TensorSpec
     written_name: str
@@ -88,11 +121,19 @@ class DeviceState:
 
 @dataclass(frozen=True)
 class DeviceProgram:
-    """What one device does for a frame. Receives stand first (they are posted up front), then segments, each followed
-    by the sends of what it made. A segment starts once its own inputs are there; sends do not wait.
+    """Steps of one device for a frame.
 
-    `sources`: graph inputs that are given to this device; `sinks`: tensor on this device → graph output it delivers.
-    `states`: what it keeps from frame to frame.
+    Receives come first, because they are posted early. Then come the segments, each followed by the sends of its
+    outputs. A run waits for the inputs of its segment; a send does not wait.
+
+    Attributes:
+        device: Name of the device.
+        host: Name of its host.
+        segments: Its segments.
+        steps: Its steps.
+        sources: Model inputs that are given to this device.
+        sinks: Model outputs that it delivers, by name of the tensor on this device.
+        states: Pieces of states that it keeps.
     """
 
     device: str
@@ -106,12 +147,19 @@ class DeviceProgram:
 
 @dataclass(frozen=True)
 class Program:
-    """`order`: (device index, segment index) of all segments, so that each comes after those it depends on.
+    """Programs of all devices, and the transfers between them.
 
-    `states`: the graph's inputs that are states, whole: they are not among `inputs`, what becomes of them not among
-    `outputs`.
-    `others`: of a plan with replicas or losses the programs of its further roles, for the same devices in the same
-    order; everything else is the first role's. `lost`: the devices without which it is played.
+    Attributes:
+        devices: Programs of the devices, in platform order.
+        transfers: All transfers.
+        inputs: Model inputs, without states.
+        outputs: Model outputs, without states.
+        weights: Data of large weights, by name.
+        segment_order: (device index, segment index) of all segments, in an order that respects dependencies.
+        other_roles: Programs of further roles of a plan with replicas or failure plans, for the same devices in the
+            same order. All other attributes are those of the first role.
+        failed: Failed devices for which this role is used.
+        states: Model inputs that are states.
     """
 
     devices: tuple[DeviceProgram, ...]
@@ -126,16 +174,16 @@ class Program:
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """The program of each role, those for losses last."""
+        """Program of each role; roles of failure plans come last."""
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Program, ...]:
-        """Those that are played while nothing is lost: frame i by entry i mod n."""
+        """Programs that are used while no device is down: frame i uses entry i mod n."""
         return tuple(role for role in self.roles if not role.failed)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:
-        """The transfers of all roles one after another, numbered through: so artifacts and reports number them."""
+        """Transfers of all roles with consecutive indices, as in artifacts and reports."""
         every = [transfer for role in self.roles for transfer in role.transfers]
         return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

@@ -1,6 +1,6 @@
-"""Nodes that draw random numbers: no two runs of one, and no two devices, make the same.
+"""Detection of nodes that draw random numbers, which differ between runs and devices.
 
-In: a model, or a LayerGraph. Out: which nodes, or layers, draw, and which tensors depend on what they draw.
+model or LayerGraph ⇒ nodes and layers that draw random numbers, and the tensors that depend on them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,36 @@ from dicompiler.ir.operator_rule import Node
 RANDOM_OPERATORS = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
-"""The standard's operators that draw whenever they run. With a seed they begin alike, and then go on."""
+"""Operators of the standard that draw random numbers. A seed only fixes the first numbers."""
 
 
 def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
-    """Whether a node draws, or may draw: by its operator, as a Dropout in training mode, or within its control flow.
-    model: that it is of, whose functions are looked into, and whose constants say of a Dropout that it does not."""
+    """Return True if a node can draw random numbers, by its operator, as a Dropout in training mode, or in its bodies.
+
+    Args:
+        node: The node.
+        model: Its model, whose functions are searched, and whose constants can show that a Dropout is inactive.
+
+    Returns:
+        True if it can draw random numbers.
+    """
     nodes, constants = ((), ()) if model is None else (model.graph.node, model.graph.initializer)
     return _is_random(node, model, nodes, constants)
 
 
 def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
-    """Layer name → its first node that draws, of the layers that have one."""
+    """Return the first random node of each layer that has one, by layer name."""
     found = {layer.name: [node for node in layer.nodes if node.name in layers.random_nodes] for layer in layers.layers}
     return {name: nodes[0] for name, nodes in found.items() if nodes}
 
 
 def random_tensors(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = ()) -> Mapping[str, NodeProto]:
-    """Tensor → a node that draws before it is made, of those that depend on one. states: (graph input, graph output) of
-    what is handed on to the next frame."""
+    """Return, for each tensor that depends on random numbers, a node that draws them.
+
+    Args:
+        model: The model.
+        states: Pairs of the model input and the model output of each state.
+    """
     found, before = dict[str, NodeProto](), -1
     while len(found) > before:
         before = len(found)
@@ -54,7 +65,7 @@ def random_tensors(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = (
 def _is_random(
     node: NodeProto, model: onnx.ModelProto | None, nodes: Sequence[NodeProto], constants: Sequence[onnx.TensorProto]
 ) -> bool:
-    """nodes, constants: among which a Dropout's mode can be."""
+    """Return True if a node can draw random numbers; `nodes` and `constants` can define the mode of a Dropout."""
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""
         return bool(mode) and not _is_constant_false(mode, nodes, constants)

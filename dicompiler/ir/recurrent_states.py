@@ -1,7 +1,7 @@
-"""States: pairs of graph input and graph output of which a device keeps its piece from frame to frame.
+"""States: pairs of a model input and a model output that a device keeps from frame to frame.
 
-What is made as the output in a frame is read as the input in the next one. Which pairs there are is said in the model's
-metadata; a placed model says there which pieces of them are where. Written and read here alone.
+The output of a frame is the input of the next frame. The model's metadata lists the pairs, and the metadata of a placed
+model lists the piece of each state on each device. Only this module reads and writes them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from dicompiler.ir.regions import Region, Shape, to_slices
 STATES_KEY, STATE_PIECES_KEY = "dicompiler.states", "dicompiler.pieces"
 
 StatePairs = tuple[tuple[str, str], ...]
-"""(graph input, graph output) of each state."""
+"""(model input, model output) of each state."""
 StateInput = tuple[str, int, Shape]
-"""A graph input that is a state: its name, element type and shape."""
+"""Name, element type and shape of the model input of a state."""
 
 
 class StatePiece(NamedTuple):
-    """A piece of a state on a device: what is read there as tensor `read` is what was made there as tensor `made` in
-    the frame before. region: of the graph input `past`, and as well of the graph output `present`."""
+    """Piece of a state on a device: it reads as `read_name` what it wrote as `written_name` in the previous frame.
+
+    Attributes:
+        device: Name of the device.
+        past: Model input of the state.
+        present: Model output of the state.
+        region: Region of both that the piece contains.
+        read_name: Tensor that is read on this device.
+        written_name: Tensor that is computed on this device.
+    """
 
     device: str
     past: str
@@ -35,18 +43,25 @@ class StatePiece(NamedTuple):
 
 
 def read_states(model: onnx.ModelProto) -> StatePairs | None:
-    """The model's states; None where it says nothing of them."""
+    """Return the model's states; None if its metadata do not mention states."""
     text = _metadata_value(model, STATES_KEY)
     return None if text is None else tuple((past, present) for past, present in json.loads(text))
 
 
 def write_states(model: onnx.ModelProto, pairs: Sequence[tuple[str, str]]) -> None:
-    """Says in the model's metadata which states it has, () for none."""
+    """Store the model's states in its metadata; () for none."""
     _set_metadata(model, STATES_KEY, [list(pair) for pair in pairs])
 
 
 def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], tuple[StateInput, ...]]:
-    """The pieces of a placed model's states, and the states themselves."""
+    """Return the pieces of a placed model's states, and the inputs of the states.
+
+    Args:
+        model: A placed model.
+
+    Returns:
+        The pieces, and the model inputs that are states.
+    """
     pieces, states = json.loads(_metadata_value(model, STATE_PIECES_KEY) or "[[], []]")
     return (
         tuple(
@@ -58,12 +73,20 @@ def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], t
 
 
 def write_state_pieces(model: onnx.ModelProto, pieces: Sequence[StatePiece], states: Sequence[StateInput]) -> None:
-    """Says in a placed model's metadata where the pieces of its states are."""
+    """Store the pieces of states in the metadata of a placed model."""
     _set_metadata(model, STATE_PIECES_KEY, [pieces, states])
 
 
 def inputs_with_states(pieces: Sequence[StatePiece], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a placed model: those of the network, and of each state its pieces (by `read`) in its place."""
+    """Return the inputs of a placed model: those of the model, with the pieces of each state in place of the state.
+
+    Args:
+        pieces: Pieces of the states.
+        inputs: Values by name of the model's input.
+
+    Returns:
+        Values by name of the placed model's input.
+    """
     pasts = {piece.past for piece in pieces}
     own = {name: value for name, value in inputs.items() if name not in pasts}
     return own | {

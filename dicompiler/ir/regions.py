@@ -1,6 +1,7 @@
-"""Hyper-rectangles of a tensor, in the whole tensor's coordinates. Everything that is cut, held or sent is one.
+"""Regions: hyper-rectangles of a tensor, in elements of the whole tensor.
 
-A Region has one half-open interval per axis; a rank-0 tensor's region is `()` (falsy: always test `is None`).
+A Region has one half-open interval [start, stop) per axis. All that is split, stored or sent is described by regions.
+The region of a tensor of rank 0 is `()`, which is falsy: always test `is None`.
 """
 
 from __future__ import annotations
@@ -14,22 +15,50 @@ Shape = tuple[int, ...]
 
 
 def full_region(shape: Sequence[int]) -> Region:
-    """(2, 3) → ((0, 2), (0, 3))."""
+    """Return the region of a whole tensor: (2, 3) ⇒ ((0, 2), (0, 3)).
+
+    Args:
+        shape: Shape of the tensor.
+
+    Returns:
+        The region.
+    """
     return tuple([(0, extent) for extent in shape])
 
 
 def region_shape(region: Region) -> Shape:
-    """((1, 4), (0, 2)) → (3, 2)."""
+    """Return the shape of a region: ((1, 4), (0, 2)) ⇒ (3, 2).
+
+    Args:
+        region: A region.
+
+    Returns:
+        Its extents.
+    """
     return tuple([stop - start for start, stop in region])
 
 
 def volume(region: Region) -> int:
-    """Number of elements; 1 for rank 0, 0 for an empty region."""
+    """Return the number of elements of a region: 1 for rank 0, 0 for an empty region.
+
+    Args:
+        region: A region.
+
+    Returns:
+        The number of elements.
+    """
     return math.prod([stop - start if stop > start else 0 for start, stop in region])
 
 
 def is_empty(region: Region) -> bool:
-    """Whether it has no element: an interval that ends where it starts. A region of rank 0 has one."""
+    """Return True if a region has no elements. A region of rank 0 has one element.
+
+    Args:
+        region: A region.
+
+    Returns:
+        True if an interval is empty.
+    """
     for start, stop in region:  # noqa: SIM110  a generator takes three times as long
         if stop <= start:
             return True
@@ -37,23 +66,46 @@ def is_empty(region: Region) -> bool:
 
 
 def contains(outer: Region, inner: Region) -> bool:
-    """Whether every element of `inner` is in `outer`. An empty region is in every region."""
+    """Return True if all elements of `inner` are in `outer`; an empty region is in every region.
+
+    Args:
+        outer: The outer region.
+        inner: The inner region, of the same rank.
+
+    Returns:
+        True if `outer` contains `inner`.
+    """
     return is_empty(inner) or all(o[0] <= i[0] and i[1] <= o[1] for o, i in zip(outer, inner, strict=True))
 
 
 def intersect(a: Region, b: Region) -> Region | None:
-    """The common part, or None where there is none."""
+    """Return the intersection of two regions, or None if it is empty.
+
+    Args:
+        a: A region.
+        b: A region of the same rank.
+
+    Returns:
+        The intersection.
+    """
     both = []
     for (low, high), (start, stop) in zip(a, b, strict=True):
         low, high = low if low > start else start, high if high < stop else stop
-        if low >= high:  # most pairs have nothing in common: routing asks for very many
+        if low >= high:  # The most frequent case: routing intersects very many disjoint pairs.
             return None
         both.append((low, high))
     return tuple(both)
 
 
 def bounding_region(regions: Iterable[Region | None]) -> Region | None:
-    """The smallest region that holds all of them (bounds inference's union); None where all are None or empty."""
+    """Return the smallest region that contains all given regions (the union of bounds inference).
+
+    Args:
+        regions: Regions of the same rank; None and empty regions are ignored.
+
+    Returns:
+        The bounding box; None if all regions are None or empty.
+    """
     present = [region for region in regions if region is not None and not is_empty(region)]
     if len(present) < 2:
         return present[0] if present else None
@@ -61,29 +113,68 @@ def bounding_region(regions: Iterable[Region | None]) -> Region | None:
 
 
 def relative_to(region: Region, origin: Region) -> Region:
-    """`region` in the coordinates of a tensor that holds just `origin`: ((5, 7),), ((4, 9),) → ((1, 3),)."""
+    """Return `region` in coordinates of a tensor that contains only `origin`: ((5, 7),), ((4, 9),) ⇒ ((1, 3),).
+
+    Args:
+        region: A region within `origin`.
+        origin: The region that the tensor contains.
+
+    Returns:
+        The shifted region.
+    """
     return tuple((start - o[0], stop - o[0]) for (start, stop), o in zip(region, origin, strict=True))
 
 
 def to_slices(region: Region) -> tuple[slice, ...]:
-    """For numpy: `array[slices(region)]`."""
+    """Return a region as NumPy slices: `array[to_slices(region)]`.
+
+    Args:
+        region: A region.
+
+    Returns:
+        One slice per axis.
+    """
     return tuple(slice(start, stop) for start, stop in region)
 
 
 def with_interval(region: Region, axis: int, interval: Interval) -> Region:
-    """`region` with one axis's interval replaced."""
+    """Return a region with the interval of one axis replaced.
+
+    Args:
+        region: A region.
+        axis: The axis.
+        interval: The new interval of this axis.
+
+    Returns:
+        The new region.
+    """
     return (*region[:axis], interval, *region[axis + 1 :])
 
 
 def block_interval(interval: Interval, size: int) -> Interval:
-    """The blocks of `size` elements that an interval touches: (5, 9), 4 → (1, 3)."""
+    """Return the blocks of `size` elements that an interval overlaps: (5, 9), 4 ⇒ (1, 3).
+
+    Args:
+        interval: Interval in elements.
+        size: Elements per block.
+
+    Returns:
+        Interval in blocks.
+    """
     return interval[0] // size, -(-interval[1] // size)
 
 
 def split_proportionally(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """Cuts 0..extent in proportion to `weights`, whole numbers, largest remainder first (ties: the earlier).
+    """Split 0..extent into intervals proportional to `weights`, rounded by the largest remainder (ties: the earlier one).
 
-    shares(10, (1, 1, 1)) → ((0, 4), (4, 7), (7, 10)). A share can be empty when there are more parts than rows.
+    split_proportionally(10, (1, 1, 1)) ⇒ ((0, 4), (4, 7), (7, 10)).
+
+    Args:
+        extent: Number of elements.
+        weights: Weights of the intervals.
+
+    Returns:
+        One interval per weight. Intervals can be empty.
     """
     total = sum(weights)
     exact = [extent * weight / total for weight in weights]

@@ -1,6 +1,7 @@
-"""Routing: what follows from layers and plan alone. The live tasks, and for each the tree of pieces of its inputs.
+"""Routing: the tasks that must run, and the boxes that they exchange.
 
-`partition.routing` works it out; the rewrite reads it and the costs read it: one truth for both.
+`partition.routing` derives it from layers and plan alone. Placement and cost models both use it, so predicted and sent
+bytes are equal.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from dicompiler.ir.wire_dtype import sent_dtype
 
 
 class Box(NamedTuple):
-    """One region of a tensor (or of partial sums of it) that a device holds.
+    """A region of a tensor, or of partial sums of it, that is stored on a device.
 
-    task: the one that computes it; None for a graph input on a source, and for a received box.
-    origin: for a received box the computed one it is cut out of; what was received is never sent on.
-    region None: a tensor without static shape, whole.
+    Attributes:
+        key: The tensor.
+        region: The region; None for a tensor without static shape, which is stored as a whole.
+        device: Name of the device.
+        lane: Lane of the device.
+        task: Task that computes the box; None for a model input on a source, and for a received box.
+        origin: For a received box, the computed box from which it was cut. Received boxes are never sent on.
     """
 
     key: TensorKey
@@ -35,14 +40,24 @@ class Box(NamedTuple):
 
 
 class AssemblyLeaf(NamedTuple):
-    """A leaf of an assembly: `region` of a box that is held on the reader's device."""
+    """Leaf of an assembly: a region of a box on the reader's device.
+
+    Attributes:
+        box: The box.
+        region: Region of it that is read.
+    """
 
     box: Box
     region: Region
 
 
 class AssemblyConcat(NamedTuple):
-    """`children` side by side along `axis`."""
+    """Inner node of an assembly: its children, concatenated along an axis.
+
+    Attributes:
+        axis: The axis.
+        children: Assemblies, in order.
+    """
 
     axis: int
     children: tuple[Assembly, ...]
@@ -53,8 +68,14 @@ Assembly = AssemblyLeaf | AssemblyConcat
 
 @dataclass(frozen=True)
 class OutputDelivery:
-    """A graph output on one of the devices that want it. `tree` None: a tensor without static shape, which is
-    delivered by a device that computes it (a sink, where one does)."""
+    """A model output on one of the sinks.
+
+    Attributes:
+        output: Name of the output.
+        device: Name of the sink.
+        assembly: How it is assembled. None for a tensor without static shape, which the device that computes it
+            delivers (a sink, if one computes it).
+    """
 
     output: str
     device: str
@@ -63,8 +84,15 @@ class OutputDelivery:
 
 @dataclass(frozen=True)
 class StateRetention:
-    """A box of a state on a device: the `region` of graph input `past` in a frame is what `tree` made of graph output
-    `present` there in the frame before."""
+    """A region of a state that a device keeps between frames.
+
+    Attributes:
+        device: Name of the device.
+        past: Model input of the state.
+        present: Model output of the state.
+        region: The region, of both.
+        assembly: How the region of `present` is assembled on the device at the end of a frame.
+    """
 
     device: str
     past: str
@@ -75,12 +103,20 @@ class StateRetention:
 
 @dataclass(frozen=True)
 class Routing:
-    """`tasks`: the live ones in step order: run by run, in a run lane by lane, then in layer order.
+    """Live tasks of a plan, and what they read.
 
-    reads: task → what it reads → the tree that makes it. deliveries: the same for graph outputs. received: every box
-    that travels. dropped: parts that nobody reads. runs: the number of each live task's run (see `lane_runs`).
-    others: of a plan with replicas or losses the routings of its further roles; everything else is the first role's.
-    lost: the devices without which it is played. keepings: the boxes of states, where they are read.
+    Attributes:
+        layers: The layers.
+        tasks: Live tasks in step order: by run, then by lane, then in layer order.
+        reads: Assembly of each tensor that a task reads, by task and tensor.
+        deliveries: Model outputs on the sinks.
+        received_boxes: All boxes that are sent between devices.
+        dropped_tasks: Parts whose results nobody reads.
+        runs: Number of the run of each live task (see `number_lane_runs`).
+        other_roles: Routings of further roles of a plan with replicas or failure plans. All other attributes are those
+            of the first role.
+        failed: Failed devices for which this role is used.
+        state_retentions: Regions of states that devices keep.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -96,16 +132,23 @@ class Routing:
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """The routing of each role, those for losses last."""
+        """Routing of each role; roles of failure plans come last."""
         return (changed(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Routing, ...]:
-        """Those in force while nothing is lost: frame i goes by entry i mod n."""
+        """Routings that are used while no device is down: frame i uses entry i mod n."""
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:
-        """Raw bytes of a box; of a received one those that travel."""
+        """Return the raw bytes of a box; for a received box, those that are sent.
+
+        Args:
+            box: A box with static shape.
+
+        Returns:
+            Number of bytes.
+        """
         assert box.region is not None
         dtype = self.layers.tensors[box.key.tensor].dtype
         dtype = dtype if box.origin is None else sent_dtype(self.layers, box.key.tensor)
@@ -113,12 +156,19 @@ class Routing:
 
     @cached_property
     def total_bytes(self) -> int:
-        """All bytes that travel between devices for one frame."""
+        """Bytes that devices send to each other for one frame."""
         return sum(self.nbytes(box) for box in self.received_boxes)
 
 
 def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
-    """The leaves of an assembly, in order."""
+    """Return the leaves of an assembly, in order.
+
+    Args:
+        tree: The assembly.
+
+    Returns:
+        Its leaves.
+    """
     return (
         (tree,)
         if isinstance(tree, AssemblyLeaf)

@@ -1,4 +1,4 @@
-"""Tasks: what one part of a layer comes to, node by node. `partition.bounds_inference` makes them."""
+"""Tasks: the nodes that compute one part of a layer. `partition.bounds_inference` makes them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,25 @@ TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list fo
 
 
 class TensorKey(NamedTuple):
-    """Names what is held or read: a tensor, or the partial sums of it over one range of the reduction axis."""
+    """Name of a tensor, or of its partial sums over one range of the reduction axis.
+
+    Attributes:
+        tensor: Name of the tensor.
+        reduce: Range of the reduction axis; None for the tensor itself.
+    """
 
     tensor: str
     reduce: Interval | None = None
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: what follows from it is remembered
+@dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per node.
 class TaskNode:
-    """One node of a task and how to run it. `piece` None: as it stands, on whole tensors (layers that stay whole)."""
+    """A node of a task.
+
+    Attributes:
+        node: The node.
+        piece: How to compute it; None: unchanged, on whole tensors (in layers that stay whole).
+    """
 
     node: Node
     piece: Piece | None
@@ -30,12 +40,16 @@ class TaskNode:
 
 @dataclass(frozen=True)
 class ShareTask:
-    """What a share of a layer comes to, wherever it is computed.
+    """Task of a share of a layer, on any device.
 
-    kind: `partial` computes the anchor alone over a range, `merger` sums such ranges and computes the absorbed nodes,
-    `plain` all of the layer. outputs: the region of each tensor that it makes (None: a tensor without static shape).
-    needs: the region of each incoming tensor that it must hold (weights are not among them). kept: the region of each
-    state's input that it reads.
+    Attributes:
+        layer: Name of the layer.
+        kind: `partial`: computes a partial sum of the anchor; `merger`: adds partial sums and computes the absorbed
+            nodes; `plain`: computes all nodes.
+        nodes: The nodes, in topological order.
+        outputs: Region of each computed tensor; None for a tensor without static shape.
+        needs: Region that is needed of each input tensor, without weights.
+        state_needs: Region that is needed of the input of each state.
     """
 
     layer: str
@@ -48,7 +62,13 @@ class ShareTask:
 
 @dataclass(frozen=True)
 class Task(ShareTask):
-    """One part of one layer on one device. index: the part's place in the plan's list for the layer."""
+    """Task of one part of a layer on one device.
+
+    Attributes:
+        index: Index of the part in the plan's list for the layer.
+        device: Name of the device.
+        lane: Lane of the device.
+    """
 
     index: int
     device: str
@@ -56,5 +76,12 @@ class Task(ShareTask):
 
 
 def task_id(task: Task) -> TaskId:
-    """What names a task in a routing."""
+    """Return the key of a task in a routing: the layer's name and the part's index.
+
+    Args:
+        task: The task.
+
+    Returns:
+        The key.
+    """
     return task.layer, task.index

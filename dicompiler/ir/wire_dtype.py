@@ -1,6 +1,6 @@
-"""The wire: the element types in which tensors travel between devices, narrower than their own where a plan says so.
+"""Wire format: the element types in which tensors are sent between devices, if a plan narrows them.
 
-text, or JSON ⇄ Wire;   LayerGraph with such types → bytes of what travels: all that counts such bytes asks here
+text or JSON ⇔ WireFormat. All code that counts sent bytes asks this module.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from dicompiler.ir.regions import Shape
 from dicompiler.ir.tasks import TensorKey
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
-"""In the place of a layer's name: all that are not named. In that of a type: as they are; as they are, but with the
-nodes that would narrow and widen them, which is how the exact check proves a plan's geometry."""
 
 _FLOAT_DTYPES = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})
 _NARROWABLE_DTYPES: Mapping[str, frozenset[int]] = {
@@ -30,14 +28,14 @@ _NARROWABLE_DTYPES: Mapping[str, frozenset[int]] = {
     "int8": frozenset({onnx.TensorProto.FLOAT}),
     EXACT_STAND_IN: _FLOAT_DTYPES,
 }
-"""Type on the wire → element types of the tensors that it narrows; all others travel as they are."""
+"""Element types of tensors that each wire type can narrow. All others are sent unchanged."""
 _SENT_DTYPES = {
     "float16": int(onnx.TensorProto.FLOAT16),
     "bfloat16": int(onnx.TensorProto.BFLOAT16),
     "int8": int(onnx.TensorProto.INT8),
 }
 WIRE_DTYPE_NAMES = (*_SENT_DTYPES, UNCHANGED)
-_MIN_SCALE = 1.2e-38  # that float32 has with all its bits
+_MIN_SCALE = 1.2e-38  # smallest normal number of float32
 
 ValueRange = tuple[float, float]
 WireDtypes = tuple[tuple[str, str], ...]
@@ -45,9 +43,11 @@ WireDtypes = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class WireFormat:
-    """How tensors travel. types: (layer or graph input, or ALL; name of a type); what is not named travels as it is.
+    """Element types in which tensors are sent.
 
-    ranges: the lowest and the highest number of each tensor that travels as int8, by `range_name`: its 256 steps.
+    Attributes:
+        dtypes: Pairs of a layer or model input (or `ALL_TENSORS`) and the name of a type. Others are sent unchanged.
+        ranges: Smallest and largest value of each tensor that is sent as int8, by `range_name`.
     """
 
     dtypes: WireDtypes = ()
@@ -55,17 +55,26 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The same with stand-ins that change no number."""
+        """The same format with stand-ins that do not change numbers."""
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:
-        """As `--wire` takes it: "float16", "float16,conv1=float32"; "" where all travels as it is."""
+        """Return the format as option `--wire-dtype` accepts it: "float16", "float16,conv1=float32"; "" if nothing is narrowed."""
         return ",".join(kind if name == ALL_TENSORS else f"{name}={kind}" for name, kind in self.dtypes)
 
 
 def parse_wire_format(given: str | Mapping[str, str] | WireFormat | None) -> WireFormat | None:
-    """`given` as a Wire: "float16", "float16,conv1=float32", {"*": "float16", "conv1": "float32"}. UsageError for a
-    type that there is not."""
+    """Return a wire format from "float16", "float16,conv1=float32" or {"*": "float16", "conv1": "float32"}.
+
+    Args:
+        given: Text, mapping, or a wire format, which is returned unchanged.
+
+    Returns:
+        The wire format; None for None.
+
+    Raises:
+        UsageError: A type is unknown, or a name has two types.
+    """
     if given is None or isinstance(given, WireFormat):
         return given
     if isinstance(given, str):
@@ -76,7 +85,7 @@ def parse_wire_format(given: str | Mapping[str, str] | WireFormat | None) -> Wir
     for name, kind in pairs:
         if kind not in WIRE_DTYPE_NAMES:
             raise UsageError(
-                f"wire: there is no type {kind!r}{did_you_mean(kind, WIRE_DTYPE_NAMES)}: take one of {', '.join(WIRE_DTYPE_NAMES)}"
+                f"wire: unknown type {kind!r}{did_you_mean(kind, WIRE_DTYPE_NAMES)}: use one of {', '.join(WIRE_DTYPE_NAMES)}"
             )
         if [other for other, _ in pairs].count(name) > 1:
             raise UsageError(
@@ -86,7 +95,7 @@ def parse_wire_format(given: str | Mapping[str, str] | WireFormat | None) -> Wir
 
 
 def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
-    """Its entries in a plan file; none where all travels as it is."""
+    """Return the keys of a plan file that describe a wire format; {} if nothing is narrowed."""
     types = dict(wire.dtypes)
     entries = {
         "wire": types[ALL_TENSORS] if types.keys() == {ALL_TENSORS} else types,
@@ -96,20 +105,20 @@ def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
 
 
 def wire_format_from_json(document: Mapping[str, Any]) -> WireFormat:
-    """The inverse; `document` has been checked against the schema of plans."""
+    """Return the wire format in a validated plan document."""
     wire = parse_wire_format(document["wire"]) if "wire" in document else WireFormat()
     assert wire is not None
     return replace(wire, ranges={name: (low, high) for name, (low, high) in document.get("ranges", {}).items()})
 
 
 def range_name(key: TensorKey) -> str:
-    """What `Wire.ranges` calls a tensor, or the partial sums of it over a range."""
+    """Return the key of a tensor, or of its partial sums, in `WireFormat.ranges`."""
     return key.tensor if key.reduce is None else "{}+{}:{}".format(key.tensor, *key.reduce)
 
 
 @memoized
 def with_wire_dtypes(layers: LayerGraph, types: WireDtypes) -> LayerGraph:
-    """The same layers, whose tensors travel so. UsageError for a name that is no layer's and no input's."""
+    """Return the layers with wire types; raise UsageError if a name is neither a layer nor a model input."""
     known = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
     for name, _ in types:
         if name not in known:
@@ -119,7 +128,7 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes) -> LayerGraph:
 
 @memoized
 def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Tensor → the name of the type that it is to travel in, for those that are not to travel as they are."""
+    """Return the requested wire type of each tensor that should not be sent unchanged."""
     types = dict(layers.wire_dtypes)
     owners = {name: name for name in layers.inputs}
     owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
@@ -129,7 +138,7 @@ def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 
 @memoized
 def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """The same, for those that can: others travel as they are, whatever is asked."""
+    """Return the wire type of each tensor that is narrowed; tensors of other types are sent unchanged."""
     return {
         name: kind
         for name, kind in requested_wire_dtypes(layers).items()
@@ -138,18 +147,27 @@ def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 
 
 def sent_dtype(layers: LayerGraph, tensor: str) -> int:
-    """The element type (onnx.TensorProto.DataType) in which a tensor, or partial sums of it, travel."""
+    """Return the element type (onnx.TensorProto.DataType) in which a tensor, or its partial sums, are sent."""
     own = layers.tensors[tensor].dtype
     return _SENT_DTYPES.get(effective_wire_dtypes(layers).get(tensor, ""), own) if layers.wire_dtypes else own
 
 
 def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
-    """Bytes of a piece of a tensor, or of partial sums of it, on its way between devices."""
+    """Return the bytes that are sent for a piece of a tensor, or of its partial sums.
+
+    Args:
+        layers: The layers, with wire types.
+        tensor: Name of the tensor.
+        shape: Shape of the piece.
+
+    Returns:
+        Number of bytes.
+    """
     return raw_nbytes(sent_dtype(layers, tensor), shape)
 
 
 def int8_scale_and_zero_point(measured: ValueRange) -> tuple[float, int]:
-    """(scale, zero point) of int8 for numbers in a range: 0 is one of its steps, as QuantizeLinear wants it."""
+    """Return the int8 scale and zero point for a range of values; 0 is represented exactly."""
     low, high = min(measured[0], 0.0), max(measured[1], 0.0)
     scale = (high - low) / 255
     scale = scale if scale >= _MIN_SCALE else 1.0

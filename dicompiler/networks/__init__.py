@@ -1,7 +1,7 @@
-"""Real network architectures with seeded weights, for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
+"""Network architectures with seeded weights, for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
 
-In: a name, a seed, options. Out: an onnx.ModelProto, the same bytes for the same arguments. NAMES are built here,
-LIGHT_NAMES (`build("light/vgg19")`) come with the onnx package.
+The same arguments give the same bytes. NAMES are built by this package; LIGHT_NAMES (`build("light/vgg19")`) come with
+the onnx package.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ __all__ = ["LIGHT_NAMES", "NAMES", "build", "build_light", "count_parameters", "
 
 @dataclass(frozen=True)
 class _Network:
-    """How to append the network, the input's usual size and channels (0: its axes are those of the size alone), how
-    many axes the size has, what its function is called with, and its inputs where they are several of whole numbers."""
+    """Architecture of a network.
+
+    Attributes:
+        append_to: Function that appends the network to a NetworkBuilder.
+        size: Default size of the input.
+        channels: Channels of the input; 0: the input only has the axes of its size.
+        fixed_arguments: Arguments of `append_to` that are not options.
+        size_axes: Number of axes of the size.
+        token_inputs: Names of the inputs, if they are integers.
+    """
 
     append_to: Callable[..., str]
     size: int | tuple[int, int] = 224
@@ -67,31 +75,60 @@ NAMES = tuple(sorted(_NETWORKS))
 
 
 def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
-    """A network with the weights of `seed` (at least 0).
+    """Return a network with seeded weights.
 
-    Options of all but the light ones: size (the image's side, or (height, width); of the autoencoder the number of its
-    inputs), batch, classes (not of the autoencoder), width (a factor for the numbers of channels), opset (13 or later);
-    alexnet also: columns; yolov2 also: anchors, passthrough. Where the architecture pools to a fixed size before its
-    classifier (AlexNet, VGG), the classifier here takes what the image's size leaves.
-    Errors: UsageError for an unknown name or option.
+    All networks except light ones have these options: size (side of the image, or (height, width); number of inputs of
+    the autoencoder), batch, classes (not the autoencoder), width (factor for numbers of channels), opset (13 or later).
+    Further
+    options: columns of alexnet; anchors and passthrough of yolov2. AlexNet and VGG do not pool to a fixed size before
+        the
+    classifier, so its size depends on the image's size.
+
+    Args:
+        name: One of NAMES, or "light/" and one of LIGHT_NAMES.
+        seed: Seed of the weights, at least 0.
+        **options: Options of the network.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: The name or an option is unknown.
     """
     if seed < 0:
-        raise UsageError(f"network {name!r}: seed is {seed}: take a number of at least 0")
+        raise UsageError(f"network {name!r}: seed is {seed}: use a number of at least 0")
     if name.startswith("light/"):
         if options:
-            raise UsageError(f"network {name!r} takes no option {min(options)!r}: it is fixed but for its seed")
+            raise UsageError(f"network {name!r} takes no option {min(options)!r}: only its seed can be changed")
         return build_light(name.removeprefix("light/"), seed)
     net, output = _append_network(name, options)
     return net.to_model(output, seed)
 
 
 def count_parameters(name: str, **options: Any) -> int:
-    """The number of trained parameters of one of NAMES, without running statistics; no weight is made."""
+    """Return the number of trained parameters of a network, without running statistics.
+
+    No weights are made.
+
+    Args:
+        name: One of NAMES.
+        **options: Options of the network.
+
+    Returns:
+        Number of parameters.
+    """
     return _append_network(name, options)[0].parameter_count
 
 
 def network_options(name: str) -> dict[str, Any]:
-    """The options of one of NAMES with their defaults."""
+    """Return the options of a network with their defaults.
+
+    Args:
+        name: One of NAMES.
+
+    Returns:
+        Default value by option.
+    """
     network = _NETWORKS[name]
     own = {key: p.default for key, p in inspect.signature(network.append_to).parameters.items() if key != "net"}
     return {"size": network.size, "batch": 1, "opset": 17} | {
@@ -100,13 +137,20 @@ def network_options(name: str) -> dict[str, Any]:
 
 
 def describe(name: str) -> str:
-    """What one of NAMES is, in a few words."""
+    """Return a short description of a network.
+
+    Args:
+        name: One of NAMES.
+
+    Returns:
+        A few words.
+    """
     text = inspect.getdoc(_NETWORKS[name].append_to) or ""
     return re.split(r"\.\s| \(|: ", text, maxsplit=1)[0].replace("\n", " ").rstrip(".")
 
 
 def _append_network(name: str, given: Mapping[str, Any]) -> tuple[NetworkBuilder, str]:
-    """The grown builder and its output tensor."""
+    """Return a builder with the network, and the name of its output tensor."""
     if name not in _NETWORKS:
         raise UsageError(
             f"unknown network {name!r}{did_you_mean(name, [*NAMES, *(f'light/{n}' for n in LIGHT_NAMES)])}"

@@ -1,7 +1,4 @@
-"""Builder: writes a network as ONNX, one method for each operator, and keeps every tensor's shape.
-
-In: calls in the order of the network. Out: the number of parameters (no weight is made for it), or a ModelProto.
-"""
+"""Builder of ONNX networks: one method per operator, which tracks the shape of every tensor."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ IntOrPair = int | tuple[int, int]
 
 @dataclass(frozen=True)
 class WeightSpec:
-    """A float32 weight that is not yet made: see `weights.weight` for the meaning of the fields."""
+    """float32 weight that is not made yet (see `weights.make_weight` for the fields)."""
 
     shape: tuple[int, ...]
     role: Role
@@ -32,12 +29,12 @@ class WeightSpec:
 
 
 def to_pair(value: IntOrPair) -> tuple[int, int]:
-    """3 → (3, 3)."""
+    """Return a pair: 3 ⇒ (3, 3)."""
     return (value, value) if isinstance(value, int) else value
 
 
 def _renamed_copy(node: onnx.NodeProto, new: Mapping[str, str]) -> onnx.NodeProto:
-    """A copy of `node` in which tensors have the names that `new` gives them."""
+    """Return a copy of a node with tensors renamed by `new`."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.input[:] = [new.get(name, name) for name in node.input]
@@ -47,11 +44,20 @@ def _renamed_copy(node: onnx.NodeProto, new: Mapping[str, str]) -> onnx.NodeProt
 
 @dataclass
 class NetworkBuilder:
-    """Grows one network. Methods take and return tensor names; a node's output is named `<node>.out`.
+    """Builder of one network.
 
-    `shape[tensor]` is (N, C, H, W), or (N, features) after `flatten`. The graph's inputs, with their element types, are
-    `inputs`, each of shape `image` but for those of `input`. `outputs`: tensors that leave beside the last one, by the
-    names that they get.
+    Methods take and return tensor names; the output of a node is named `<node>.out`.
+
+    Attributes:
+        name: Name of the network.
+        input_shape: Shape of the inputs, except those added by `add_input`.
+        opset: Opset version.
+        inputs: Element type of each input of the graph.
+        outputs: Additional outputs of the graph, as tensor by output name.
+        shapes: Shape of each tensor: (N, C, H, W), or (N, features) after `flatten`.
+        weights: Weights by name.
+        constants: Constants by name.
+        nodes: The nodes.
     """
 
     name: str
@@ -69,23 +75,21 @@ class NetworkBuilder:
 
     @property
     def parameter_count(self) -> int:
-        """The number of trained parameters: all weights but running statistics, as training frameworks count."""
+        """Number of trained parameters: all weights except running statistics, as training frameworks count."""
         return sum(math.prod(spec.shape) for spec in self.weights.values() if spec.role not in STATISTIC_ROLES)
 
     def channels(self, tensor: str) -> int:
         return self.shapes[tensor][1]
 
     def add_input(self, name: str, shape: tuple[int, ...], kind: int = TensorProto.FLOAT) -> str:
-        """One more input of the graph."""
+        """Add an input to the graph."""
         self.inputs[name], self.shapes[name] = kind, shape
         return name
 
     def add_node(self, op: str, name: str, inputs: Sequence[str], shape: tuple[int, ...], **attributes: Any) -> str:
-        """Appends one node with one output of `shape`; the output's name comes back."""
+        """Append a node with one output of `shape`, and return the output's name."""
         if min(shape) < 1:
-            raise DicompilerError(
-                f"network {self.name!r}: nothing is left of the image at {name!r}: take a larger size"
-            )
+            raise DicompilerError(f"network {self.name!r}: the image is too small at {name!r}: use a larger size")
         output = f"{name}.out"
         self.nodes.append(helper.make_node(op, inputs, [output], name, **attributes))
         self.shapes[output] = shape
@@ -104,7 +108,7 @@ class NetworkBuilder:
         dilation: int = 1,
         gain: float = 1.0,
     ) -> str:
-        """Conv. `pads` is one number or ONNX's (top, left, bottom, right); None keeps H and W where stride is 1."""
+        """Append a Conv. `pads` is one number or (top, left, bottom, right); None keeps H and W at stride 1."""
         sizes, strides = to_pair(kernel), to_pair(stride)
         if pads is None:
             pads = (sizes[0] // 2 * dilation, sizes[1] // 2 * dilation) * 2
@@ -122,7 +126,7 @@ class NetworkBuilder:
         return self.add_node("Conv", name, inputs, shape, **windows, group=group)
 
     def conv1d(self, x: str, name: str, channels: int, kernel: int, stride: int, pad: int) -> str:
-        """Conv along one axis, with bias: (N, C, length) → (N, channels, …)."""
+        """Append a Conv with bias along one axis: (N, C, length) ⇒ (N, channels, …)."""
         batch, before, length = self.shapes[x]
         weight = self.add_weight(f"{name}.weight", (channels, before, kernel), "filter", before * kernel)
         inputs = [x, weight, self.add_weight(f"{name}.bias", (channels,), "bias")]
@@ -139,7 +143,7 @@ class NetworkBuilder:
         op: str = "MaxPool",
         **attributes: int,
     ) -> str:
-        """MaxPool or AveragePool; `attributes` such as ceil_mode or count_include_pad go to the node."""
+        """Append a MaxPool or AveragePool; `attributes` such as ceil_mode or count_include_pad are passed to the node."""
         sizes, strides = to_pair(kernel), to_pair(stride)
         border = (pads,) * 4 if isinstance(pads, int) else pads
         extent = self._window_counts(x, sizes, strides, border, bool(attributes.get("ceil_mode")))
@@ -147,7 +151,10 @@ class NetworkBuilder:
         return self.add_node(op, name, [x], shape, kernel_shape=sizes, strides=strides, pads=border, **attributes)
 
     def batch_norm(self, x: str, name: str, gain: float = 1.0) -> str:
-        """BatchNormalization; `gain` scales its gamma (below 1 at the end of a residual branch: no growth by depth)."""
+        """Append a BatchNormalization whose gamma is scaled by `gain`.
+
+        A gain below 1 at the end of a residual branch keeps activations from growing with the depth.
+        """
         size = (self.channels(x),)
         inputs = [
             self.add_weight(f"{name}.weight", size, "scale", gain=gain),
@@ -158,7 +165,7 @@ class NetworkBuilder:
         return self.add_node("BatchNormalization", name, [x, *inputs], self.shapes[x], epsilon=1e-5)
 
     def gemm(self, x: str, name: str, features: int) -> str:
-        """A fully connected layer, (N, K) → (N, features); the weight is (features, K)."""
+        """Append a fully connected layer, (N, K) ⇒ (N, features); its weight is (features, K)."""
         length = self.shapes[x][1]
         inputs = [
             x,
@@ -168,14 +175,14 @@ class NetworkBuilder:
         return self.add_node("Gemm", name, inputs, (self.shapes[x][0], features), transB=1)
 
     def unary(self, op: str, x: str, name: str, **attributes: Any) -> str:
-        """Any operator with one input whose output has the same shape: Relu, LeakyRelu, LRN, Softmax …"""
+        """Append an operator with one input and the same output shape: Relu, LeakyRelu, LRN, Softmax …"""
         return self.add_node(op, name, [x], self.shapes[x], **attributes)
 
     def relu(self, x: str, name: str) -> str:
         return self.unary("Relu", x, name)
 
     def clip(self, x: str, name: str, low: float, high: float) -> str:
-        """Clip to low…high (ReLU6 is 0…6)."""
+        """Append a Clip to low…high (ReLU6 is 0…6)."""
         bounds = [self.add_constant(f"{name}.{key}", np.float32(v)) for key, v in (("min", low), ("max", high))]
         return self.add_node("Clip", name, [x, *bounds], self.shapes[x])
 
@@ -186,18 +193,18 @@ class NetworkBuilder:
         return self.add_node("Mul", name, [a, b], self.shapes[a])
 
     def matmul(self, a: str, b: str, name: str) -> str:
-        """(…, M, K) times (…, K, N), a tensor or a weight."""
+        """Append a MatMul, (…, M, K) times (…, K, N), with a tensor or a weight."""
         second = self.shapes[b] if b in self.shapes else self.weights[b].shape
         return self.add_node("MatMul", name, [a, b], (*self.shapes[a][:-1], second[-1]))
 
     def concat(self, tensors: Sequence[str], name: str, axis: int = 1) -> str:
-        """Joins along an axis, the channels by default."""
+        """Append a Concat along an axis, by default the channels."""
         first = self.shapes[tensors[0]]
         shape = (*first[:axis], sum(self.shapes[tensor][axis] for tensor in tensors), *first[axis + 1 :])
         return self.add_node("Concat", name, list(tensors), shape, axis=axis)
 
     def split(self, x: str, name: str, sizes: Sequence[int], axis: int = 1) -> list[str]:
-        """The opposite: pieces of these sizes, `<name>.out0` and so on."""
+        """Append a Split into pieces of these sizes, named `<name>.out0` and so on."""
         shape = self.shapes[x]
         outputs = [f"{name}.out{number}" for number in range(len(sizes))]
         lengths = self.add_constant(f"{name}.sizes", np.array(sizes, np.int64))
@@ -206,7 +213,7 @@ class NetworkBuilder:
         return outputs
 
     def resize(self, x: str, name: str, factor: int, **attributes: Any) -> str:
-        """Height and width times `factor`."""
+        """Append a Resize of height and width by `factor`."""
         batch, channels, height, width = self.shapes[x]
         scales = self.add_constant(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
         shape = (batch, channels, factor * height, factor * width)
@@ -216,7 +223,7 @@ class NetworkBuilder:
         return self.add_node("GlobalAveragePool", name, [x], (*self.shapes[x][:2], 1, 1))
 
     def flatten(self, x: str, name: str) -> str:
-        """(N, C, H, W) → (N, C * H * W)."""
+        """Append a Flatten, (N, C, H, W) ⇒ (N, C * H * W)."""
         return self.add_node("Flatten", name, [x], (self.shapes[x][0], math.prod(self.shapes[x][1:])), axis=1)
 
     def reshape(self, x: str, name: str, shape: tuple[int, ...]) -> str:
@@ -235,7 +242,7 @@ class NetworkBuilder:
         return name
 
     def to_model(self, output: str, seed: int) -> onnx.ModelProto:
-        """The network up to tensor `output`, which becomes the graph's output `output`, with weights of `seed`."""
+        """Return the network up to tensor `output`, which becomes the graph's output `output`, with seeded weights."""
         outputs = {"output": output} | self.outputs
         names = {tensor: name for name, tensor in outputs.items()}
         nodes = [_renamed_copy(node, names) for node in self.nodes]
@@ -262,7 +269,7 @@ class NetworkBuilder:
         pads: tuple[int, ...],
         ceil: bool = False,
     ) -> tuple[int, ...]:
-        """How many windows fit along H and W."""
+        """Return the number of windows along H and W."""
         room = [
             extent + pads[axis] + pads[axis + 2] - size
             for axis, (extent, size) in enumerate(zip(self.shapes[x][2:], sizes, strict=True))

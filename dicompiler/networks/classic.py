@@ -1,6 +1,7 @@
-"""Networks without residuals: LeNet-5, AlexNet, VGG, SqueezeNet, YOLOv2. Each appends itself to a Builder.
+"""Networks without residuals: LeNet-5, AlexNet, VGG, SqueezeNet, YOLOv2.
 
-Every function returns the name of the tensor that is the network's output (logits; YOLOv2: its last feature map).
+Each function appends a network to a builder, and returns the name of its output tensor (logits; for YOLOv2 its last
+feature map).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dicompiler.networks.builder import NetworkBuilder
 
 
 def scale_channels(channels: int, width: float) -> int:
-    """`channels` times `width`, rounded, never below 1."""
+    """Return `channels` times `width`, rounded, at least 1."""
     return max(1, round(channels * width))
 
 
 def _classifier(net: NetworkBuilder, x: str, hidden: int, classes: int) -> str:
-    """Flatten and three fully connected layers: the end of AlexNet and of VGG."""
+    """Append Flatten and three fully connected layers: the classifier of AlexNet and VGG."""
     x = net.flatten(x, "flatten")
     x = net.relu(net.gemm(x, "fc6", hidden), "relu6")
     x = net.relu(net.gemm(x, "fc7", hidden), "relu7")
@@ -43,8 +44,12 @@ ALEXNET_LAYERS = {
 def alexnet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0, columns: str = "one-column") -> str:
     """AlexNet without LRN and without groups.
 
-    `columns`: "one-column" (Krizhevsky 2014, "One weird trick") as torchvision has it; "two-column" has the channels of
-    the original (Krizhevsky et al. 2012), which is for images of 227 x 227.
+    Args:
+        net: The builder.
+        classes: Number of classes.
+        width: Factor for the numbers of channels.
+        columns: "one-column" (Krizhevsky 2014, "One weird trick") as in torchvision, or "two-column" with the channels
+            of the original (Krizhevsky et al. 2012), for images of 227 x 227.
     """
     if columns not in ALEXNET_LAYERS:
         raise UsageError(f"alexnet: unknown columns {columns!r}{did_you_mean(columns, ALEXNET_LAYERS)}")
@@ -75,7 +80,7 @@ def vgg(net: NetworkBuilder, depth: int, classes: int = 1000, width: float = 1.0
 
 
 def squeezenet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> str:
-    """SqueezeNet 1.1 (Iandola et al. 2016, the authors' lighter release), as torchvision has it."""
+    """SqueezeNet 1.1 (Iandola et al. 2016, the authors' lighter release), as in torchvision."""
 
     def fire(x: str, name: str, squeeze: int, expand: int) -> str:
         x = net.relu(net.conv(x, f"{name}.squeeze", scale_channels(squeeze, width), 1), f"{name}.squeeze.relu")
@@ -103,10 +108,18 @@ PASSTHROUGH_MODES = ("space-to-depth", "reshape")
 def yolov2(
     net: NetworkBuilder, classes: int = 80, width: float = 1.0, anchors: int = 5, passthrough: str = "space-to-depth"
 ) -> str:
-    """YOLOv2 (Redmon and Farhadi 2017) as its authors' yolov2.cfg has it, with the passthrough from 38 x 38 to 19 x 19.
+    """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg, with the passthrough from 38 x 38 to 19 x 19.
 
-    `passthrough` says how four neighbours go to the channels: "space-to-depth" (the operator SpaceToDepth) or "reshape"
-    (Reshape, Transpose, Reshape: the same numbers). Output: (N, anchors * (5 + classes), H / 32, W / 32).
+    Args:
+        net: The builder.
+        classes: Number of classes.
+        width: Factor for the numbers of channels.
+        anchors: Number of anchors.
+        passthrough: How four neighbours become channels: "space-to-depth" (operator SpaceToDepth) or "reshape"
+            (Reshape, Transpose, Reshape, with the same result).
+
+    Returns:
+        Output of shape (N, anchors * (5 + classes), H / 32, W / 32).
     """
     if passthrough not in PASSTHROUGH_MODES:
         raise UsageError(f"yolov2: unknown passthrough {passthrough!r}{did_you_mean(passthrough, PASSTHROUGH_MODES)}")
@@ -130,7 +143,7 @@ def yolov2(
 
 
 def _space_to_depth(net: NetworkBuilder, x: str, name: str, how: str) -> str:
-    """(N, C, H, W) → (N, 4 C, H / 2, W / 2), each 2 x 2 square to four channels."""
+    """Append (N, C, H, W) ⇒ (N, 4 C, H / 2, W / 2): each 2 x 2 square becomes four channels."""
     batch, channels, height, width = net.shapes[x]
     shape = (batch, channels * 4, height // 2, width // 2)
     if how == "space-to-depth":

@@ -1,6 +1,6 @@
-"""A decoder for text as PyTorch's exporter writes it: RMS normalisation, rotary positions, queries that share keys and
-values, SwiGLU, and caches of keys and values as inputs and outputs.
+"""Text decoder as written by PyTorch's exporter.
 
+It has RMS normalization, rotary positions, grouped queries, SwiGLU, and key and value caches as inputs and outputs.
 Sequences are (N, positions, features), keys and values (N, heads, positions, features of a head).
 """
 
@@ -14,7 +14,7 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.transformers import BRANCH_GAIN, linear, split_heads
 
 LOWEST_SCORE = float(np.finfo(np.float32).min)
-"""What is added to a score that must not count."""
+"""Added to scores that must not count."""
 
 
 def llama_small(
@@ -27,21 +27,30 @@ def llama_small(
     past: int = 0,
     static: bool = False,
 ) -> str:
-    """A decoder like Llama's (Touvron et al. 2023), 24 layers of 1024, sixteen heads that share four keys and values:
-    336 118 784 parameters. `size` tokens give as many rows of logits.
+    """Decoder like Llama (Touvron et al. 2023): 24 layers of 1024, 16 heads that share four key heads, 336 118 784 parameters.
 
-    past: rows of the caches past_key_values.N.key and .value; 0: none, and positions count from 0. The tokens'
-    positions are then inputs, and the caches come out as present.N.key and .value: with the new rows behind the old
-    ones (attention_mask says which rows count), or `static`: as large as before, with the rows of cache_position
-    replaced (later rows do not count).
+    `size` tokens give as many rows of logits. With caches, the tokens' positions are inputs, and the outputs
+    present.N.key and .value contain the caches with the new rows appended (attention_mask tells which rows count).
+
+    Args:
+        net: The builder.
+        layers: Number of layers.
+        hidden: Number of features.
+        heads: Number of query heads.
+        kv_heads: Number of key and value heads.
+        vocabulary: Number of tokens.
+        past: Rows of the caches past_key_values.N.key and .value; 0: no caches, and positions count from 0.
+        static: Keep the size of the caches: the rows in cache_position are replaced, and later rows do not count.
     """
     if hidden % heads or heads % kv_heads or hidden // heads % 2:
         raise UsageError(
             f"network {net.name!r}: {hidden} features, {heads} heads, {kv_heads} of keys and values: "
-            "heads must share features (an even number each), and keys and values, evenly"
+            "heads must divide the features (into even numbers), and key heads must divide query heads"
         )
     if static and past < net.input_shape[1]:
-        raise UsageError(f"network {net.name!r}: past is {past}: static caches hold at least the new rows")
+        raise UsageError(
+            f"network {net.name!r}: past is {past}: static caches need at least as many rows as there are new ones"
+        )
     x = net.add_weight("embed_tokens.weight", (vocabulary, hidden), "bias")
     x = net.add_node("Gather", "embed_tokens", [x, "input_ids"], (*net.input_shape, hidden), axis=0)
     places = _position_ids(net, past, static)
@@ -74,7 +83,7 @@ def llama_small(
 
 
 def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
-    """The tokens' positions, (N or 1, positions)."""
+    """Append the tokens' positions, (N or 1, positions)."""
     rows = net.input_shape[1]
     if not past:
         return net.add_constant("positions", np.arange(rows, dtype=np.int64)[None])
@@ -87,7 +96,7 @@ def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
 
 
 def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, str]:
-    """Cosine and sine of each position's angles, (N or 1, 1, positions, features of a head)."""
+    """Append cosine and sine of each position's angles, (N or 1, 1, positions, features of a head)."""
     batch, rows = net.shapes.get(places, (1, net.input_shape[1]))
     frequencies = net.add_constant(
         "rotary.inv_freq", (10_000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)[None, :, None]
@@ -106,7 +115,7 @@ def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, st
 
 
 def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> str:
-    """Rotary embedding: x · cos + (−second half, first half of the features) · sin."""
+    """Append the rotary embedding: x · cos + (−second half, first half of the features) · sin."""
     *front, size = net.shapes[x]
     half, (cos, sin) = (*front, size // 2), turns
 
@@ -120,7 +129,7 @@ def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> s
 
 
 def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -> str:
-    """What is added to the scores, (N or 1, 1, positions, all positions): 0, or a very low number."""
+    """Append the mask that is added to scores, (N or 1, 1, positions, all positions): 0, or a very low number."""
     rows = net.input_shape[1]
     total = past if static else past + rows
     if static:
@@ -143,14 +152,16 @@ def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -
 
 
 def _cache_rows(net: NetworkBuilder) -> str:
-    """The positions as indices of rows, (positions, 1)."""
+    """Append the positions as row indices, (positions, 1)."""
     axes = net.add_constant("cache.axes", np.array([1], np.int64))
     return net.add_node("Unsqueeze", "cache.rows", ["cache_position", axes], (net.input_shape[1], 1))
 
 
 def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: str) -> str:
-    """Keys or values of all positions: behind the cache's, or in their places in it (`rows`), which an exporter writes
-    as ScatterND between two Transposes."""
+    """Append keys or values of all positions: after the cache's rows, or in their places in it (`rows`).
+
+    Exporters write the latter as ScatterND between two Transposes.
+    """
     batch, heads, _, size = net.shapes[x]
     cache = net.add_input(f"past_key_values.{name}", (batch, heads, past, size))
     if rows:
@@ -164,7 +175,7 @@ def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: st
 
 
 def _repeat_heads(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
-    """Each head repeated for the heads of the queries that share it."""
+    """Repeat each head for the query heads that share it."""
     batch, own, rows, size = net.shapes[x]
     if own == heads:
         return x
@@ -178,7 +189,7 @@ def _repeat_heads(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
 
 
 def _grouped_attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, mask: str) -> str:
-    """softmax(Q·Kᵀ / √d + mask)·V for each head, joined to (N, positions, features)."""
+    """Append softmax(Q·Kᵀ / √d + mask)·V for each head, joined to (N, positions, features)."""
     batch, heads, rows, size = net.shapes[q]
     scores = net.matmul(q, net.transpose(k, f"{name}.keys", (0, 1, 3, 2)), f"{name}.scores")
     scale = net.add_constant(f"{name}.scale", np.float32(size**-0.5))
@@ -190,7 +201,7 @@ def _grouped_attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, m
 
 
 def _rms_norm(net: NetworkBuilder, x: str, name: str) -> str:
-    """x / √(mean of x² + ε), scaled."""
+    """Append x / √(mean of x² + ε), scaled."""
     shape, axes = net.shapes[x], {"axes": [-1]}
     inputs = [net.add_node("Pow", f"{name}.square", [x, net.add_constant(f"{name}.two", np.float32(2))], shape)]
     if net.opset >= 18:
@@ -202,7 +213,7 @@ def _rms_norm(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def _swiglu(net: NetworkBuilder, x: str, name: str, features: int) -> str:
-    """(SiLU of the gate) · up, projected down."""
+    """Append SiLU(gate) · up, projected down."""
     gate = linear(net, x, f"{name}.gate_proj", features, bias=False)
     gate = net.mul(gate, net.unary("Sigmoid", gate, f"{name}.sigmoid"), f"{name}.silu")
     y = net.mul(gate, linear(net, x, f"{name}.up_proj", features, bias=False), f"{name}.product")

@@ -1,8 +1,8 @@
-"""YOLOv8n and YOLO11n (Ultralytics), as their exporter writes them: normalisations folded into the convolutions.
+"""YOLOv8n and YOLO11n (Ultralytics) as written by their exporter, with normalizations folded into convolutions.
 
-Each appends itself to a Builder and returns its output, (N, 4 + classes, cells): boxes in pixels, then probabilities.
-Sources: `ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, `ultralytics/nn/modules/{conv,block,
-head}.py`; parameters as `model.info()` prints them after `fuse()`: 3 151 904 and 2 616 248, 16 of them (DFL) fixed.
+The output is (N, 4 + classes, cells): boxes in pixels, then probabilities. Sources:
+`ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, `ultralytics/nn/modules/{conv,block,head}.py`.
+`model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters, 16 of them (DFL) fixed.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
 SILU_GAIN = 1.05
-"""Gain of what SiLU follows: of large numbers it keeps half of the squares, as ReLU does; of small ones less."""
+"""Gain of convolutions before SiLU. It keeps half of the squares of large numbers, like ReLU, and less of small ones.
+"""
 FIRST_CONV_GAIN, LAST_CONV_GAIN = 10.0, 0.1
-"""Gains of the first convolution and of the last ones: inside activations are large."""
+"""Gains of the first and the last convolutions, so that activations in between are large."""
 BRANCH_GAIN = 0.3
 """Gain of the last convolution of a residual branch."""
 DISTANCE_BINS = 16
-"""Distances that the head chooses among for each side of a box."""
+"""Number of distances among which the head chooses for each side of a box."""
 
 Block = Callable[[NetworkBuilder, str, str, int], str]
 
@@ -38,7 +39,6 @@ def _conv_silu(
     group: int = 1,
     gain: float = SILU_GAIN,
 ) -> str:
-    """Convolution and SiLU."""
     x = net.conv(x, f"{name}.conv", channels, kernel, stride, group=group, gain=gain)
     return net.mul(x, net.unary("Sigmoid", x, f"{name}.act.sigmoid"), f"{name}.act.mul")
 
@@ -62,7 +62,7 @@ def _narrow_bottleneck(net: NetworkBuilder, x: str, name: str, channels: int) ->
 
 
 def _c3k(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Two bottlenecks beside a convolution."""
+    """Append two bottlenecks in parallel to a convolution."""
     hidden = max(1, channels // 2)
     y = _conv_silu(net, x, f"{name}.cv1", hidden)
     for number in (0, 1):
@@ -80,7 +80,7 @@ def _c2f(
     repeats: int = 1,
     part: float = 0.5,
 ) -> str:
-    """Cross-stage partial block (C2f, C3k2): half of the channels goes through blocks, each of which is kept."""
+    """Append a cross-stage partial block (C2f, C3k2): half of the channels pass through blocks, and each result is kept."""
     hidden = scale_channels(channels, part)
     x = _conv_silu(net, x, f"{name}.cv1", 2 * hidden)
     pieces = net.split(x, f"{name}.split", (hidden, hidden))
@@ -90,7 +90,7 @@ def _c2f(
 
 
 def _sppf(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Three max pools of 5 x 5, one after another, joined."""
+    """Append three consecutive 5 x 5 max pools, and concatenate their outputs."""
     pieces = [_conv_silu(net, x, f"{name}.cv1", max(1, net.channels(x) // 2))]
     for number in range(3):
         pieces.append(net.pool(pieces[-1], f"{name}.m.{number}", 5, 1, 2))
@@ -98,7 +98,7 @@ def _sppf(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
 
 
 def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Half of the channels goes through attention over positions and a feed-forward net, both residual."""
+    """Append residual attention over positions, and a residual feed-forward network, for half of the channels."""
     hidden = max(2, channels // 2)
     a, b = net.split(_conv_silu(net, x, f"{name}.cv1", 2 * hidden), f"{name}.split", (hidden, hidden))
     b = net.add(b, _attention(net, b, f"{name}.m.0.attn", max(1, hidden // 64)), f"{name}.m.0.add")
@@ -109,7 +109,7 @@ def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
 
 
 def _attention(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
-    """Attention whose keys are half as long as its values; a depthwise convolution of the values tells positions."""
+    """Append attention with keys half as long as values; a depthwise convolution of the values encodes positions."""
     batch, channels, height, width = net.shapes[x]
     length, cells = channels // heads, height * width
     key = max(1, length // 2)
@@ -130,7 +130,7 @@ def _upsample(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def yolov8n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
-    """YOLOv8n: 3 151 904 parameters, on 640 x 640."""
+    """YOLOv8n for images of 640 x 640: 3 151 904 parameters."""
 
     def block(x: str, number: int, channels: int, kind: Block = _plain_bottleneck, repeats: int = 1) -> str:
         return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, repeats)
@@ -150,7 +150,7 @@ def yolov8n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 
 
 def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
-    """YOLO11n, with C3k2 blocks and attention (C2PSA): 2 616 248 parameters, on 640 x 640."""
+    """YOLO11n, with C3k2 blocks and attention (C2PSA), for images of 640 x 640: 2 616 248 parameters."""
 
     def block(x: str, number: int, channels: int, kind: Block = _narrow_bottleneck, part: float = 0.5) -> str:
         return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, part=part)
@@ -171,15 +171,17 @@ def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 
 
 def _stem(net: NetworkBuilder, width: float) -> str:
-    """The first convolution. The image's sides must be multiples of 32, so that maps that grew again fit those that
-    they meet."""
+    """Append the first convolution.
+
+    Sides must be multiples of 32, so that upsampled maps match the maps they are joined with.
+    """
     if any(side % 32 for side in net.input_shape[2:]):
-        raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: take multiples of 32")
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
     return _conv_silu(net, "input", "model.0", scale_channels(16, width), 3, 2, gain=FIRST_CONV_GAIN)
 
 
 def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes: int, separable: bool) -> str:
-    """The head: for each cell of three maps a distribution over BINS distances to each side, and class scores."""
+    """Append the head: for each cell of three maps, a distribution over distances to each side, and class scores."""
     box, score = 4 * DISTANCE_BINS, max(net.channels(maps[0]), min(classes, 100))
     levels = []
     for level, x in enumerate(maps):
@@ -201,7 +203,7 @@ def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes
 
 
 def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -> str:
-    """The mean distances of each cell (DFL) as a box's centre and sides, in pixels."""
+    """Append the conversion of each cell's mean distances (DFL) to center and size of a box in pixels."""
     batch, _, cells = net.shapes[x]
     x = net.reshape(x, f"{name}.dfl.reshape", (batch, 4, DISTANCE_BINS, cells))
     x = net.transpose(x, f"{name}.dfl.transpose", (0, 2, 1, 3))
@@ -225,7 +227,7 @@ def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -
 
 
 def _anchor_points(net: NetworkBuilder, maps: Sequence[str]) -> list[NDArray[np.float32]]:
-    """The cells' middles (1, 2, cells), x before y, and their sides in pixels (1, 1, cells)."""
+    """Return the centers of the cells (1, 2, cells), x before y, and their sides in pixels (1, 1, cells)."""
     points, strides = [], []
     for x in maps:
         height, width = net.shapes[x][2:]

@@ -1,7 +1,7 @@
-"""The four reference networks of MLPerf Tiny (Banbury et al. 2021), for microcontrollers, as their authors have them.
+"""The four reference networks of MLPerf Tiny (Banbury et al. 2021) for microcontrollers, as published by their authors.
 
-Each appends itself to a Builder and returns the name of its output tensor: probabilities; of the autoencoder its
-reconstruction. Convolutions have a bias beside the normalisation that follows them, and pads as TensorFlow's "same".
+The output is probabilities, or the autoencoder's reconstruction. Convolutions have a bias in addition to the
+normalization that follows, and TensorFlow's "same" pads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dicompiler.networks.residual import BRANCH_GAIN, SHORTCUT_GAIN
 
 
 def _same_pads(net: NetworkBuilder, x: str, kernel: IntOrPair, stride: IntOrPair) -> tuple[int, int, int, int]:
-    """TensorFlow's pads (top, left, bottom, right): an odd one goes to the end."""
+    """Return TensorFlow's pads (top, left, bottom, right); an odd one is at the end."""
     axes = zip(net.shapes[x][2:], to_pair(kernel), to_pair(stride), strict=True)
     totals = [max((-(-extent // step) - 1) * step + size - extent, 0) for extent, size, step in axes]
     top, left = (total // 2 for total in totals)
@@ -29,20 +29,19 @@ def _conv_norm(
     group: int = 1,
     gain: float = 1.0,
 ) -> str:
-    """A convolution with bias, and its BatchNormalization."""
     pads = _same_pads(net, x, kernel, stride)
     return net.batch_norm(net.conv(x, name, channels, kernel, stride, pads, group), f"{name}.bn", gain)
 
 
 def _separable_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int) -> str:
-    """MobileNet's block: a depthwise and a pointwise convolution, each normalised and activated."""
+    """Append a depthwise and a pointwise convolution, each with normalization and activation."""
     deep = _conv_norm(net, x, f"{name}.depthwise", net.channels(x), 3, stride, net.channels(x))
     x = net.relu(deep, f"{name}.depthwise.relu")
     return net.relu(_conv_norm(net, x, f"{name}.pointwise", channels, 1), f"{name}.pointwise.relu")
 
 
 def _head(net: NetworkBuilder, x: str, classes: int) -> str:
-    """An average over the whole image, one fully connected layer, Softmax."""
+    """Append an average over the whole image, a fully connected layer, and Softmax."""
     sides = (net.shapes[x][2], net.shapes[x][3])
     x = net.flatten(net.pool(x, "avgpool", sides, sides, op="AveragePool"), "flatten")
     return net.unary("Softmax", net.gemm(x, "fc", classes), "softmax", axis=1)
@@ -53,7 +52,7 @@ MOBILENET_V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((51
 
 
 def person_detection(net: NetworkBuilder, classes: int = 2, width: float = 0.25) -> str:
-    """Visual wake words: MobileNetV1 with a quarter of the channels on 96 x 96 in colour."""
+    """Visual wake words: MobileNetV1 with a quarter of the channels, for color images of 96 x 96."""
     x = net.relu(_conv_norm(net, "input", "conv1", scale_channels(32, width), 3, 2), "relu1")
     for number, (channels, stride) in enumerate(MOBILENET_V1, 2):
         x = _separable_block(net, x, f"block{number}", scale_channels(channels, width), stride)
@@ -61,7 +60,7 @@ def person_detection(net: NetworkBuilder, classes: int = 2, width: float = 0.25)
 
 
 def resnet8(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Image classification: three residual stages of 16, 32 and 64 channels on 32 x 32 in colour (CIFAR-10)."""
+    """Image classification: three residual stages of 16, 32 and 64 channels, for color images of 32 x 32 (CIFAR-10)."""
     x = net.relu(_conv_norm(net, "input", "conv1", scale_channels(16, width), 3), "relu1")
     for stage in (1, 2, 3):
         name, channels, stride = f"stage{stage}", scale_channels(16 * 2 ** (stage - 1), width), 1 if stage == 1 else 2
@@ -75,8 +74,7 @@ def resnet8(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
 
 
 def ds_cnn(net: NetworkBuilder, classes: int = 12, width: float = 1.0) -> str:
-    """Keyword spotting: four depthwise separable blocks on 49 times 10 features of a second of sound (Zhang et al.
-    2017)."""
+    """Keyword spotting: four depthwise separable blocks on 49 x 10 features of a second of sound (Zhang et al. 2017)."""
     channels = scale_channels(64, width)
     x = net.relu(_conv_norm(net, "input", "conv1", channels, (10, 4), 2), "relu1")
     for number in range(2, 6):
@@ -85,8 +83,7 @@ def ds_cnn(net: NetworkBuilder, classes: int = 12, width: float = 1.0) -> str:
 
 
 def autoencoder(net: NetworkBuilder, width: float = 1.0) -> str:
-    """Anomaly detection: fully connected, 128 features on either side of a bottleneck of 8, on five frames of 128
-    mel bands."""
+    """Anomaly detection: fully connected, 128 features before and after a bottleneck of 8, on five frames of 128 mel bands."""
     x = "input"
     for number in range(1, 10):
         x = net.gemm(x, f"fc{number}", 8 if number == 5 else scale_channels(128, width))

@@ -1,6 +1,6 @@
-"""The nine CNNs that come with the onnx package, with random weights in place of their constant 0.02.
+"""The nine CNNs of the onnx package, with random weights in place of their constant 0.02.
 
-In: a name and a seed. Out: the ModelProto as a model zoo has it (IR 3, opset 9, initializers that are also inputs).
+The models have the form of a model zoo: IR version 3, opset 9, initializers that are also inputs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,21 @@ _GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 
 
 def build_light(name: str, seed: int = 0) -> onnx.ModelProto:
-    """One of LIGHT_NAMES with seeded weights. Everything else, unnamed nodes too, is as in the onnx package."""
+    """Return one of LIGHT_NAMES with seeded weights.
+
+    Everything else, including unnamed nodes, is as in the onnx package.
+
+    Args:
+        name: One of LIGHT_NAMES.
+        seed: Seed of the weights.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: The name is unknown.
+        DicompilerError: The installed onnx does not contain the model.
+    """
     if name not in LIGHT_NAMES:
         raise UsageError(f"unknown light network {name!r}{did_you_mean(name, LIGHT_NAMES)}")
     model = _load_light(name)
@@ -79,7 +93,7 @@ def _load_light(name: str) -> onnx.ModelProto:
 
 
 def _weight_uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeProto]]:
-    """(weight, its role, the node that uses it), with reshapes in between looked through."""
+    """Yield (weight, its role, the node that uses it), seen through reshapes."""
     source: dict[str, str] = {}
     for node in graph.node:
         if node.op_type in _RESHAPING_OPERATORS:
@@ -91,7 +105,7 @@ def _weight_uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeP
 
 
 def _fan_in(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
-    """How many products make one output element: the filter's size, or Gemm's inner dimension."""
+    """Return the number of products that are summed for one output element."""
     if node.op_type != "Gemm":
         return math.prod(shape[1:])
     transposed = any(a.name == "transB" and a.i for a in node.attribute)
@@ -104,7 +118,7 @@ def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
 
 
 def _replace_weights(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
-    """Makes `weights` initializers and, as IR 3 wants, inputs; their ConstantOfShape nodes and `sources` go."""
+    """Make `weights` initializers and, as IR version 3 requires, inputs; remove their ConstantOfShape nodes and `sources`."""
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
     inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]
     inputs += [helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights.values()]

@@ -1,6 +1,6 @@
-"""Networks with branches that meet again: ResNet, DenseNet, MobileNetV2, and two tiny ones for tests.
+"""Networks with branches that join again: ResNet, DenseNet, MobileNetV2, and two small ones for tests.
 
-Each appends itself to a Builder and returns the name of its output tensor (logits).
+Each function appends a network to a builder, and returns the name of its output tensor (logits).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
-#: gamma at the end of a residual branch, and of the shortcut's convolution where there is one (the squares sum to 1):
-#: with them activations stay near 1 at any depth.
+#: Gamma at the end of a residual branch, and of the shortcut's convolution if there is one. Their squares sum to 1, so
+#: activations stay near 1 at any depth.
 BRANCH_GAIN, SHORTCUT_GAIN = 0.3, 0.95
 
 
@@ -24,12 +24,11 @@ def _conv_norm(
     group: int = 1,
     gain: float = 1.0,
 ) -> str:
-    """A convolution without bias and its BatchNormalization."""
     return net.batch_norm(net.conv(x, conv, channels, kernel, stride, group=group, bias=False), norm, gain)
 
 
 def _head(net: NetworkBuilder, x: str, name: str, classes: int) -> str:
-    """Global average, Flatten, one fully connected layer."""
+    """Append global average pooling, Flatten, and a fully connected layer."""
     return net.gemm(net.flatten(net.global_average(x, "avgpool"), "flatten"), name, classes)
 
 
@@ -37,7 +36,7 @@ RESNET_BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
 def _residual_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int, expansion: int) -> str:
-    """One ResNet block: basic (expansion 1) or bottleneck (4), the stride in the 3 x 3 convolution as torchvision."""
+    """Append a ResNet block: basic (expansion 1) or bottleneck (4), with the stride in the 3 x 3 convolution."""
     steps = ((3, stride, 1), (3, 1, 1)) if expansion == 1 else ((1, 1, 1), (3, stride, 1), (1, 1, expansion))
     y = x
     for number, (kernel, step, times) in enumerate(steps, 1):
@@ -89,7 +88,7 @@ def densenet(net: NetworkBuilder, depth: int, classes: int = 1000, width: float 
 
 
 def _round_to_multiple_of_8(channels: float) -> int:
-    """The nearest multiple of 8, never below 8 nor more than a tenth below `channels` (MobileNet's rule)."""
+    """Return the nearest multiple of 8, at least 8 and at least 0.9 times `channels` (MobileNet's rule)."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8
 
@@ -102,7 +101,7 @@ MOBILENET_V2 = (
 
 
 def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
-    """MobileNetV2's inverted residual: widen, depthwise, narrow without activation; added where the shape stays."""
+    """Append MobileNetV2's block: widen, depthwise, narrow without activation; added to its input if the shape is kept."""
     hidden, y = net.channels(x) * expansion, x
     joined = stride == 1 and net.channels(x) == channels
     if expansion != 1:
@@ -115,7 +114,7 @@ def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, c
 
 
 def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> str:
-    """MobileNetV2 (Sandler et al. 2018) with its own rule for `width`: channels to multiples of 8."""
+    """MobileNetV2 (Sandler et al. 2018), with its own rule for `width`: channels are multiples of 8."""
     x = _conv_norm(net, "input", "features.0", "features.0.bn", _round_to_multiple_of_8(32 * width), 3, 2)
     x = net.clip(x, "features.0.relu6", 0, 6)
     number = 1
@@ -133,8 +132,11 @@ def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -
 
 
 def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """A few thousand parameters with what large networks have: a residual, a concat of two branches, a depthwise
-    convolution, batch normalization, both kinds of pooling and a fully connected end."""
+    """Few thousand parameters with typical elements of large networks.
+
+    It has a residual, a concatenation of two branches, a depthwise convolution, batch normalization, both kinds of
+    pooling, and a fully connected layer.
+    """
     base = scale_channels(8, width)
     x = net.relu(_conv_norm(net, "input", "stem", "stem.bn", base, 3), "stem.relu")
     y = net.relu(_conv_norm(net, x, "res1", "res1.bn", base, 3), "res1.relu")
@@ -150,8 +152,11 @@ def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
 
 
 def quirks(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """What makes real networks awkward to cut: uneven pads and strides, dilation, groups, LRN, averages of nine with
-    and without the pad counted, rounding up, a channel shuffle, Softmax."""
+    """Unusual elements that make real networks hard to split.
+
+    It has uneven pads and strides, dilation, groups, LRN, averages with and without pads, ceil_mode, a channel shuffle,
+    and Softmax.
+    """
     base = 4 * scale_channels(2, width)
     x = net.relu(net.conv("input", "conv1", base, (5, 3), (2, 1), (1, 0, 2, 1)), "relu1")
     x = net.unary("LRN", x, "norm1", size=5, alpha=1e-4, beta=0.75, bias=1.0)

@@ -1,7 +1,7 @@
-"""Transformers as PyTorch's exporter writes them: BERT, ViT, Whisper's encoder, SegFormer.
+"""Transformers as written by PyTorch's exporter: BERT, ViT, Whisper's encoder, SegFormer.
 
-Each appends itself to a Builder and returns the name of its output tensor. Sequences are (N, positions, features).
-Parameters are compared with those that Hugging Face's and timm's models count (`sum(p.numel() for p in parameters())`).
+Sequences are (N, positions, features). The numbers of parameters equal those of Hugging Face's and timm's models
+(`sum(p.numel() for p in parameters())`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
 BRANCH_GAIN = 0.3
-"""Gain of the last projection of a residual branch, so that activations keep their size at any depth."""
+"""Gain of the last projection of a residual branch, which keeps the size of activations at any depth."""
 
 
 def _layer_norm(net: NetworkBuilder, x: str, name: str, epsilon: float = 1e-6) -> str:
-    """LayerNormalization over the features. UsageError below opset 17, which has none."""
+    """Append a LayerNormalization over the features; raise UsageError below opset 17, which does not have it."""
     if net.opset < 17:
-        raise UsageError(f"network {net.name!r}: opset {net.opset} has no LayerNormalization: take 17 or later")
+        raise UsageError(f"network {net.name!r}: opset {net.opset} has no LayerNormalization: use 17 or later")
     size = (net.shapes[x][-1],)
     weights = [net.add_weight(f"{name}.weight", size, "scale"), net.add_weight(f"{name}.bias", size, "shift")]
     return net.add_node("LayerNormalization", name, [x, *weights], net.shapes[x], axis=-1, epsilon=epsilon)
 
 
 def linear(net: NetworkBuilder, x: str, name: str, features: int, gain: float = 0.7, bias: bool = True) -> str:
-    """MatMul by a weight (features before, features after), and Add."""
+    """Append MatMul by a weight (features before, features after), and Add."""
     length = net.shapes[x][-1]
     weight = net.add_weight(f"{name}.weight", (length, features), "filter", length, gain)
     x = net.matmul(x, weight, f"{name}.matmul")
@@ -40,14 +40,14 @@ def _scalar(net: NetworkBuilder, op: str, x: str, name: str, value: float) -> st
 
 
 def _gelu(net: NetworkBuilder, x: str, name: str) -> str:
-    """x · (1 + erf(x / √2)) / 2, in the exporter's five nodes."""
+    """Append x · (1 + erf(x / √2)) / 2 in the exporter's five nodes."""
     y = net.unary("Erf", _scalar(net, "Div", x, f"{name}.div", math.sqrt(2)), f"{name}.erf")
     y = net.mul(x, _scalar(net, "Add", y, f"{name}.add", 1.0), f"{name}.mul")
     return _scalar(net, "Mul", y, name, 0.5)
 
 
 def split_heads(net: NetworkBuilder, x: str, name: str, heads: int, perm: tuple[int, ...] = (0, 2, 1, 3)) -> str:
-    """(N, positions, features) → (N, heads, positions, features of a head), or as `perm` says."""
+    """Append (N, positions, features) ⇒ (N, heads, positions, features of a head), or another permutation."""
     batch, positions, features = net.shapes[x]
     return net.transpose(
         net.reshape(x, f"{name}.reshape", (batch, positions, heads, features // heads)), f"{name}.transpose", perm
@@ -55,7 +55,7 @@ def split_heads(net: NetworkBuilder, x: str, name: str, heads: int, perm: tuple[
 
 
 def _attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, heads: int, mask: str = "") -> str:
-    """softmax(Q·Kᵀ / √d + mask)·V for each head, joined again to (N, positions, features)."""
+    """Append softmax(Q·Kᵀ / √d + mask)·V for each head, joined to (N, positions, features)."""
     batch, positions, features = net.shapes[q]
     scores = net.matmul(
         split_heads(net, q, f"{name}.q", heads), split_heads(net, k, f"{name}.k", heads, (0, 2, 3, 1)), name
@@ -70,13 +70,13 @@ def _attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, heads: in
 
 
 def _mlp(net: NetworkBuilder, x: str, first: str, second: str, hidden: int) -> str:
-    """Linear, GELU, linear."""
+    """Append linear, GELU, linear."""
     y = _gelu(net, linear(net, x, first, hidden), f"{first}.gelu")
     return linear(net, y, second, net.shapes[x][-1], BRANCH_GAIN)
 
 
 def _first_position(net: NetworkBuilder, x: str, name: str) -> str:
-    """The features of the first position: (N, features)."""
+    """Append the features of the first position: (N, features)."""
     first = net.add_constant(f"{name}.index", np.array(0, np.int64))
     return net.add_node("Gather", name, [x, first], (net.shapes[x][0], net.shapes[x][2]), axis=1)
 
@@ -84,14 +84,17 @@ def _first_position(net: NetworkBuilder, x: str, name: str) -> str:
 def bert_base(
     net: NetworkBuilder, layers: int = 12, vocabulary: int = 30_522, classes: int = 0, width: float = 1.0
 ) -> str:
-    """BERT base, uncased (Devlin et al. 2019): the last hidden states, 108 891 648 parameters; with `classes` their
-    logits, from the pooled first token (109 483 778 with two, as `BertForSequenceClassification`)."""
+    """BERT base, uncased (Devlin et al. 2019): 108 891 648 parameters; the output is the last hidden states.
+
+    With `classes`, the output is their logits from the pooled first token (109 483 778 parameters with two classes, as
+    in `BertForSequenceClassification`).
+    """
     heads, hidden = 12, 12 * scale_channels(64, width)
     shape = (*net.input_shape, hidden)
     x = ""
     tables = {"input_ids": ("word", vocabulary), "token_type_ids": ("token_type", 2), "": ("position", 512)}
     if net.input_shape[1] > 512:
-        raise UsageError(f"network {net.name!r}: size is {net.input_shape[1]}: it knows 512 positions")
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[1]}: the model has 512 positions")
     positions = net.add_constant("position_ids", np.arange(net.input_shape[1], dtype=np.int64)[None])
     for tensor, (kind, rows) in tables.items():
         table = net.add_weight(f"embeddings.{kind}.weight", (rows, hidden), "bias")
@@ -114,7 +117,7 @@ def bert_base(
 
 
 def _attention_mask(net: NetworkBuilder) -> str:
-    """attention_mask, 1 for tokens and 0 for what fills up, as what is added to scores: 0, or a very low number."""
+    """Append the mask that is added to scores (0, or a very low number) from attention_mask (1 for tokens, 0 for padding)."""
     batch, length = net.input_shape
     axes = net.add_constant("mask.axes", np.array([1, 2], np.int64))
     x = net.add_node("Unsqueeze", "mask.unsqueeze", ["attention_mask", axes], (batch, 1, 1, length))
@@ -149,8 +152,10 @@ def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> st
 
 
 def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.0) -> str:
-    """The encoder of Whisper tiny (Radford et al. 2022) on 80 mel bands times 3000 frames: 8 208 384 parameters, its
-    576 000 fixed positions (sinusoids there, random here) included."""
+    """Encoder of Whisper tiny (Radford et al. 2022) on 80 mel bands x 3000 frames: 8 208 384 parameters.
+
+    They include 576 000 fixed positions (sinusoids in the original, random here).
+    """
     heads, hidden = 6, 6 * scale_channels(64, width)
     x = _gelu(net, net.conv1d("input", "conv1", hidden, 3, 1, 1), "conv1.gelu")
     x = _gelu(net, net.conv1d(x, "conv2", hidden, 3, 2, 1), "conv2.gelu")
@@ -167,15 +172,14 @@ def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.
     return _layer_norm(net, x, "norm", 1e-5)
 
 
-#: Of each stage: heads, features of a head, what its keys and values are reduced by, kernel and stride of its patches.
+#: For each stage: heads, features of a head, reduction of keys and values, kernel and stride of the patches.
 SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1, 3, 2))
 
 
 def segformer_b0(net: NetworkBuilder, classes: int = 150, width: float = 1.0) -> str:
-    """SegFormer-B0 (Xie et al. 2021) for the 150 classes of ADE20K: 3 752 694 trained parameters as Hugging Face's
-    `SegformerForSemanticSegmentation`. Logits at a quarter of the image's sides."""
+    """SegFormer-B0 (Xie et al. 2021) for the 150 classes of ADE20K: 3 752 694 trained parameters, logits at a quarter size."""
     if any(side % 32 for side in net.input_shape[2:]):
-        raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: take multiples of 32")
+        raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
     x, maps = "input", list[str]()
     for number, (heads, length, reduction, kernel, stride) in enumerate(SEGFORMER_B0):
         name, hidden = f"stage{number}", heads * scale_channels(length, width)
@@ -189,19 +193,19 @@ def segformer_b0(net: NetworkBuilder, classes: int = 150, width: float = 1.0) ->
 
 
 def _image_to_sequence(net: NetworkBuilder, x: str, name: str) -> str:
-    """(N, C, H, W) → (N, H·W, C)."""
+    """Append (N, C, H, W) ⇒ (N, H·W, C)."""
     batch, channels, height, width = net.shapes[x]
     return net.transpose(net.reshape(x, f"{name}.reshape", (batch, channels, height * width)), name, (0, 2, 1))
 
 
 def _sequence_to_image(net: NetworkBuilder, x: str, name: str, shape: tuple[int, ...]) -> str:
-    """(N, H·W, C) → (N, C, H, W): C is the sequence's, the rest as in `shape`."""
+    """Append (N, H·W, C) ⇒ (N, C, H, W), with N, H and W of `shape`."""
     turned = net.transpose(x, f"{name}.transpose", (0, 2, 1))
     return net.reshape(turned, name, (shape[0], net.shapes[x][2], *shape[2:]))
 
 
 def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: str, heads: int, reduction: int) -> str:
-    """Attention over keys and values of a smaller image, and a feed-forward net with a depthwise convolution."""
+    """Append attention with keys and values of a smaller image, and a feed-forward network with a depthwise convolution."""
     hidden = net.shapes[x][2]
     y = _layer_norm(net, x, f"{name}.norm1", 1e-5)
     few = y
@@ -222,7 +226,7 @@ def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: 
 
 
 def _segformer_head(net: NetworkBuilder, maps: list[str], classes: int, hidden: int) -> str:
-    """Every map with as many channels and as large as the first, joined, mixed, classified."""
+    """Append the head: all maps scaled to the first one's size and number of channels, joined, mixed and classified."""
     height = net.shapes[maps[0]][2]
     pieces = []
     for number, x in enumerate(maps):

@@ -1,6 +1,6 @@
-"""Seeded weights: every tensor draws from a generator of its own, made from the seed and the tensor's name.
+"""Seeded weights: each tensor has its own random generator, made from the seed and the tensor's name.
 
-In: a seed, a name, a shape, a role. Out: a float32 array. Adding a layer to a network leaves all other weights alone.
+Adding a layer to a network therefore does not change other weights.
 """
 
 from __future__ import annotations
@@ -14,18 +14,26 @@ from numpy.typing import NDArray
 from dicompiler.base.rng import named_generator
 
 Role = Literal["filter", "bias", "scale", "shift", "mean", "variance"]
-#: Roles that a training framework does not count as parameters: a BatchNormalization's running statistics.
+#: Roles that training frameworks do not count as parameters: running statistics of a BatchNormalization.
 STATISTIC_ROLES: frozenset[Role] = frozenset({"mean", "variance"})
 
 
 def make_weight(
     seed: int, name: str, shape: tuple[int, ...], role: Role, fan_in: int = 1, gain: float = 1.0
 ) -> NDArray[np.float32]:
-    """A trained-looking float32 tensor.
+    """Return a float32 tensor that resembles a trained one.
 
-    filter: normal with variance 2 * gain² / fan_in (He et al. 2015, eq. 10); bias, shift, mean: normal, deviation 0.1;
-    scale: gain times a uniform number in 0.8…1.2; variance: uniform in 0.7…1.3, so never near zero.
-    `fan_in` is the number of products that are summed to make one output element.
+    Args:
+        seed: Seed of the network.
+        name: Name of the tensor.
+        shape: Shape of the tensor.
+        role: `filter`: normal with variance 2 * gain² / fan_in (He et al. 2015, eq. 10); `bias`, `shift`, `mean`:
+            normal with deviation 0.1; `scale`: gain times uniform in 0.8…1.2; `variance`: uniform in 0.7…1.3.
+        fan_in: Number of products that are summed for one output element.
+        gain: Scale of filters and scales.
+
+    Returns:
+        The tensor.
     """
     random = named_generator(seed, name)
     if role == "filter":

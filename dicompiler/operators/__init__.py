@@ -1,4 +1,13 @@
-"""The built-in operator rules. They come in by the same hook as a third party's (`dicompiler_operators`)."""
+"""Built-in operator rules, one module per family of operators.
+
+A rule answers two questions: which region of each input does a region of the output need, and what does it cost?
+
+    (Operation, region of the output, range of the reduction axis) ⇒ Piece
+    (Operation, shape of the output region, shapes of the input regions) ⇒ OpCost
+
+The docstrings of piece functions write the needs as `y[output region] ← x[input region], …`, in elements of whole
+tensors. Plugins add rules through the same hook, `dicompiler_operators`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +17,7 @@ from dicompiler.ir.operator_rule import OperatorRule
 
 
 def builtin_rules() -> Iterable[OperatorRule]:
-    """All rules of this package, in a fixed order."""
+    """Return all built-in rules in a fixed order."""
     from dicompiler.operators import (
         attention,
         conv_pool,

@@ -1,7 +1,7 @@
-"""Attention as one operator: batch and heads pass, and rows of the query where no row's place matters; and rotary
-positions.
+"""Rules of fused attention operators and of rotary embeddings.
 
-Written out as MatMul, Softmax and MatMul it needs no rule of its own.
+Batch and heads can be split, and rows of the query if no row depends on its position. An attention that is written as
+MatMul, Softmax and MatMul needs no rule of its own.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Attention: y[batch, heads, rows, :] ← q[batch, heads, rows], k and v[batch, their heads], the mask's part.
+    """Attention: y[batch, heads, rows, :] ← q[batch, heads, rows], k and v[batch, their heads], mask[same heads and rows].
 
-    Heads of q that share one of k and v stay together. Rows pass unless a causal mask or a window counts them. With a
-    past, or lengths of the keys: whole.
+    Query heads that share a key head stay together. Rows can be split without causal mask and window. With a past, or
+    with lengths of the keys, the node stays whole.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
@@ -41,8 +41,16 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
 def _split_heads(
     operation: Operation, region: Region, counts: tuple[int, ...], passing: bool
 ) -> tuple[Region, list[Region], tuple[Interval, Interval]]:
-    """(what comes out, what is needed of q, k and v, the heads of q and of k and v). counts: of heads of q, and of k
-    and v, which are an axis (rank 4), or blocks of the last one (rank 3). passing: whether rows of q pass."""
+    """Return the aligned output region, the regions needed of q, k and v, and the head ranges of q and of k and v.
+
+    Heads are an axis (rank 4) or blocks of the last axis (rank 3).
+
+    Args:
+        operation: The attention.
+        region: Requested region of the output.
+        counts: Number of query heads, and of key and value heads.
+        passing: True if rows of the query can be split.
+    """
     shape, (heads, shared) = operation.out_shape, (counts[0], counts[0] // counts[1])
     flat = len(shape) == 3
     rows = region[1 if flat else 2] if passing else (0, shape[1 if flat else 2])
@@ -64,13 +72,13 @@ def _split_heads(
 
 
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
-    """The attributes with numbers of heads that differ in a piece."""
+    """Return the attributes with numbers of heads that differ in a piece."""
     own = (stop - start for start, stop in heads)
     return {name: n for name, n, before in zip(names, own, counts, strict=False) if n != before}
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MultiHeadAttention: heads pass as blocks of the last axis; with packed inputs, a bias or a past: whole."""
+    """MultiHeadAttention: heads are blocks of the last axis. Packed inputs, a bias or a past: stays whole."""
     several = (
         operation.has_input(1) and operation.has_input(2) and all(len(operation.input_shape(i)) < 5 for i in (0, 1, 2))
     )
@@ -91,7 +99,7 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """GroupQueryAttention: heads pass as blocks of the last axis, those that share keys together; packed: whole."""
+    """GroupQueryAttention: query heads that share keys stay together. Packed inputs: stays whole."""
     if not (operation.has_input(1) and operation.has_input(2)) or any(
         operation.has_input(i) for i in range(11, len(operation.inputs))
     ):
@@ -110,7 +118,7 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """RotaryEmbedding: heads pass, an axis or blocks of the last one; rows, where each has a position of its own."""
+    """RotaryEmbedding: heads can be split (an axis, or blocks of the last one), and rows if each has its own position."""
     place = 1 if operation.node.domain else 3  # of the positions
     caches = [index for index in (1, 2, 3) if index != place]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)
@@ -139,10 +147,17 @@ def rotary_embedding(operation: Operation, region: Region, reduce: Interval | No
 def _attention_cost(
     operation: Operation, out: Shape, needs: Sequence[Shape], key: Shape, queries: int, past: int, projected: int = 0
 ) -> OpCost:
-    """Q Kᵀ and P V over the rows of k and v, beside the multiplications that make them; one FLOP for each score.
+    """Return the cost of Q Kᵀ and P V, of given projections, and of one FLOP per score.
 
-    key: (batch, rows, width), (batch, heads, rows, size), or packed: (batch, rows, …). queries: elements of q. past:
-    the input whose rows, its last axis but one, come before those of k."""
+    Args:
+        operation: The attention.
+        out: Shape of the output region.
+        needs: Shapes of the input regions.
+        key: Shape of the keys: (batch, rows, width), (batch, heads, rows, size), or packed (batch, rows, …).
+        queries: Number of elements of q.
+        past: Index of the input whose rows, on its second last axis, precede those of the keys.
+        projected: Multiply-adds of the projections.
+    """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
     own = heads * out[2] // operation.out_shape[2] if len(out) == 3 else 1
@@ -151,20 +166,20 @@ def _attention_cost(
 
 
 def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Attention, MultiHeadAttention: k can be packed with v, or with it into q."""
+    """Return the cost of Attention or MultiHeadAttention; k can be packed with v, or with q and v."""
     query, key = needs[0], needs[1] if operation.has_input(1) else needs[0]
     return _attention_cost(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 
 
 def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """onnxruntime's own Attention, which makes q, k, v of its input by a weight (features, their widths together)."""
+    """Return the cost of onnxruntime's own Attention, which computes q, k and v from its input and a weight."""
     x, columns = needs[0], needs[1][-1]
     queries = math.prod(x[:-1]) * (operation.attribute("qkv_hidden_sizes") or [columns // 3])[0]
     return _attention_cost(operation, out, needs, x, queries, past, math.prod(x) * columns)
 
 
 def grouped_query_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """GroupQueryAttention: queries are as wide as what comes out. SparseAttention costs no more."""
+    """Return the cost of GroupQueryAttention, an upper bound for SparseAttention."""
     return _attention_cost(operation, out, needs, needs[0], math.prod(out), 3)
 
 

@@ -1,9 +1,8 @@
-"""Convolutions and pools: a window slides over the spatial axes, so a tile of the output needs a halo of the input.
+"""Rules of convolutions and pools: a window slides over the spatial axes, so a tile of the output needs a halo of the input.
 
-Pads exist only at the tensor's true borders; a tile that ends at the border reads to the input's end, so that the
-whole is just the tile that ends at every border, and its node stays as it was. A ConvTranspose is one turned round: the
-windows slide over its output and each input element writes one, so that a tile needs those whose windows touch it; its
-pads cut away what these write beside the tile.
+Pads exist only at the borders of the whole tensor. A tile that ends at the border reads to the end of the input, so a
+tile of everything equals the original node. For ConvTranspose, windows slide over the output: a tile needs the input
+elements whose windows overlap it, and pads cut away elements outside of the tile.
 """
 
 from __future__ import annotations
@@ -29,8 +28,16 @@ from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_
 
 @dataclass(frozen=True)
 class SpatialAxis:
-    """One spatial axis: the extent over which windows slide, their `count`, the elements from a window's first tap to
-    its last (`span`), the stride, and the pads at both ends."""
+    """One spatial axis of a convolution or pool.
+
+    Attributes:
+        extent: Number of elements over which windows slide.
+        count: Number of windows.
+        span: Elements from a window's first to its last tap.
+        stride: Distance between windows.
+        pad_begin: Pads before the first element.
+        pad_end: Pads after the last element.
+    """
 
     extent: int
     count: int
@@ -41,12 +48,19 @@ class SpatialAxis:
 
     @property
     def covered_extent(self) -> int:
-        """Elements that all windows span, side by side."""
+        """Number of elements that all windows cover."""
         return (self.count - 1) * self.stride + self.span
 
 
 class AxisTile(NamedTuple):
-    """What one axis of a tile comes to: outputs [out), inputs [need), and the pads to put at both ends."""
+    """One axis of a tile.
+
+    Attributes:
+        out: Interval of the output.
+        need: Interval of the input.
+        pad_begin: Pads before the input interval.
+        pad_end: Pads after the input interval.
+    """
 
     out: Interval
     need: Interval
@@ -55,8 +69,11 @@ class AxisTile(NamedTuple):
 
 
 def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """Output interval → input interval with its halo. Windows that lie in the pads alone have no input to give them
-    a size: the interval then grows towards the middle until it has one."""
+    """Return the tile of an output interval, with its halo.
+
+    Windows that lie completely in the pads need no input; the interval is then extended towards the middle until it
+    does.
+    """
     start, stop = interval
     while True:
         low = start * window.stride - window.pad_begin
@@ -72,9 +89,10 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 
 
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """The same where windows slide over the output; pads are what to cut away (less than nothing: zeros that follow).
+    """Return the tile of a transposed convolution, whose windows slide over the output.
 
-    At the tensor's border the tile reads to the border, so that the whole is just the tile that ends at both.
+    Its pads are elements to cut away (negative: zeros to append). A tile at the tensor's border reads to the border, so
+    a tile of everything equals the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
     # The first input whose window reaches into the tile; where a gap between windows comes first, the one before it.
@@ -87,8 +105,10 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 
 @memoized
 def window_axes(operation: Operation, kernel: tuple[int, ...], transposed: bool = False) -> tuple[SpatialAxis, ...]:
-    """The spatial axes of a convolution or pool with this kernel, which is the operation's own. `auto_pad` as pads, and
-    so is `output_shape`, which says how much a transposed one cuts away in all."""
+    """Return the spatial axes of a convolution or pool.
+
+    `auto_pad` is converted to pads, and so is `output_shape`, which gives the total pads of a transposed convolution.
+    """
     rank, mode = len(kernel), operation.attribute("auto_pad", "NOTSET")
     strides, dilations = (operation.attribute(name) or [1] * rank for name in ("strides", "dilations"))
     pads = (mode != "VALID" and operation.attribute("pads")) or [0] * (2 * rank)
@@ -108,9 +128,9 @@ def window_axes(operation: Operation, kernel: tuple[int, ...], transposed: bool 
 def tile_spatial_axes(
     operation: Operation, kernel: tuple[int, ...], region: Region
 ) -> tuple[Region, Region, Mapping[str, Any]]:
-    """Spatial part of a tile: (outputs, inputs, attributes to replace; none where the tile is all of it)."""
+    """Return output region, input region and changed attributes of a tile's spatial axes (none for a tile of everything)."""
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
-    # ceil_mode stays: windows fit a tile exactly, but where it ends at the true border and rounds up as the whole does.
+    # ceil_mode stays: windows fit a tile exactly, except at the tensor's border, where it rounds up as the whole does.
     return (
         out,
         need,
@@ -119,7 +139,7 @@ def tile_spatial_axes(
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
-    """(groups, output channels): a range inside one group stays as it is, another one grows to whole groups."""
+    """Return the groups and the output channels of a range: within one group unchanged, else extended to whole groups."""
     per_group = channels // groups
     first, last = block_interval(interval, per_group)
     return (first, last), interval if last - first == 1 else (first * per_group, last * per_group)
@@ -128,8 +148,8 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Conv: y[n, m-range, tile] ← x[n, channels of those groups, tile + halo], w[m-range], b[m-range].
 
-    A range inside one group becomes an ungrouped convolution; otherwise it grows to whole groups. A partial sum over
-    input channels [r0, r1) reads x[:, r0:r1], w[:, r0:r1]; the bias rides in the range that starts at 0.
+    A range within one group becomes an ungrouped convolution; other ranges are extended to whole groups. A partial sum
+    over input channels [r0, r1) reads x[:, r0:r1] and w[:, r0:r1]. The bias is added by the range that starts at 0.
     """
     shape = operation.input_shape(1)
     groups = operation.attribute("group", 1)
@@ -146,8 +166,10 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, what reaches the tile], w[those channels,
-    m-range of a group], b[m-range]; groups, partial sums and the bias as in Conv."""
+    """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, inputs whose windows overlap the tile], w, b.
+
+    w is read in those channels, and in the m-range of a group. Groups, partial sums and bias are handled as for Conv.
+    """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:], True), region[2:]
     _, need, begins, ends = zip(*map(tile_transposed_axis, axes, tiled), strict=True)
@@ -157,7 +179,7 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
         attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
     inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
-    # Within one group the filters count from its first one on.
+    # Within one group, filters are counted from the group's first one.
     start = channels[0] % weight[1]
     filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
     x, w = (region[0], inputs, *need), (inputs, filters, *full_region(weight[2:]))
@@ -167,21 +189,25 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
 
 
 def _with_groups_and_bias(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:
-    """The piece with so many groups, and with the bias of its output channels."""
+    """Return the piece with a number of groups, and with the bias of its output channels."""
     changed = {} if groups == operation.attribute("group", 1) else {"group": groups}
     bias = (piece.out[1],) if operation.has_input(2) and (reduce is None or reduce[0] == 0) else None
     return Piece(piece.out, (*piece.needs, *(bias for _ in operation.inputs[2:])), {**piece.attributes, **changed})
 
 
 def conv_reduction_length(operation: Operation) -> int | None:
-    """The input channels; a grouped convolution has none to cut."""
+    """Return the number of input channels; None for grouped convolutions."""
     return operation.input_shape(0)[1] if operation.attribute("group", 1) == 1 else None
 
 
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo]. With indices asked for: whole; and where
-    auto_pad "SAME" leaves some of the input to no window: onnxruntime's LpPool then begins further in (its other pools
-    refuse that)."""
+    """MaxPool, AveragePool, LpPool: y[n, c, tile] ← x[n, c, tile + halo].
+
+    If the indices are read, it stays whole.
+
+    It also stays whole if auto_pad SAME leaves input elements outside of all windows: onnxruntime's LpPool then starts
+    at another offset, and its other pools refuse it.
+    """
     kernel, same = tuple(operation.attribute("kernel_shape")), operation.attribute("auto_pad", "").startswith("SAME")
     falls_short = same and any(window.covered_extent < window.extent for window in window_axes(operation, kernel))
     if falls_short or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
@@ -191,45 +217,44 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """GlobalAveragePool and its kin: y[n, c] ← x[n, c, everything]; the maximum over some rows, too."""
+    """GlobalAveragePool and similar: y[n, c] ← x[n, c, all spatial axes]; for a partial maximum, a range of rows."""
     rest = full_region(operation.input_shape(0)[2:])
     return Piece(region, ((*region[:2], *(rest if reduce is None else (reduce, *rest[1:]))),))
 
 
 def global_pool_reduction_length(operation: Operation) -> int:
-    """The extent of the first spatial axis."""
     return operation.input_shape(0)[2]
 
 
 def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight: int = 1) -> OpCost:  # noqa: ARG001
-    """Each output element reads one filter of the weight (M, C/g, kernel…)."""
+    """Return the cost of a convolution: each output element reads one filter of the weight (M, C/g, kernel…)."""
     return OpCost(math.prod(out) * math.prod(needs[weight][1:]))
 
 
 def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Each input element goes to the filters of the weight (C, M/g, kernel…)."""
+    """Return the cost of a transposed convolution: each input element is multiplied by filters of (C, M/g, kernel…)."""
     return OpCost(math.prod(needs[0]) * math.prod(needs[1][1:]))
 
 
 def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """A convolution with its activation, and with what it adds before that."""
+    """Return the cost of a convolution with an addition and an activation."""
     other = bool(operation.attribute("activation")) + operation.has_input(3)
     return conv_cost(operation, out, needs)._replace(other_flops=other * math.prod(out))
 
 
 def deform_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """A convolution of elements that are interpolated first: for each channel and tap of each output position one."""
+    """Return the cost of a deformable convolution, which interpolates one element per channel, tap and output position."""
     samples = out[0] * math.prod(out[2:]) * needs[0][1] * math.prod(needs[1][2:])
     return conv_cost(operation, out, needs)._replace(other_flops=samples)
 
 
 def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """One FLOP for each element of each window."""
+    """Return the cost of a pool: one FLOP per element of each window."""
     return OpCost(pool_flops=math.prod(out) * math.prod(operation.attribute("kernel_shape", ())))
 
 
 def window_read_share(operation: Operation, weight: int = 1) -> float:
-    """The least share of x that windows read: Π of min(1, kernel / stride) over the axes."""
+    """Return the smallest share of x that windows read: the product of min(1, kernel / stride) over the axes."""
     kernel = operation.attribute("kernel_shape") or (
         operation.input_shape(weight)[2:] if operation.has_input(weight) else ()
     )
@@ -238,7 +263,7 @@ def window_read_share(operation: Operation, weight: int = 1) -> float:
 
 
 BIAS_STAND_IN = "- - shift"
-"""What becomes of a bias in the exact check; of weights that are constants, see dicompiler.verify.exact.sparse_filters."""
+"""Stand-in of a bias in the exact check; for weights see `dicompiler.verify.exact`."""
 RULES = (
     OperatorRule(
         "Conv",

@@ -1,6 +1,4 @@
-"""Operators that only move elements: Reshape and its kin, Transpose, Concat; those that repeat or pick them: Expand,
-Tile, Gather; and those that move them between channels and space.
-"""
+"""Rules of operators that only move, repeat or select elements: Reshape, Transpose, Concat, Expand, Tile, Gather, Scatter."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Types of tables whose rows devices can share: where one has no row it adds 0."""
+"""Types of tables whose rows can be distributed over devices: a device without a row adds 0."""
 
 
 def match_axes(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
-    """Pairs up the axes of two shapes of equal volume, as finely as their products allow.
+    """Pair the axes of two shapes of equal volume, as finely as possible.
 
-    (1, 8, 4, 4) and (1, 128) → [axis 0 | axis 0], [axes 1-3 | axis 1].
+    (1, 8, 4, 4) and (1, 128) ⇒ [axis 0 | axis 0], [axes 1-3 | axis 1].
     """
     pairs = []
     i = j = 0
@@ -39,7 +37,7 @@ def match_axes(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
 
 
 def linear_span(box: Region, dims: Sequence[int]) -> Interval:
-    """The linear indices from a box's first element to its last: ((1, 2), (0, 3)) of (4, 5) → (5, 8)."""
+    """Return the linear indices from a box's first to its last element: ((1, 2), (0, 3)) of (4, 5) ⇒ (5, 8)."""
     first = last = 0
     for (start, stop), extent in zip(box, dims, strict=True):
         first, last = first * extent + start, last * extent + stop - 1
@@ -47,7 +45,7 @@ def linear_span(box: Region, dims: Sequence[int]) -> Interval:
 
 
 def linear_box(interval: Interval, dims: Sequence[int]) -> Region:
-    """The smallest box with contiguous elements that holds the linear interval: (5, 8) of (4, 5) → ((1, 2), (0, 3))."""
+    """Return the smallest contiguous box that contains a linear interval: (5, 8) of (4, 5) ⇒ ((1, 2), (0, 3))."""
     first, last = interval[0], interval[1] - 1
     box: list[Interval] = []
     inner = math.prod(dims)
@@ -63,9 +61,14 @@ def linear_box(interval: Interval, dims: Sequence[int]) -> Region:
 
 
 def reshape_region(region: Region, out: Sequence[int], into: Sequence[int]) -> tuple[Region, Region]:
-    """A region of a tensor of shape `out`, reshaped to `into`: (the region it grows to, the same in `into`).
+    """Return a region extended so that it can be reshaped, and the same region after the reshape.
 
-    Block by block the region grows until it is contiguous in both shapes.
+    Within each group of matching axes, the region is extended until it is contiguous in both shapes.
+
+    Args:
+        region: Region of the tensor.
+        out: Shape of the tensor.
+        into: Shape after the reshape.
     """
     grown: list[Interval] = []
     need: list[Interval] = []
@@ -83,19 +86,19 @@ def reshape_region(region: Region, out: Sequence[int], into: Sequence[int]) -> t
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Reshape, Flatten, Squeeze, Unsqueeze: an interval passes where it stays one interval of elements."""
+    """Reshape, Flatten, Squeeze, Unsqueeze: an interval can be split off if it stays one interval of elements."""
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
     out, need = reshape_region(region, operation.out_shape, operation.input_shape(0))
     removed = dict.fromkeys(operation.node.attributes)
-    if operation.node.opset < 5:  # where the shape of a Reshape is an attribute
+    if operation.node.opset < 5:  # before opset 5 the shape is an attribute
         return Piece(out, (need,), {**removed, "shape": list(region_shape(out))}, op="Reshape")
     shape = np.array(region_shape(out), np.int64)
     return Piece(out, (need, *(None for _ in operation.inputs[1:])), removed, {1: shape}, op="Reshape")
 
 
 def transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """y[..., i, ...] ← x[..., i at its place before, ...]."""
+    """Transpose: the region with permuted axes."""
     perm = operation.attribute("perm") or list(range(len(region)))[::-1]
     need: list[Interval] = [(0, 0)] * len(region)
     for axis, source in enumerate(perm):
@@ -104,7 +107,7 @@ def transpose(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def concat(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """An interval of the joined axis needs just the inputs that it touches; the others are left away."""
+    """Concat: an interval of the joined axis needs only the inputs that it overlaps; the others are omitted."""
     axis = operation.attribute("axis") % len(region)
     needs: list[Region | None] = []
     offset = 0
@@ -117,18 +120,18 @@ def concat(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 MAX_CONSTANT_INDICES = 64
-"""So many constant indices are looked at one by one: their piece reads just the interval that they name."""
+"""Up to this number of constant indices, a piece reads only the interval that they select."""
 
 
 def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Expand: as any broadcast; a piece is given its own shape."""
+    """Expand: like any broadcast; the piece has its own target shape."""
     shape = np.array(region_shape(region), np.int64)
     return Piece(region, (broadcast_need(operation.input_shape(0), region), None), {}, {1: shape})
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Tile: an interval inside one repetition is that interval of x; another one grows to whole repetitions."""
-    if operation.node.opset < 6:  # where it repeats one axis, which an input names
+    """Tile: an interval within one repetition is that interval of x; other intervals are extended to whole repetitions."""
+    if operation.node.opset < 6:  # before opset 6 an input names a single axis to repeat
         return whole_tensor(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.input_shape(0), region, strict=True):
@@ -140,8 +143,11 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Gather: y[before, i, after] ← x[before, indices[i], after]: x's axis in full, or what a few constant indices
-    name of it, which then count from the first of those. Partial results: of a range of the rows of a table."""
+    """Gather: y[before, i, after] ← x[before, axis in full, after], indices[i].
+
+    If the indices are a few constants, only the interval that they select is read. A partial result has a range of the
+    rows of a table.
+    """
     shape, rank = operation.input_shape(0), len(operation.input_shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
     picked = region[axis : axis + rank]
@@ -158,8 +164,10 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """How many rows the constant table of a Gather has whose indices are computed; None where it takes no rows of one,
-    or where onnxruntime cannot add up what comes of them."""
+    """Return the number of rows of a Gather's constant table with computed indices.
+
+    None if it does not gather rows of a table, or if onnxruntime cannot add the partial results.
+    """
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:
         return None
@@ -168,20 +176,20 @@ def table_rows(operation: Operation) -> int | None:
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GatherElements: y[i] ← x[i, but along the axis what the index at i says]: x's axis in full."""
+    """GatherElements: y[i] ← x[i, but the axis in full], indices[i]."""
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.input_shape(0)[axis])), region))
 
 
 def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """ScatterND: the first axes, whose places the indices name, in full; the others pass."""
+    """ScatterND: the axes that the indices address are in full; the others can be split."""
     indices = operation.input_shape(1)
     out = (*full_region(operation.out_shape[: indices[-1]]), *region[indices[-1] :])
     return Piece(out, (out, full_region(indices), (*full_region(indices[:-1]), *region[indices[-1] :])))
 
 
 def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ScatterElements: its axis in full; the others pass where each of their places has indices."""
+    """ScatterElements: its axis is in full; the other axes can be split if the indices cover them."""
     axis = operation.attribute("axis", 0) % len(region)
     if any(
         own != of
@@ -194,7 +202,7 @@ def scatter_elements(operation: Operation, region: Region, reduce: Interval | No
 
 
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """DepthToSpace: rows and columns in whole blocks; channels pass where those of a block lie together (mode CRD)."""
+    """DepthToSpace: rows and columns in whole blocks; channels can be split if those of a block are adjacent (mode CRD)."""
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
     cells = [block_interval(interval, size) for interval in tile]
     if operation.attribute("mode", "DCR") != "CRD":
@@ -204,7 +212,10 @@ def depth_to_space(operation: Operation, region: Region, reduce: Interval | None
 
 
 def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """SpaceToDepth: each row is a block of rows; the channels, which mix, in full."""
+    """SpaceToDepth: each output row is a block of input rows.
+
+    All input channels are read, because they are mixed.
+    """
     size = operation.attribute("blocksize")
     need = (region[0], (0, operation.input_shape(0)[1]), *((start * size, stop * size) for start, stop in region[2:]))
     return Piece(with_interval(region, 1, (0, operation.out_shape[1])), (need,))
@@ -219,7 +230,7 @@ RULES = (
     OperatorRule("Tile", tile, cost=zero_cost),
     OperatorRule(
         "Gather", gather, reduction_length=table_rows, cost=zero_cost, stand_in="indexed", constant_stand_ins="shift -"
-    ),  # the rows of an embedding
+    ),  # LIP cuts the rows of an embedding table
     OperatorRule("GatherElements", gather_elements, cost=zero_cost, stand_in="indexed"),
     OperatorRule("ScatterND", scatter_nd, cost=zero_cost, constant_stand_ins="shift - shift"),
     OperatorRule("ScatterElements", scatter_elements, cost=zero_cost, constant_stand_ins="shift - shift"),

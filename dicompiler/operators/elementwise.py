@@ -1,4 +1,4 @@
-"""Element-wise operators with broadcasting, and BatchNormalization: a region of the output needs just itself."""
+"""Rules of element-wise operators with broadcasting, and of BatchNormalization: the inputs are read in the output region."""
 
 from __future__ import annotations
 
@@ -27,21 +27,28 @@ BROADCASTING_OPERATORS = (
 
 
 def broadcast_need(shape: Sequence[int], region: Region) -> Region:
-    """What a broadcast input of `shape` gives to `region` of the output: axes count from the right, an extent of 1
-    is read whole. shape (8, 1), region of a (2, 8, 5) output → ((c0, c1), (0, 1))."""
+    """Return the region that `region` of the output needs of a broadcast input.
+
+    Axes are aligned at the right, and an axis of extent 1 is read whole: shape (8, 1), region of a (2, 8, 5) output ⇒
+    ((c0, c1), (0, 1)).
+    """
     axes = zip(shape, region[len(region) - len(shape) :], strict=True)
     return tuple((0, 1) if extent == 1 else interval for extent, interval in axes)
 
 
 def elementwise(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """out region → the same region of every input, as far as the input has those axes."""
+    """Element-wise operators: y[region] ← the same region of each input, with broadcasting."""
     shapes = (None if tensor is None else tensor.shape for tensor in operation.inputs)
     return Piece(region, tuple(None if shape is None else broadcast_need(shape, region) for shape in shapes))
 
 
 def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """out region → the same region of x, and its channels of scale, shift, mean and variance (before opset 9 those can
-    be of the shape of x without its first axis). Training: whole."""
+    """BatchNormalization: y[n, c, …] ← x[n, c, …], and c of scale, shift, mean and variance.
+
+    Training: stays whole.
+
+    Before opset 9, the latter can have the shape of x without its first axis.
+    """
     if operation.attribute("training_mode", 0):
         return whole_tensor(operation, region, reduce)
     channels = region[1:] if len(operation.input_shape(1)) > 1 else region[1:2] or ((0, 1),)
@@ -49,14 +56,17 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
 
 
 def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """CastLike: a piece is a Cast to the type that the output has."""
+    """CastLike: a piece is a Cast to the output's type."""
     output = operation.outputs[0]
     assert output is not None
     return Piece(region, (region, None), {"to": output.dtype}, op="Cast")
 
 
 def dropout(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Dropout as inference runs it, which changes nothing. In training mode it draws for the tensor as a whole."""
+    """Dropout: the identity in inference.
+
+    In training mode, it draws random numbers for the whole tensor and stays whole.
+    """
     mode = operation.constant_value(2)
     if operation.has_input(2) and (mode is None or mode.any()):
         return whole_tensor(operation, region, reduce)
@@ -75,18 +85,18 @@ STAND_INS = {
     "mixed": "Shrink",
     "Max": "Mean",
 }
-"""Stand-in → the operators that it stands for: what rectifies rectifies, and what is bounded stays bounded."""
+"""Operators by stand-in in the exact check. Rectifiers are replaced by Relu, and bounded functions stay bounded."""
 CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
     "factor": "Mul",
     "- slope": "PRelu",
     "- min max": "Clip",
 }
-"""What constants become in the exact check → the operators whose they are."""
+"""Operators by the stand-ins of their constants in the exact check."""
 
 
 def _standard_rule(op: str) -> OperatorRule:
-    """The rule of an operator of the standard that is element-wise without more ado."""
+    """Return the rule of an element-wise operator of the standard domain."""
     stand_in, constants = (
         next((word for word, ops in table.items() if op in ops.split()), "")
         for table in (STAND_INS, CONSTANT_STAND_INS)

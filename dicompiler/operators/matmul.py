@@ -1,7 +1,7 @@
-"""Products of tensors: Gemm, MatMul, Einsum. The letters of an equation say which interval of the output each axis of
-each operand reads, and which axes are summed over.
+"""Rules of tensor products: Gemm, MatMul, Einsum; also RNN, GRU and LSTM, and costs of MoE and DFT.
 
-RNN, GRU and LSTM, whose steps follow one on another, are computed whole: what that costs.
+An Einsum equation describes each product: its letters tell which interval of the output each axis of an operand reads,
+and which axes are summed.
 """
 
 from __future__ import annotations
@@ -32,39 +32,49 @@ from dicompiler.operators.elementwise import broadcast_need
 
 @dataclass(frozen=True)
 class Equation:
-    """The terms of the inputs and of the output, one letter an axis."""
+    """Einsum equation with one letter per axis.
+
+    Attributes:
+        inputs: Letters of each operand.
+        output: Letters of the output.
+    """
 
     inputs: tuple[str, ...]
     output: str
 
     @property
     def summed(self) -> str:
-        """The letters that are summed over, in order of their first appearance."""
+        """Letters that are summed, in order of first appearance."""
         return "".join(dict.fromkeys(letter for term in self.inputs for letter in term if letter not in self.output))
 
     def extent(self, letter: str, shapes: Sequence[Shape]) -> int:
-        """The extent of a letter in inputs of those shapes, some of which can be broadcast."""
+        """Return the extent of a letter in operands with these shapes, some of which may be broadcast."""
         terms = zip(self.inputs, shapes, strict=False)
         return max(shape[term.index(letter)] for term, shape in terms if letter in term)
 
 
 def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
-    """ "bij, bjk -> bik" → its terms. Without an arrow the output has the ellipsis and then, in alphabetic order, the
-    letters that appear once. The axes of an ellipsis are letters too, the last one's the same in every term."""
+    """Parse an Einsum equation: "bij, bjk -> bik".
+
+    Without an arrow, the output has the ellipsis and then, in alphabetic order, the letters that appear once. Axes of
+    an ellipsis become letters as well, counted from the last axis.
+    """
     left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
     counts = Counter(left.replace(",", "").replace(".", ""))
     implicit = "." * ("." in left) + "".join(sorted(letter for letter in counts if counts[letter] == 1))
     terms = left.split(",")
-    hidden = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
-    batch = "".join(map(chr, reversed(range(max(hidden)))))
-    inputs = (term.replace(".", batch[len(batch) - own :]) for term, own in zip(terms, hidden, strict=True))
+    ellipsis_ranks = [rank - len(term.replace(".", "")) for term, rank in zip(terms, ranks, strict=True)]
+    batch = "".join(map(chr, reversed(range(max(ellipsis_ranks)))))
+    inputs = (term.replace(".", batch[len(batch) - own :]) for term, own in zip(terms, ellipsis_ranks, strict=True))
     return Equation(tuple(inputs), (right if arrow else implicit).replace(".", batch))
 
 
 @memoized
 def equation_of(operation: Operation) -> Equation:
-    """The equation of an Einsum, of a Gemm without what it adds, or of a MatMul: a vector has neither batch nor rows
-    (columns)."""
+    """Return the equation of an Einsum, of a Gemm without its third input, or of a MatMul.
+
+    A vector operand of a MatMul has neither batch axes nor rows (columns).
+    """
     ranks = [len(need or ()) for need in operation.full_needs()]
     if operation.node.op == "Einsum":
         return parse_equation(operation.attribute("equation"), ranks)
@@ -76,8 +86,10 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """A letter of the output passes its interval to every operand; the others are read in full, or the first of them in
-    the range of a partial sum. An axis of extent 1 that stands for more is read whole."""
+    """MatMul, Einsum: each operand needs the output's interval of each letter; summed letters are read in full.
+
+    With `reduce`, the first summed letter is read in this range. A broadcast axis of extent 1 is read whole.
+    """
     terms = equation_of(operation)
     intervals = dict(zip(terms.output, region, strict=True))
     if reduce is not None:
@@ -89,20 +101,22 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Gemm: c, which broadcasts, rides in the range of k that starts at 0."""
+    """Gemm: like `contraction`; the third input, which broadcasts, is added by the range of k that starts at 0."""
     piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
         return piece
     if reduce is None or reduce[0] == 0:
         return replace(piece, needs=(*piece.needs, broadcast_need(operation.input_shape(2), region)))
-    # Before opset 11 the third input of Gemm is not optional: a zero stands for it.
+    # Before opset 11 the third input of Gemm is required, so it is replaced by a zero.
     zero = {2: np.zeros((1,), helper.tensor_dtype_to_np_dtype(tensor.dtype))} if operation.node.opset < 11 else {}
     return replace(piece, needs=(*piece.needs, None), constants=zero)
 
 
 def matmul_nbits_reduction(operation: Operation) -> int | None:
-    """MatMulNBits: of how many pieces its sums can be made. None where its scales or zero points are a vector, of which
-    those of some blocks are no box, or its rows are reordered."""
+    """Return the number of pieces of a MatMulNBits sum.
+
+    None if scales or zero points are a vector, so that those of some blocks are not a box, or if rows are reordered.
+    """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
         return None
@@ -110,14 +124,16 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
 
 
 def _blocks_per_zero_point_byte(operation: Operation) -> int:
-    """How many blocks have their zero points in one byte."""
+    """Return the number of blocks whose zero points share a byte."""
     points = operation.inputs[3] if operation.has_input(3) else None
     return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
 
 
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MatMulNBits: rows pass; columns are rows of the packed weight, each with its scales and zero points. Partial sums
-    are over blocks; the bias rides in the range that starts at 0."""
+    """MatMulNBits: rows can be split; columns are rows of the packed weight, each with its scales and zero points.
+
+    Partial sums are over blocks. The bias is added by the range that starts at 0.
+    """
     count, columns = operation.attribute("N"), region[-1]
     new = {"N": columns[1] - columns[0]}
     needs: list[Region | None] = [(*region[:-1], (0, operation.input_shape(0)[-1]))]
@@ -139,14 +155,14 @@ def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) 
 
 
 def contraction_length(operation: Operation) -> int | None:
-    """The extent of the first letter that is summed over."""
+    """Return the extent of the first summed letter; None if there is none."""
     terms = equation_of(operation)
     shapes = [operation.input_shape(index) for index in range(len(terms.inputs))]
     return terms.extent(terms.summed[0], shapes) if terms.summed else None
 
 
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """A product of several tensors multiplies for each value of all letters; one tensor is summed, or just moved."""
+    """Return the cost of an Einsum: one multiply-add per combination of all letters; a single tensor is summed or moved."""
     terms = equation_of(operation)
     if len(needs) == 1:
         return cost_per_input(operation, out, needs) if terms.summed else OpCost()
@@ -156,27 +172,32 @@ def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpC
 
 
 def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Each output element sums over k, which the first operand has."""
+    """Return the cost of a product: each output element sums over k, which is an axis of the first operand."""
     axis = 0 if operation.attribute("transBatchA", 0) else -2
     return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
 
 
 def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """A product with its activation."""
+    """Return the cost of a product with an activation."""
     return matmul_cost(operation, out, needs)._replace(other_flops=math.prod(out))
 
 
 def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Each step of x (steps, batch, features) meets all of w (directions, gates, features) and of r; one FLOP for each
-    element of each gate."""
+    """Return the cost of an RNN, GRU or LSTM.
+
+    Each step of x (steps, batch, features) is multiplied by all of w (directions, gates, features) and of r, and each
+    element of each gate takes one FLOP.
+    """
     x, w, r = needs[:3]
     steps = x[0] * x[1]
     return OpCost(steps * (math.prod(w) + math.prod(r)), other_flops=steps * math.prod(w) // x[2])
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """RNN, GRU, LSTM: y[all steps, directions, batch, all units] ← x[:, batch], the weights of these directions. Each
-    step needs all units of the one before, so that they stay together."""
+    """RNN, GRU, LSTM: y[all steps, directions, batch, all units] ← x[:, batch], weights of these directions.
+
+    All units stay together, because each step needs all units of the previous one.
+    """
     if (
         operation.attribute("layout", 0)
         or operation.attribute("activation_alpha")
@@ -190,7 +211,7 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
             needs.append(None if need is None else ((0, steps), batch, need[2]))
         elif index == 4:
             needs.append((batch,))
-        else:  # weights by direction; what steps begin with by batch as well
+        else:  # weights have a direction axis, initial states a batch axis as well
             needs.append((some, batch, *need[2:]) if index in (5, 6) else (some, *need[1:]))
     attributes: dict[str, object] = {}
     if some != (0, directions):
@@ -203,13 +224,13 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """MoE: each token meets the weights (experts, …) of k experts."""
+    """Return the cost of MoE: each token is multiplied by the weights (experts, …) of k experts."""
     weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
     return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
 
 
 def fft_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """DFT, STFT: 5 log2 N FLOP for each complex number of a transform of N, as of the fast algorithm."""
+    """Return the cost of DFT and STFT by the fast algorithm: 5 log2 N FLOP per complex number of a transform of length N."""
     given = operation.constant_value(2) if operation.node.op == "DFT" else None
     axis = operation.attribute("axis", -2) if given is None else int(given)
     return OpCost(other_flops=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())

@@ -1,6 +1,7 @@
-"""The operators of ai.onnx.ml, which pipelines of scikit-learn become: each row is a sample of its own and passes.
+"""Rules of ai.onnx.ml operators, to which scikit-learn pipelines are converted: each row is a sample and can be split.
 
-Their weights are attributes. What has two outputs (labels and scores) is cut where only the labels are read.
+Their weights are attributes. An operator with two outputs (labels and scores) is split only if just the labels are
+read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ ML_DOMAIN = "ai.onnx.ml"
 
 
 def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """y[rows, :] ← x[rows, :]. A vector is one sample: whole."""
+    """Operators on samples: y[rows, :] ← x[rows, :]. A vector is a single sample and stays whole."""
     if len(operation.input_shape(0)) < 2:
         return whole_tensor(operation, region, reduce)
     return Piece(
@@ -27,15 +28,14 @@ def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def _sample_count(needs: Sequence[Shape]) -> int:
-    """How many samples are read: rows, or the one that a vector is."""
+    """Return the number of samples: rows, or 1 for a vector."""
     return needs[0][0] if len(needs[0]) > 1 else 1
 
 
 def total_tree_depth(operation: Operation) -> float:
-    """How many nodes a sample meets on its way through all trees, were they balanced: each node is a threshold for one
-    feature, or a leaf."""
+    """Return the number of nodes that a sample visits in all trees, assuming balanced trees."""
     trees = Counter(operation.attribute("nodes_treeids") or ())
-    roots = operation.attribute("tree_roots") or ()  # since version 5, where inner nodes and leaves are apart
+    roots = operation.attribute("tree_roots") or ()  # Since version 5, inner nodes and leaves are separate.
     if roots:
         inner = len(operation.attribute("nodes_featureids") or ()) / len(roots)
         return len(roots) * math.log2(inner + 1)
@@ -43,19 +43,19 @@ def total_tree_depth(operation: Operation) -> float:
 
 
 def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Trees: a comparison for each node on the way, an addition for each tree and each target."""
+    """Return the cost of trees: a comparison per visited node, and an addition per tree and target."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     columns = (len(out) > 1 and out[1]) or 1
     return OpCost(other_flops=_sample_count(needs) * (math.ceil(total_tree_depth(operation)) + trees * columns))
 
 
 def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> OpCost:  # noqa: ARG001
-    """Each sample meets all of the weights in the attribute `name`."""
+    """Return the cost of multiplying each sample by all weights in the attribute `name`."""
     return OpCost(_sample_count(needs) * len(operation.attribute(name) or ()))
 
 
 def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], steps: int = 2) -> OpCost:  # noqa: ARG001
-    """So many FLOP for each element."""
+    """Return the cost of `steps` FLOP per element."""
     return OpCost(other_flops=steps * math.prod(out))
 
 
@@ -79,7 +79,9 @@ RULES = (
     OperatorRule(
         "TreeEnsembleRegressor", sample_rows, ML_DOMAIN, cost=tree_cost, attribute_stand_ins=f"target_{_TREE_STAND_INS}"
     ),
-    OperatorRule("TreeEnsemble", whole_tensor, ML_DOMAIN, cost=tree_cost, stand_in="digest"),  # its weights are tensors
+    OperatorRule(
+        "TreeEnsemble", whole_tensor, ML_DOMAIN, cost=tree_cost, stand_in="digest"
+    ),  # its weights are tensor attributes
     *(
         OperatorRule(f"SVM{kind}", whole_tensor, ML_DOMAIN, cost=_SUPPORT_VECTOR_COST, stand_in="digest")
         for kind in ("Classifier", "Regressor")

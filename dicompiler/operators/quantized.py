@@ -1,5 +1,6 @@
-"""Operators on quantised tensors: each is the one on floats with other inputs. Their scales and zero points are one
-number, or one for each index of an axis.
+"""Rules of quantized operators: those of the float operators with other inputs.
+
+Scales and zero points are one number, or one per index of an axis.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from dicompiler.operators.matmul import contraction, contraction_length, matmul_
 
 
 def _parameter_need(operation: Operation, index: int, tensor: Region, axis: int | None) -> Region | None:
-    """What a scale or zero point gives to a region of the tensor that it is about: one number, one for each index of
-    that axis, or numbers that broadcast to it."""
+    """Return the region needed of a scale or zero point.
+
+    Args:
+        operation: The quantized operator.
+        index: Input with the scale or zero point.
+        tensor: Region that is read of the tensor that it describes.
+        axis: Axis of that tensor along which it can vary; None: it is read in full.
+    """
     shape = operation.input_shape(index) if operation.has_input(index) else None
     if shape is None or shape in ((), (1,)) or axis is None:
         return None if shape is None else full_region(shape)
@@ -26,8 +33,10 @@ def _parameter_need(operation: Operation, index: int, tensor: Region, axis: int 
 
 
 def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """QuantizeLinear, DequantizeLinear: out region → the same region of x, and its indices along `axis` of scale and
-    zero point. In blocks: whole."""
+    """QuantizeLinear, DequantizeLinear: y[region] ← x[region], and its indices of `axis` of scale and zero point.
+
+    Blocked quantization stays whole.
+    """
     if operation.attribute("block_size", 0):
         return whole_tensor(operation, region, reduce)
     named = operation.attribute("axis", 1)
@@ -50,8 +59,16 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """The `piece` of the operator on floats, whose inputs are `operands` of this one's. about: scale or zero point →
-    (the operand that it is about, the axis of that along which there may be many); a vector has no axis."""
+    """Return the piece of a quantized operator by the rule of its float operator.
+
+    Args:
+        piece: Piece function of the float operator.
+        operands: Inputs of the quantized operator that are the inputs of the float operator.
+        about: For each scale or zero point, its operand and the operand's axis along which it can vary.
+        operation: The quantized operator.
+        region: Requested region.
+        reduce: Range of the reduction axis.
+    """
     found = piece(_float_operation(operation, operands), region, reduce)
     read = dict(zip(operands, found.needs, strict=False))
     for index, (operand, axis) in about.items():

@@ -1,6 +1,7 @@
-"""Operators that look along an axis, or over all of some axes: those are read in full, the others pass.
+"""Rules of operators along axes: reductions, softmax, normalizations, LRN, TopK.
 
-Where parts of a reduced axis can be put together (sums, maxima, minima), the first reduced axis can be cut by LIP.
+They read some axes in full; all other axes can be split. If results of parts can be combined (sums, maxima, minima),
+LIP can cut the first reduced axis.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_
 from dicompiler.operators.elementwise import elementwise
 
 MERGE_OPERATORS = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
-"""How partial results become the result. A mean is none: its parts would count by their numbers of elements."""
+"""Operator that combines partial results. A mean has none, because its parts have different weights."""
 UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
 SCALE_AND_SHIFT_STAND_INS = "- gain shift"
-"""What becomes of a scale and a shift in the exact check."""
+"""Stand-ins of scale and shift in the exact check."""
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """LRN: y[n, c, tile] ← x[n, c with a halo of channels, tile]; the halo's own results are sliced away."""
+    """LRN: y[n, c, tile] ← x[n, c with a halo of channels, tile]; results of the halo are sliced away."""
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
@@ -41,31 +42,33 @@ def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def _with_full_axes(operation: Operation, region: Region, axes: Collection[int]) -> Region:
-    """The region with all of these axes."""
+    """Return the region with the given axes in full."""
     return tuple((0, operation.out_shape[axis]) if axis in axes else cut for axis, cut in enumerate(region))
 
 
 def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Softmax and its kin: the axis in full; before opset 13 every axis from `axis` on."""
+    """Softmax, LogSoftmax, Hardmax: the axis is read in full; before opset 13, all axes from `axis` on."""
     count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
     return normalization_from_axis(operation, region, reduce, count, default)
 
 
 def mean_variance(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MeanVarianceNormalization: its axes in full."""
+    """MeanVarianceNormalization: its axes are read in full."""
     axes = {axis % len(region) for axis in operation.attribute("axes") or (0, 2, 3)}
     return elementwise(operation, _with_full_axes(operation, region, axes), reduce)
 
 
 def instance_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """InstanceNormalization: batch and channels pass, with their scale and shift; a channel's map in full."""
+    """InstanceNormalization: batch and channels can be split, with scale and shift; spatial axes are read in full."""
     out = (*region[:2], *full_region(operation.out_shape[2:]))
     return Piece(out, (out, *((region[1],) for _ in operation.inputs[1:])))
 
 
 def group_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GroupNormalization: whole groups of channels, with all of their maps; scale and shift are per group before opset
-    21, per channel since."""
+    """GroupNormalization: whole groups of channels with full spatial axes.
+
+    Scale and shift are per group before opset 21, and per channel since.
+    """
     count, channels = operation.attribute("num_groups"), operation.out_shape[1]
     size = channels // count
     first, last = block_interval(region[1], size)
@@ -78,14 +81,13 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
 def normalization_from_axis(
     operation: Operation, region: Region, reduce: Interval | None, count: int | None = None, default: int = -1
 ) -> Piece:
-    """LayerNormalization, RMSNormalization: every axis from `axis` on in full, LpNormalization: `count` of them; scale
-    and shift broadcast."""
+    """LayerNormalization and similar: `count` axes from `axis` on (None: all) are read in full; scale and shift broadcast."""
     axes = range(len(region))[operation.attribute("axis", default) % len(region) :]
     return elementwise(operation, _with_full_axes(operation, region, axes[:count]), reduce)
 
 
 def cumulative(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """CumSum, CumProd: the axis in full, which an input names."""
+    """CumSum, CumProd: the axis, which an input names, is read in full."""
     value = operation.constant_value(1)
     axes = range(len(region)) if value is None else (int(value.reshape(-1)[0]) % len(region),)
     out = _with_full_axes(operation, region, axes)
@@ -93,25 +95,27 @@ def cumulative(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """TopK: the axis in full, in input and output; its values alone, or else whole."""
+    """TopK: the axis is in full in input and output.
+
+    Only the values can be split; if the indices are read, it stays whole.
+    """
     axis = operation.attribute("axis", -1) % len(region)
     need = with_interval(region, axis, (0, operation.input_shape(0)[axis]))
     return Piece(_with_full_axes(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
 
 
 def lrn_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """LRN: one FLOP for each channel of each element's window."""
+    """Return the cost of LRN: one FLOP per channel of each element's window."""
     return OpCost(other_flops=math.prod(out) * int(operation.attribute("size", 1)))
 
 
 def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Shape], last: int) -> OpCost:  # noqa: ARG001
-    """A normalisation of the sum of two tensors, or of three where input `last` is there."""
+    """Return the cost of a normalization of a sum of two tensors, or of three if input `last` is present."""
     return OpCost(other_flops=(2 + operation.has_input(last)) * math.prod(out))
 
 
 def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
-    """The axes that go: an attribute, or since opset 13 (ReduceSum) or 18 an input; None where they are not known.
-    ArgMax and ArgMin have one."""
+    """Return the reduced axes: an attribute (one for ArgMax and ArgMin), or an input in newer opsets; None if unknown."""
     rank = len(operation.input_shape(0))
     axes = [operation.attribute("axis", 0)] if operation.node.op.startswith("Arg") else operation.attribute("axes")
     if operation.has_input(1):
@@ -124,11 +128,11 @@ def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
 
 
 def reduction_piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ReduceSum and its kin: y[kept axes] ← x[kept axes, all of the reduced ones, or a range of the first of them]."""
+    """ReduceSum and similar: y[kept axes] ← x[kept axes, reduced axes in full, or a range of the first of them]."""
     axes = reduced_axes(operation)
     if axes is None:
         return whole_tensor(operation, region, reduce)
-    # The region may have lost those axes.
+    # Without keepdims the region does not contain the reduced axes.
     kept = operation.attribute("keepdims", 1)
     rest = iter([interval for axis, interval in enumerate(region) if not kept or axis not in axes])
     need = tuple((0, extent) if axis in axes else next(rest) for axis, extent in enumerate(operation.input_shape(0)))
@@ -138,14 +142,13 @@ def reduction_piece(operation: Operation, region: Region, reduce: Interval | Non
 
 
 def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
-    """The first reduced axis that is longer than one element; the first where there is none."""
+    """Return the first reduced axis with more than one element, else the first reduced axis."""
     shape = operation.input_shape(0)
     return next((axis for axis in axes if shape[axis] > 1), axes[0])
 
 
 def reduction_length(operation: Operation) -> int | None:
-    """The extent of the axis that LIP cuts; None where nothing is reduced, or where onnxruntime cannot join parts of
-    this type."""
+    """Return the length of the axis that LIP cuts; None if there is none, or if onnxruntime cannot combine this type."""
     tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:
         return None
@@ -155,7 +158,7 @@ def reduction_length(operation: Operation) -> int | None:
 
 
 RMS_NORMALIZATION_KINDS = ("RMS", "SimplifiedLayer")
-"""RMSNormalization, and what onnxruntime calls it."""
+"""RMSNormalization, and its name in onnxruntime."""
 RULES = (
     OperatorRule("LRN", lrn, cost=lrn_cost, stand_in="lrn"),
     *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),

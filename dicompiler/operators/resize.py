@@ -1,7 +1,8 @@
-"""Resize and Upsample: an axis that grows by a whole factor, or shrinks by one that is a power of two, can be cut.
+"""Rules of Resize, Upsample and GridSample.
 
-Then a shift of the output by so many elements is a shift of the input by a whole number of them, in floating point too,
-so that a tile is resampled as the whole is. Everything else (other factors, aligned corners, antialiasing) reads all.
+An axis can be split if it is enlarged by an integer, or reduced by a power of two. A shift of the output by whole
+blocks is then a shift of the input by whole elements, also in floating point, so a tile is resampled exactly like the
+whole. All other cases (other factors, aligned corners, antialiasing) read the whole axis.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COORDINATE_SHIFTS = {
     "pytorch_half_pixel": ONE_HALF,
     "asymmetric": Fraction(0),
 }
-"""Where in an element its coordinate lies, for the coordinate modes under which tiles are resampled as the whole is."""
+"""Position of the coordinate within an element, for coordinate modes in which tiles are resampled like the whole."""
 NEAREST_MODES: Mapping[str, Callable[[Fraction], int]] = {
     "round_prefer_floor": lambda at: math.ceil(at - ONE_HALF),
     "round_prefer_ceil": lambda at: math.floor(at + ONE_HALF),
@@ -37,8 +38,16 @@ NEAREST_MODES: Mapping[str, Callable[[Fraction], int]] = {
 
 @dataclass(frozen=True)
 class ResizeAxis:
-    """One axis: extents of input and output, the factor, the coordinate's shift, and what an output element reads of
-    the input: from `low` to `high` of its coordinate there, both included."""
+    """One axis of a Resize.
+
+    Attributes:
+        extent: Number of input elements.
+        out_extent: Number of output elements.
+        factor: Output elements per input element.
+        shift: Position of the coordinate within an element.
+        low: Function that returns the first input element read at a coordinate.
+        high: Function that returns the last input element read at a coordinate.
+    """
 
     extent: int
     out_extent: int
@@ -48,15 +57,18 @@ class ResizeAxis:
     high: Callable[[Fraction], int]
 
     def input_interval(self, interval: Interval) -> Interval:
-        """The input elements that an interval of the output reads."""
+        """Return the input elements that an interval of the output reads."""
         first, last = ((index + self.shift) / self.factor - self.shift for index in (interval[0], interval[1] - 1))
         clip = self.extent - 1
         return min(max(self.low(first), 0), clip), min(max(self.high(last), 0), clip) + 1
 
 
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
-    """(what of the output is right, what is read, what is written) for an interval of the output: the input is widened
-    to whole blocks of `factor`, and where all that it then writes is right, all of that is the piece's."""
+    """Return (output interval, input interval, written interval) for a requested interval of the output.
+
+    The input interval is extended to whole blocks of `factor`. If all outputs written from it are correct, the output
+    interval is all of them.
+    """
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.input_interval(interval)
     low = min(low // down, interval[0] // up) * down
@@ -67,12 +79,12 @@ def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, I
 
 
 def _has_old_coordinates(operation: Operation) -> bool:
-    """Whether it is of before Resize had modes of coordinates."""
+    """Return True for operators from before the coordinate modes of Resize."""
     return operation.node.op == "Upsample" or operation.node.opset < 11
 
 
 def scale_factors(operation: Operation) -> list[float] | None:
-    """The factor of every axis, as `scales` gives them or as sizes do; None where they are not known."""
+    """Return the factor of each axis from `scales` or sizes; None if unknown."""
     shape, index = operation.input_shape(0), 1 if _has_old_coordinates(operation) else 2
     scales: Any = operation.attribute("scales")
     if scales is None and (not operation.has_input(index) or operation.input_shape(index) == (0,)):
@@ -84,7 +96,10 @@ def scale_factors(operation: Operation) -> list[float] | None:
 
 
 def exact_factor(factor: float, nearest: bool) -> Fraction | None:
-    """The factor where it is whole or one over a power of two; a linear blend wants powers of two both ways."""
+    """Return the factor if tiles can be resampled exactly.
+
+    It must be an integer or one over a power of two; linear interpolation needs powers of two in both directions.
+    """
     ratio = Fraction(factor)
     whole = ratio.denominator == 1 and ratio >= 1 and (nearest or ratio.numerator & (ratio.numerator - 1) == 0)
     return ratio if whole or (ratio.numerator == 1 and ratio.denominator & (ratio.denominator - 1) == 0) else None
@@ -93,7 +108,7 @@ def exact_factor(factor: float, nearest: bool) -> Fraction | None:
 def _tap_functions(
     operation: Operation, factor: Fraction
 ) -> tuple[Callable[[Fraction], int], Callable[[Fraction], int]]:
-    """The first and the last input element that a coordinate reads; one of an axis that stays as it is reads itself."""
+    """Return functions for the first and the last input element that is read at a coordinate."""
     mode = operation.attribute("mode", "nearest")
     if factor == 1:
         return math.floor, math.floor
@@ -115,7 +130,7 @@ def _coordinate_mode(operation: Operation) -> str:
 
 
 def _differs_in_tiles(operation: Operation) -> bool:
-    """Whether a tile of a resampled axis would be resampled otherwise than the whole is."""
+    """Return True if a tile of a resampled axis would be resampled differently from the whole."""
     coordinates, policy = _coordinate_mode(operation), operation.attribute("keep_aspect_ratio_policy", "stretch")
     if coordinates not in COORDINATE_SHIFTS or policy != "stretch" or operation.attribute("antialias", 0):
         return True
@@ -124,8 +139,10 @@ def _differs_in_tiles(operation: Operation) -> bool:
 
 
 def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
-    """The axes that can be cut (None: one that cannot). Those before the first that is resampled (batch and channels)
-    pass whatever the mode."""
+    """Return the axes that can be split (None: an axis that cannot).
+
+    Axes before the first resampled one (batch and channels) can be split in any mode.
+    """
     coordinates, scales, special = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
     if scales is None or coordinates == "tf_crop_and_resize":
         return [None] * len(operation.out_shape)
@@ -157,8 +174,10 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
 
 
 def resize(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Resize, Upsample: y[tile] ← x[the blocks that it is made of, and what it blends with]. `scales` stay, sizes are
-    those of the piece."""
+    """Resize, Upsample: y[tile] ← x[blocks of the tile and the elements with which they are blended].
+
+    `scales` are kept; sizes become those of the piece.
+    """
     axes = zip(
         resize_axes(operation),
         region,
@@ -176,14 +195,14 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
         sizes = [raw[axis][1] - raw[axis][0] for axis in over]
         if sizes != [operation.out_shape[axis] for axis in over]:
             constants[3], needs[3] = np.array(sizes, np.int64), None
-    # pytorch_half_pixel differs on axes of extent 1 alone, which a piece may have where the whole has more.
+    # pytorch_half_pixel is special only for axes of extent 1, which a piece can have although the whole does not.
     plain = _coordinate_mode(operation) == "pytorch_half_pixel" and not _differs_in_tiles(operation)
     attributes = {"coordinate_transformation_mode": "half_pixel"} if plain else {}
     return Piece(out, tuple(needs), attributes, constants, None if raw == out else raw)
 
 
 def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """GridSample: y[batch, channels, tile] ← x[batch, channels], the grid's tile."""
+    """GridSample: y[batch, channels, tile] ← x[batch, channels], grid[batch, tile]."""
     needs = (
         (*region[:2], *full_region(operation.input_shape(0)[2:])),
         (region[0], *region[2:], *full_region(operation.input_shape(1)[-1:])),
@@ -192,7 +211,7 @@ def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Two FLOP for each element that is blended, of 2 or 4 along each axis that is resampled; one where none is."""
+    """Return the cost of interpolation: two FLOP per blended element (2 or 4 per resampled axis), or one without blending."""
     grid = operation.node.op == "GridSample"
     axes = len(out) - 2 if grid else sum(map(operator.ne, operation.input_shape(0), operation.out_shape))
     mode = operation.attribute("mode", "linear" if grid else "nearest")

@@ -1,4 +1,4 @@
-"""Operators that take a part of a tensor or add to its border: Slice, Pad, Trilu."""
+"""Rules of operators that take a part of a tensor or extend it: Slice, Pad, Trilu."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dicompiler.operators.conv_pool import AxisTile, SpatialAxis, tile_axis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
-    """A list of integers that is an attribute in old opsets and input `index` later; None where it is not known."""
+    """Return integers that are an attribute in old opsets and input `index` in newer ones; None if unknown."""
     if operation.has_input(index):
         value = operation.constant_value(index)
         return None if value is None else [int(number) for number in value.reshape(-1)]
@@ -21,7 +21,7 @@ def _integer_list(operation: Operation, name: str, index: int) -> list[int] | No
 
 
 def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
-    """Per axis of a Slice (first index, step); None where starts, axes or steps are not known."""
+    """Return (first index, step) per axis of a Slice; None if starts, axes or steps are unknown."""
     shape = operation.input_shape(0)
     known = [(0, 1)] * len(shape)
     starts, axes, steps = (_integer_list(operation, *which) for which in (("starts", 1), ("axes", 3), ("steps", 4)))
@@ -36,8 +36,10 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Slice: y[i] ← x[start + i·step], from the first to the last of them. A piece with steps of 1 copies what it is
-    given, one with others takes every step-th of it."""
+    """Slice: y[i] ← x[start + i·step].
+
+    A piece with steps of 1 is an Identity, others are a Slice with the same steps.
+    """
     known = _starts_and_steps(operation)
     if known is None:
         return whole_tensor(operation, region, reduce)
@@ -57,13 +59,21 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
-    """One axis with pads (begin, end) on a tensor of this extent: its tile, and what that writes: more than was asked
-    for where a mirrored border must have all that it mirrors."""
+    """Return the tile of one padded axis, and the interval that it writes.
+
+    The written interval exceeds the requested one if a reflected border needs all elements that it reflects.
+
+    Args:
+        extent: Number of input elements.
+        pad: Number of elements added at the start and the end.
+        interval: Requested interval of the output.
+        mode: Mode of the Pad.
+    """
     begin, end = pad
     out = (0, extent + begin + end)
     if min(*pad, 0) <= -extent or (mode in ("reflect", "wrap") and (min(pad) < 0 or max(pad) >= extent)):
         return AxisTile(out, (0, extent), begin, end), out
-    if mode in ("constant", "edge"):  # windows of one element; what an end takes away is not there for them
+    if mode in ("constant", "edge"):  # Like windows of one element. Negative end pads shorten the input.
         found = tile_axis(SpatialAxis(extent + min(0, end), out[1], pad_begin=begin, pad_end=max(0, end)), interval)
         return found, found.out
     low, high = interval[0] - begin, interval[1] - begin
@@ -76,8 +86,10 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Pad: y[i] ← x[i - begin]; pads exist only where a tile reaches over the tensor's true border. Pads are an
-    attribute before opset 11, for some of the axes alone since 18."""
+    """Pad: y[i] ← x[i - begin]. A piece only has pads if it reaches over the tensor's border.
+
+    Pads are an attribute before opset 11, and can be given for some axes only since opset 18.
+    """
     shape, pads = operation.input_shape(0), _integer_list(operation, "pads", 1)
     axes = _integer_list(operation, "axes", 3) if operation.has_input(3) else list(range(len(shape)))
     if pads is None or axes is None or operation.node.opset < 2:
@@ -95,7 +107,7 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Trilu: a tile of a matrix keeps its triangle when the diagonal is counted from the tile's own corner."""
+    """Trilu: a tile of a matrix keeps its triangle if the diagonal is counted from the tile's corner."""
     diagonal = _integer_list(operation, "", 1)
     if diagonal is None and operation.has_input(1):
         return whole_tensor(operation, region, reduce)

@@ -1,5 +1,12 @@
-"""Partition: from layers and a plan to a program, for every kind of split alike.
+"""From layers and a plan to a program, in the same way for all kinds of splits.
 
-In: LayerGraph, Plan, Platform. Out: tasks (bounds inference), Routing, PlacedGraph, placed Model, Program.
-Here too: how layers are cut along named axes (tiling), and the rules that a plan must keep (plan_rules).
+    LayerGraph + Plan --plan_validation--> a valid plan
+    Layer + Part      --bounds_inference--> Task: a Piece for each node, and the regions that it needs
+    tasks             --routing--> Routing: live tasks, and the boxes that they exchange
+    Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a step
+    PlacedGraph       --onnx_writer--> placed Model
+    placed Model      --segmentation--> Program
+
+`tiling` computes parts along named axes (height, width, channel) for passes and strategies, `wire_casts` narrows
+tensors that are sent, and `lowering` combines all steps. All regions are in elements of whole tensors.
 """

@@ -1,6 +1,6 @@
-"""Annotations: what the metadata of a placed model say of its nodes and of the whole. Written and read here alone.
+"""Metadata of placed models: device, lane, part and region of each node, and sources and sinks of the model.
 
-Annotation ⇄ metadata of a NodeProto;   source and sinks ⇄ metadata of a ModelProto
+Only this module reads and writes them.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY = (
     "dicompiler.region",
     "dicompiler.origin",
 )
-PART_KEY = "dicompiler.part"  # layer/index of the part that a node belongs to
+PART_KEY = "dicompiler.part"  # "layer/index" of a node's part
 SOURCE_KEY, SINKS_KEY = "dicompiler.source", "dicompiler.sinks"
 _KEYS = {DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY, PART_KEY, SOURCE_KEY, SINKS_KEY}
 
 
 class NodeAnnotation(NamedTuple):
-    """What is said of a node: the device and the lane that it is on; the model's node or the tensor that it is made
-    for; the region that it makes, as text ('': in layers that stay whole); the part that it belongs to, if to one."""
+    """Metadata of a node.
+
+    Attributes:
+        device: Device on which it runs.
+        origin: The model's node or the tensor for which it was made.
+        region: Region that it computes, as text; '' in layers that stay whole.
+        part: Part to which it belongs; None if it belongs to no part.
+        lane: Lane of the device.
+    """
 
     device: str
     origin: str = ""
@@ -37,7 +44,7 @@ class NodeAnnotation(NamedTuple):
 
 
 def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
-    """Adds the annotation to the node's metadata."""
+    """Add an annotation to a node's metadata."""
     device, origin, region, part, lane = annotation
     optional = {REGION_KEY: region, PART_KEY: part and "{}/{}".format(*part), LANE_KEY: lane and str(lane)}
     for key, value in {DEVICE_KEY: device, ORIGIN_KEY: origin, **{k: v for k, v in optional.items() if v}}.items():
@@ -45,7 +52,17 @@ def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
 
 
 def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
-    """What the node's metadata say. KeyError for a node that is on no device."""
+    """Return the annotation of a node.
+
+    Args:
+        node: A node of a placed model.
+
+    Returns:
+        The annotation.
+
+    Raises:
+        KeyError: The node has no device.
+    """
     texts = {entry.key: entry.value for entry in node.metadata_props}
     lane = int(texts.get(LANE_KEY, "0"))
     return NodeAnnotation(
@@ -54,14 +71,28 @@ def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
 
 
 def read_part(node: onnx.NodeProto) -> TaskId | None:
-    """The part that the node belongs to; None where it belongs to none, or is on no device."""
+    """Return the part to which a node belongs.
+
+    Args:
+        node: A node.
+
+    Returns:
+        Layer name and index of the part; None if it belongs to no part, or has no device.
+    """
     text = next((entry.value for entry in node.metadata_props if entry.key == PART_KEY), "")
     layer, slash, index = text.rpartition("/")
     return (layer, int(index)) if slash else None
 
 
 def remove_annotations(model: Model) -> Model:
-    """The model with no annotations, its weights shared."""
+    """Return a model without annotations that shares its weights.
+
+    Args:
+        model: A placed model.
+
+    Returns:
+        The new model.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     for held in (proto, *proto.graph.node):
@@ -72,13 +103,12 @@ def remove_annotations(model: Model) -> Model:
 
 
 def write_source_and_sinks(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
-    """Adds to the model's metadata which devices hold its inputs, and which of its outputs are copies for further
-    sinks (output → the original's output that it is)."""
+    """Store the sources in a model's metadata, and which outputs are copies for further sinks (copy: original output)."""
     for key, value in ((SOURCE_KEY, json.dumps(source)), (SINKS_KEY, json.dumps(copies, sort_keys=True))):
         model.metadata_props.add(key=key, value=value)
 
 
 def read_source_and_sinks(model: onnx.ModelProto) -> tuple[tuple[str, ...], dict[str, str]]:
-    """(source, copies) as `annotate_ends` takes them."""
+    """Return the sources and the copies as `write_source_and_sinks` takes them."""
     texts = {entry.key: entry.value for entry in model.metadata_props}
     return tuple(json.loads(texts[SOURCE_KEY])), json.loads(texts[SINKS_KEY])

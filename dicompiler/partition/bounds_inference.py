@@ -1,7 +1,9 @@
-"""Bounds inference: the backward walk through a layer, from the region that a part makes to what it must hold.
+"""Bounds inference: the backward walk through a layer, from the region of a part to the regions that it needs.
 
-LayerGraph + Layer + Share → ShareTask: a Piece for every node, and what must be held of every incoming tensor;
-… + Part → Task, which has a device too.
+    LayerGraph + Layer + LayerShare ⇒ ShareTask: a Piece for each node, and the region needed of each input tensor
+    LayerGraph + Layer + Parts      ⇒ Tasks, which also have devices
+
+The needed region of a tensor is the bounding box of what the nodes read. This gives halos through any DAG.
 """
 
 from __future__ import annotations
@@ -17,36 +19,70 @@ from dicompiler.ir.tasks import ShareTask, Task, TaskKind, TaskNode, TensorKey
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
-    """One task per part. Where some parts have `reduce`, those without it merge. The plan must have been checked (see
-    plan_rules.check)."""
+    """Return one task per part of a layer; parts without `reduce` merge the partial sums of the others.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        parts: Its parts in a valid plan (see `plan_validation.check_plan`).
+
+    Returns:
+        Tasks, in the order of the parts.
+    """
     ranges = len({part.reduce for part in parts} - {None})
     tasks = []
     for i, part in enumerate(parts):
         share = LayerShare(part.region, part.reduce, ranges if part.reduce is None else 0)
         task = make_share_task(layers, layer, share)
-        same = (task.layer, task.kind, task.nodes, task.outputs, task.needs, task.state_needs)
-        tasks.append(Task(*same, i, part.device, part.lane))
+        share_fields = (task.layer, task.kind, task.nodes, task.outputs, task.needs, task.state_needs)
+        tasks.append(Task(*share_fields, i, part.device, part.lane))
     return tasks
 
 
 def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
-    """The static shape of the tensor that the layer's regions speak of; the layer must not be one that stays whole."""
+    """Return the static shape of the tensor whose regions a plan names.
+
+    Args:
+        layers: The layers.
+        layer: A layer that can be divided.
+
+    Returns:
+        The shape.
+    """
     shape = layers.tensors[layer.output].shape
     assert shape is not None
     return shape
 
 
 def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
-    """What really comes out when `region` of a layer that can be cut is asked for: its anchor's `out`, at least it."""
+    """Return the region that is computed if `region` is requested: it contains it, and is aligned by the anchor's rule.
+
+    Args:
+        layers: The layers.
+        layer: A layer that can be divided.
+        region: Requested region of its output.
+
+    Returns:
+        The aligned region.
+    """
     return layers.make_piece(layer.nodes[layer.anchor], region, None).out
 
 
 @memoized
 def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
-    """The length of the axis that LIP cuts in this layer, None where it has none; of a quantised layer there is none,
-    because partial sums of rounded numbers are others."""
+    """Return the length of the axis that LIP cuts in a layer.
+
+    Quantized layers have none, because partial sums of rounded numbers would give other results.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+
+    Returns:
+        Number of elements; None if the layer has no such axis.
+    """
     node = layer.nodes[layer.anchor]
-    if layer.anchor > 0:  # what dequantises its inputs stands before it
+    if layer.anchor > 0:  # Nodes before the anchor dequantize its inputs.
         return None
     measure = layers.rule_of(node).reduction_length
     return None if layer.whole_reason or measure is None else measure(layers.operation_of(node))
@@ -54,8 +90,17 @@ def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
 
 @memoized
 def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
-    """The axes of the layer's output that a plan may cut: those that the rule does not return in full when asked for
-    one element of them."""
+    """Return the axes of a layer's output that a plan may cut.
+
+    These are the axes that the rule does not extend to their full length if one element is requested.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+
+    Returns:
+        Axes in ascending order.
+    """
     if layer.whole_reason:
         return ()
     whole = full_region(output_shape(layers, layer))
@@ -65,7 +110,16 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 @memoized
 def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    """The task that `share` comes to; the layer's rule must allow it."""
+    """Return the task of a share; the layer's rule must allow it.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        share: Region and reduction range.
+
+    Returns:
+        The task.
+    """
     return _make_whole_task(layers, layer) if layer.whole_reason else _make_partial_task(layers, layer, share)
 
 
@@ -95,7 +149,7 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
     works, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        del demands[layers.cut_output(anchor)]  # routing reads it range by range
+        del demands[layers.cut_output(anchor)]  # Routing adds the reads of partial sums, range by range.
     kept = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}
     return ShareTask(layer.name, kind, works, {key: region}, needs, kept)
@@ -104,20 +158,20 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
 def _infer_bounds(
     layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
 ) -> tuple[tuple[TaskNode, ...], dict[str, Region]]:
-    """Backwards over `nodes`: (a piece for each, the region needed of each tensor that comes in)."""
+    """Walk backwards over `nodes`, and return a piece for each node and the region needed of each input tensor."""
     demands: dict[str, Region] = {target: region}
     works: list[TaskNode] = []
     for node in reversed(nodes):
         demand = demands.pop(layers.cut_output(node), None)
-        if demand is None:  # nobody reads it
+        if demand is None:  # No node of the task reads this output.
             continue
         piece = layers.make_piece(node, demand, reduce)
         works.append(TaskNode(node, piece))
         for name, need in zip(node.inputs, piece.needs, strict=True):
             if name and need is not None and not layers.tensors[name].is_constant:
-                grown = bounding_region((demands.get(name), need))
-                assert grown is not None
-                demands[name] = grown
+                bound = bounding_region((demands.get(name), need))
+                assert bound is not None
+                demands[name] = bound
     order = dict.fromkeys(name for node in nodes for name in node.inputs if name in demands)
     order.update(dict.fromkeys(demands))
     return tuple(reversed(works)), {name: demands[name] for name in order}

@@ -1,7 +1,7 @@
-"""Lowering: a compilation with a plan becomes a placed model and a program.
+"""Lowering: from a plan to a placed model and a program, role by role.
 
-Compilation (model, layers, platform, plan) ──partition──► placed Model ──cut──► Program;   with replicas, role by role
-LayerGraph + Platform + Plan ──place──► PlacedGraph ──cut──► Program without models, for a plan that is only evaluated
+PipelineState (model, layers, platform, plan) ⇒ placed Model ⇒ Program
+ModelFacts + LayerGraph + Platform + Plan     ⇒ PlacedGraph ⇒ Program without models, for simulation only
 """
 
 from __future__ import annotations
@@ -33,9 +33,18 @@ Rewrite = Callable[[PipelineState], PipelineState]
 
 
 def partition(compilation: PipelineState, quiet: bool = False, sound: bool = True) -> PipelineState:
-    """Rewrites the model as the plan says: parts on devices, slices and concatenations between them. Adds the routing;
-    without a plan every layer is on d0. quiet: nothing is said of parts that nobody reads. sound: DicompilerError
-    where what travels cannot be narrowed as the plan says, for want of ranges perhaps; else nobody runs it."""
+    """Rewrite the model by its plan: nodes for all parts, with slices and concatenations between devices.
+
+    Adds the routing.
+
+    Args:
+        compilation: State with layers. Without a plan, all layers are on device d0.
+        quiet: Do not warn of parts that nobody reads.
+        sound: Raise DicompilerError if tensors cannot be narrowed as the plan says; not needed for simulation.
+
+    Returns:
+        The new state.
+    """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None
     plan = compilation.plan or single_device_plan(layers, "d0")
@@ -44,24 +53,28 @@ def partition(compilation: PipelineState, quiet: bool = False, sound: bool = Tru
     if sound:
         check_wire_dtypes(routing, plan.wire_format, given.opset)
     for layer, index in () if quiet else routing.dropped_tasks:
-        log.warning("partition: part %d of layer %r is read by nobody and is left out", index, layer)
+        log.warning("partition: part %d of layer %r is never read and is omitted", index, layer)
     placed = place_parts(given, routing, plan)
     return replace(compilation, plan=plan, routing=routing, model=write_placed_model(compilation.model, placed))
 
 
 def partition_checked(compilation: PipelineState) -> PipelineState:
-    """`partition`, and DicompilerError where the placed model is not legal ONNX. Nothing is said of dropped parts: who
-    compiled it was told."""
+    """Run `partition` without warnings, and raise DicompilerError if the placed model is not valid ONNX."""
     placed = partition(compilation, quiet=True)
     placed.model.check("after pass 'partition'")
     return placed
 
 
 def lower(compilation: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
-    """Adds routing, placed model and program to a compilation with a plan, and as `reference` the model before
-    (before `trim`, where that changed it).
+    """Add routing, placed model and program to a state with a plan, and the model before partitioning as `reference`.
 
-    rewrite: makes the placed model, role by role; the pass `partition` where passes are watched."""
+    Args:
+        compilation: State with layers, platform and plan.
+        rewrite: Makes the placed model of each role: `partition_checked`, or the pass `partition`.
+
+    Returns:
+        The new state.
+    """
     plan, platform = compilation.plan, compilation.platform
     assert plan is not None and platform is not None
     devices = _plan_devices(platform, plan)
@@ -78,15 +91,22 @@ def lower(compilation: PipelineState, rewrite: Rewrite = partition_checked) -> P
 
 
 lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, sound=False))
-"""`split` where nobody runs the program: the placed model is not checked, and nothing is said of dropped parts."""
+"""`lower` for programs that are not run: the placed model is not checked, and there are no warnings."""
 
 
 def build_program_only(
     given: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
 ) -> tuple[Routing, Program]:
-    """What `split_unchecked` makes, without writing it as ONNX: for a plan that is only evaluated.
+    """Return routing and program like `lower_unchecked` without writing ONNX, for plans that are only simulated.
 
-    given: of the model that the layers were formed of.
+    Args:
+        given: Facts of the model from which the layers were formed.
+        layers: The layers.
+        platform: The cluster.
+        plan: The plan.
+
+    Returns:
+        Routing and program.
     """
     devices = _plan_devices(platform, plan)
 
@@ -98,13 +118,13 @@ def build_program_only(
 
 
 def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
-    """Those that the plan names, in platform order."""
+    """Return the devices that the plan names, in platform order."""
     named = set(plan.devices)
     return [device.name for device in platform.devices if device.name in named]
 
 
 def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
-    """What `make` gives for each role's plan; equal ones are made once."""
+    """Return the result of `make` for each role's plan; equal plans are processed once."""
     roles = plan.roles
     results: list[T] = []
     for i, role in enumerate(roles):
@@ -114,7 +134,7 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 
 
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
-    """The first role's routing and program, which hold those of the others."""
+    """Return routing and program of the first role, with those of the other roles in `other_roles`."""
     lost = [way.failed for way in plan.roles_by_failure][1:]
     (routing, program), *others = roles
     return (

@@ -1,6 +1,6 @@
-"""The placed graph as ONNX: every node with its annotation, the weights cut, the value infos.
+"""Writing of a placed graph as ONNX: annotated nodes, sliced weights, and value infos.
 
-Model + PlacedGraph → placed Model
+Model + PlacedGraph ⇒ placed Model
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from dicompiler.partition.annotations import NodeAnnotation, write_annotation, w
 from dicompiler.partition.placed_graph import Constant, PlacedGraph, PlacedNode, PlacedTensor, WeightSlice
 from dicompiler.partition.routing import format_region
 
-DEFAULT_OPSET = 13  # of the standard operators, in a model that has none of them
+DEFAULT_OPSET = 13  # for models without standard operators
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
-    """The placed model: the original's header, inputs and first outputs; nodes in step order; the initializers that
-    are used, and those that are new."""
+    """Return the placed model, with the original's header and inputs, nodes in step order, and used initializers."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):  # ours need the standard ones
+    if not any(
+        entry.domain in ("", "ai.onnx") for entry in proto.opset_import
+    ):  # the added nodes are standard operators
         proto.opset_import.append(helper.make_opsetid("", DEFAULT_OPSET))
     graph = proto.graph
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
@@ -82,7 +83,7 @@ def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
-    """An initializer that the model has not; its data apart where that is much of a weight."""
+    """Return a new initializer, and its data if it is a large part of a weight."""
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
         return onnx.numpy_helper.from_array(array, name), None

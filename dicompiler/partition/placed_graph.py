@@ -1,7 +1,7 @@
-"""The placed graph: which node stands on which device when, what it reads and makes, and what of that must travel.
+"""Placed graph: nodes with a device and a step, their tensors, and the tensors that must be sent.
 
-Names are given here, and how each opset wants a slice or a sum is known here; nothing is known of plans and layers.
-Partition writes the graph as ONNX; of a plan that is only evaluated it is cut unwritten.
+The builder names tensors, and knows how each opset writes slices and sums. It knows nothing of plans and layers.
+`onnx_writer` writes the graph as ONNX; for plans that are only simulated, it is segmented without being written.
 """
 
 from __future__ import annotations
@@ -28,25 +28,35 @@ from dicompiler.ir.regions import Region, full_region, region_shape, with_interv
 from dicompiler.ir.tasks import TaskId
 from dicompiler.partition.routing import format_region
 
-StepKey = tuple[int, int, int, int]  # when a node runs: run, lane (-1: before all lanes), place in layer order, phase
+StepKey = tuple[int, int, int, int]  # run, lane (-1: before all lanes), position in layer order, phase
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
-FROM_INPUT = -1  # in the place of a node: what the graph inputs come from, which are there from the start
+FROM_INPUT = -1  # stands for the producer of graph inputs, which are available from the start
 
 
 class WeightSlice(NamedTuple):
-    """A region of one of the model's initializers."""
+    """Region of an initializer of the model.
+
+    Attributes:
+        weight: Name of the initializer.
+        region: The region.
+    """
 
     weight: str
     region: Region
 
 
 Constant = NDArray[Any] | tuple[int, ...] | WeightSlice
-"""An initializer that the model has not; a tuple of numbers is an int64 vector."""
+"""New initializer; a tuple of numbers is an int64 vector."""
 
 
 class PlacedTensor(NamedTuple):
-    """A tensor of the placed graph: its name there, the region of the original tensor that it holds, and its element
-    type (an onnx.TensorProto.DataType)."""
+    """Tensor of the placed graph.
+
+    Attributes:
+        name: Name in the placed graph.
+        region: Region of the original tensor that it contains.
+        dtype: Element type, an onnx.TensorProto.DataType.
+    """
 
     name: str
     region: Region
@@ -54,11 +64,18 @@ class PlacedTensor(NamedTuple):
 
 
 TensorKnowledge = onnx.ValueInfoProto | PlacedTensor
-"""What is known of a tensor."""
+"""Type and shape of a tensor."""
 
 
 class NodePlacement(NamedTuple):
-    """Where and when nodes are put, and the part that they belong to."""
+    """Device and time of nodes.
+
+    Attributes:
+        device: Name of the device.
+        lane: Lane of the device.
+        step_key: Sort key of the step.
+        part: Part to which the nodes belong.
+    """
 
     device: str
     lane: int
@@ -67,11 +84,19 @@ class NodePlacement(NamedTuple):
 
 
 class PlacedNode(NamedTuple):
-    """A node in its place, and how it is written where it is not yet.
+    """Node of the placed graph.
 
-    origin: the model's node or the tensor that it is made for. reads: the tensors that it reads, captured ones too.
-    region: of what it makes (None: in layers that stay whole). op: its operator. copied: the node that it is a copy of,
-    but for all this; op "" is that one's. attributes: by name, None takes one away.
+    Attributes:
+        placement: Device and step.
+        origin: The model's node or the tensor for which it is made.
+        reads: Tensors that it reads, including captured ones.
+        outputs: Names of its outputs.
+        inputs: Names of its inputs.
+        name: Name of the node.
+        region: Region that it computes; None in layers that stay whole.
+        op: Operator; "": that of `template`.
+        template: Model node of which it is a copy with other names and attributes.
+        attributes: Attributes to set, by name; None removes one.
     """
 
     placement: NodePlacement
@@ -87,17 +112,25 @@ class PlacedNode(NamedTuple):
 
     @property
     def operator(self) -> str:
-        """Its operator, whether it is a copy or not."""
+        """The operator type."""
         return self.op or (self.template.op_type if self.template is not None else "")
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What placing asks a model, looked up once.
+    """Data of a model for placement, looked up once.
 
-    opset: of the standard operators (0: none of them is used). nodes: by name; bodied: those with sub-graphs. values:
-    value infos by tensor; inputs, outputs: the graph's. whole: the region that each initializer is; sparse: the names
-    of sparse ones. taken: the names of tensors. states: see `ir.states`.
+    Attributes:
+        opset: Opset of the standard operators; 0: the model uses none.
+        nodes: Nodes by name.
+        control_flow_nodes: Names of nodes with bodies.
+        value_infos: Value infos by tensor.
+        inputs: Value infos of the model's inputs.
+        outputs: Value infos of the model's outputs.
+        initializer_regions: Full region of each initializer.
+        sparse_initializers: Names of sparse initializers.
+        tensor_names: All tensor names.
+        states: States of the model (see `ir.recurrent_states`).
     """
 
     opset: int
@@ -133,12 +166,18 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """`nodes`: in step order, those alone that lead to an output.
+    """Nodes in step order, without nodes that do not lead to an output.
 
-    infos: what is known of tensors by name; a value info may bear another name. inputs: the graph's, without constants;
-    source: the devices that hold them. sinks: the graph's outputs → the outputs of the original that they are.
-    constants: the initializers that are new. used: the names that are read or kept. pieces: of states; states: their
-    graph inputs, whole.
+    Attributes:
+        nodes: The nodes.
+        infos: Types and shapes of tensors; a value info may contain another name.
+        inputs: Model inputs, without constants.
+        source: Devices that hold the inputs.
+        sinks: Outputs of the graph, and the model output that each of them is.
+        constants: New initializers.
+        used_names: Names of initializers that are read or kept.
+        state_pieces: Pieces of states.
+        states: Model inputs that are states.
     """
 
     nodes: Sequence[PlacedNode]
@@ -153,33 +192,33 @@ class PlacedGraph:
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
-        """Tensor → index of the node that makes it."""
+        """Index of the node that computes a tensor, by tensor."""
         return {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
 
     @cached_property
     def state_reads(self) -> frozenset[str]:
-        """The tensors that are kept from the frame before."""
+        """Tensors that are kept from the previous frame."""
         return frozenset(piece.read_name for piece in self.state_pieces)
 
     @cached_property
     def state_writes(self) -> frozenset[str]:
-        """The tensors that are kept for the next frame."""
+        """Tensors that are kept for the next frame."""
         return frozenset(piece.written_name for piece in self.state_pieces)
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """The inputs that do not travel, words and what is no tensor: they are given to each device that reads them."""
+        """Inputs that are never sent (strings, and values that are not tensors): each device that reads them is given them."""
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property
     def node_reads(self) -> Sequence[Sequence[str]]:
-        """Of each node the tensors that it reads, constants left out."""
+        """Tensors that each node reads, without constants."""
         there = self.producer.keys() | set(self.inputs) | self.state_reads
         return [[name for name in node.reads if name in there] for node in self.nodes]
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[int]]:
-        """Tensor → indices of the nodes that read it, in order."""
+        """Indices of the nodes that read a tensor, in order, by tensor."""
         users: dict[str, list[int]] = {}
         for i, names in enumerate(self.node_reads):
             for name in names:
@@ -188,8 +227,7 @@ class PlacedGraph:
 
     @cached_property
     def sends(self) -> Sequence[tuple[int, str, int, str]]:
-        """What must travel: (node that makes it, tensor, how many devices read it before this one does, the device), in
-        order."""
+        """Tensors to send, sorted: (index of the producing node, tensor, number of devices that read it earlier, device)."""
         travels: list[tuple[int, str, int, str]] = []
         devices = [node.placement.device for node in self.nodes]
         for name, indices in self.readers.items():
@@ -197,14 +235,14 @@ class PlacedGraph:
                 continue
             at = self.producer.get(name, FROM_INPUT)
             there = self.source if at == FROM_INPUT else (devices[at],)
-            if len(indices) == 1 and devices[indices[0]] in there:  # as it is most often
+            if len(indices) == 1 and devices[indices[0]] in there:  # the usual case
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])
             travels += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
         return sorted(travels)
 
     def tensor_spec(self, tensor: str) -> TensorSpec:
-        """Its type and shape (no shape where it is not static, or where it is no tensor)."""
+        """Return type and shape of a tensor; no shape if it is not static or the value is not a tensor."""
         info = self.infos[tensor]
         if isinstance(info, PlacedTensor):
             return TensorSpec(tensor, info.dtype, region_shape(info.region))
@@ -213,7 +251,7 @@ class PlacedGraph:
 
 @dataclass
 class PlacedGraphBuilder:
-    """Collects the nodes of a placed graph. Names are unique and follow from the order of calls alone."""
+    """Builder of a placed graph. Names are unique, and depend only on the order of calls."""
 
     facts: ModelFacts
     nodes: list[PlacedNode] = field(default_factory=list)
@@ -226,17 +264,19 @@ class PlacedGraphBuilder:
         self.tensor_name_counts = dict.fromkeys(self.facts.tensor_names, 0)
 
     def unique_tensor_name(self, wanted: str) -> str:
-        """`wanted`, or with a number behind it where the graph has that name already."""
+        """Return `wanted`, with a number appended if the name is taken."""
         return unique_name(wanted, self.tensor_name_counts)
 
     def declare(self, name: str, dtype: int, region: Region) -> PlacedTensor:
-        """Says what type and shape a new tensor has."""
+        """Declare type and region of a new tensor."""
         held = self.tensor_knowledge[name] = PlacedTensor(name, region, dtype)
         return held
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
-        """The name of an initializer with this value, which is made once; of arrays, but for vectors of integers, once
-        for each wanted name."""
+        """Return the name of an initializer with this value.
+
+        Equal values share one, except arrays with different `wanted` names.
+        """
         key: object = value
         if isinstance(value, np.ndarray):
             if value.dtype == np.int64 and value.ndim == 1:
@@ -263,8 +303,17 @@ class PlacedGraphBuilder:
         how: Piece | None = None,
         captured: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """The model's node, called `name`, with these inputs and outputs, as the piece says (None: as it stands).
-        captured: what its sub-graphs read → the name that it has here."""
+        """Add a copy of a model node.
+
+        Args:
+            node: Name of the model node.
+            name: Name of the copy.
+            inputs: Names of its inputs.
+            outputs: Names of its outputs.
+            place: Device and step.
+            how: Piece that it computes; None: the whole node, unchanged.
+            captured: Names on this device of tensors that its bodies capture.
+        """
         copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
         if node in self.facts.control_flow_nodes:
             original, copied = copied, onnx.NodeProto()
@@ -286,10 +335,23 @@ class PlacedGraphBuilder:
         place: NodePlacement,
         how: Piece,
     ) -> None:
-        """What the model's node takes of a table of `count` rows, where `table` has but the piece's; of other rows 0,
-        chosen and not multiplied by: there may be NaN. (onnxruntime's Where makes 0.0 of -0.0, which is equal.) What is
-        no row of the whole table is none here: the node refuses it and tells it, by a name that says of what it is no
-        row. In the exact check it counts round. LOOK_UP nodes stand around it."""
+        """Add a table lookup with only some rows of the table: indices of other rows give 0, which partial sums ignore.
+
+        The result is selected by Where instead of a multiplication, because rows can contain NaN. (Where turns -0.0
+        into 0.0, which is equal.) An index outside of the whole table is also outside of the piece, so the node reports
+        it; its name says which table and indices are meant. In the exact check, indices wrap around. It adds
+        TABLE_LOOKUP_NODE_COUNT nodes.
+
+        Args:
+            node: Name of the model node.
+            called: Name of the lookup's node.
+            table: Name of the table's rows on this device.
+            numbers: The indices.
+            count: Number of rows of the whole table.
+            output: Result.
+            place: Device and step.
+            how: Piece of the lookup, with `table_rows`.
+        """
         assert how.table_rows is not None
         (start, stop), kind = how.table_rows, helper.tensor_dtype_to_np_dtype(numbers.dtype)
 
@@ -318,11 +380,11 @@ class PlacedGraphBuilder:
         self.add_node("Where", [mask.name, zero, found.name], output, place, node)
 
     def _add_scalar(self, value: int, dtype: np.dtype[Any]) -> str:
-        """The name of an initializer of rank 0."""
+        """Return the name of an initializer of rank 0."""
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
     def add_slice(self, held: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """held → Slice → region, under this name. Itself where nothing is cut."""
+        """Return a region of a tensor, by a Slice if it is not the whole tensor."""
         if held.region == region:
             return held
         pairs = enumerate(zip(region, held.region, strict=True))
@@ -335,15 +397,15 @@ class PlacedGraphBuilder:
         return self.add_node("Slice", inputs, output, place, held.name)
 
     def add_concat(self, pieces: Sequence[PlacedTensor], axis: int, place: NodePlacement, name: str) -> PlacedTensor:
-        """pieces side by side along `axis` → Concat → the region of them all."""
+        """Concatenate pieces along an axis."""
         first = pieces[0].region
         region = with_interval(first, axis, (first[axis][0], pieces[-1].region[axis][1]))
         output = PlacedTensor(name, region, pieces[0].dtype)
         return self.add_node("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
-        """terms[0] + terms[1] + …, in this order, as a chain of Adds (or of another `op`); one term: Identity."""
-        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add of before opset 7
+        """Combine `terms` in order by a chain of binary operators (`op`); a single term is renamed by Identity."""
+        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7
         total = terms[0]
         if len(terms) == 1:
             return self.add_identity(total, place, name, name)
@@ -353,13 +415,13 @@ class PlacedGraphBuilder:
         return total
 
     def add_identity(self, held: PlacedTensor, place: NodePlacement, name: str, origin: str) -> PlacedTensor:
-        """held under another name."""
+        """Return a tensor under another name."""
         return self.add_node("Identity", [held.name], held._replace(name=name), place, origin)
 
     def add_node(
         self, op: str, inputs: Sequence[str], output: PlacedTensor, place: NodePlacement, origin: str, **attributes: Any
     ) -> PlacedTensor:
-        """A node that the model has not, called like what it makes."""
+        """Add a new node, named like its output."""
         name = unique_name(output.name, self.node_name_counts)
         self.tensor_knowledge[output.name] = output
         self.nodes.append(
@@ -370,14 +432,20 @@ class PlacedGraphBuilder:
     def build(
         self, kept: Iterable[str], extra: Mapping[str, str], source: tuple[str, ...], pieces: Sequence[StatePiece] = ()
     ) -> PlacedGraph:
-        """The placed graph. kept: initializers that stay though no node's inputs name them; extra: further outputs →
-        the outputs that they are. pieces: of states."""
+        """Return the placed graph.
+
+        Args:
+            kept: Initializers to keep although no node names them as inputs.
+            extra: Additional outputs, and the model output that each of them is.
+            source: Devices that hold the inputs.
+            pieces: Pieces of states.
+        """
         given, kept = self.facts, frozenset(kept)
         states = dict(given.states)
         sinks = {**{name: name for name in given.outputs if name not in states.values()}, **extra}
         wanted, nodes = {*sinks, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
-            if not wanted.isdisjoint(node.outputs):  # a copy of what stays whole may have outputs that nobody reads
+            if not wanted.isdisjoint(node.outputs):  # copies of whole layers may have unused outputs
                 wanted.update(node.reads)
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))

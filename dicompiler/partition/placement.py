@@ -1,6 +1,6 @@
-"""Placing: every part of every layer becomes nodes on its device, with slices and joins between them.
+"""Placement: every part of every layer becomes nodes on its device, with slices and concatenations between them.
 
-Model + Routing + Plan → PlacedGraph: partition writes it as ONNX; of a plan that is only evaluated it is cut unwritten
+ModelFacts + Routing + Plan ⇒ PlacedGraph
 """
 
 from __future__ import annotations
@@ -26,7 +26,16 @@ from dicompiler.partition.wire_casts import WireCasts
 
 
 def place_parts(given: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
-    """The nodes that a plan comes to, by its routing. With replicas: of the first role, whose plan it must be."""
+    """Return the placed graph of a plan.
+
+    Args:
+        given: Facts of the model.
+        routing: Routing of the plan.
+        plan: The plan of one role.
+
+    Returns:
+        The placed graph.
+    """
     return _Placer(given, routing, plan).run()
 
 
@@ -38,7 +47,7 @@ class _Placer:
         self.layers = routing.layers
         self.builder = PlacedGraphBuilder(given)
         self.tensor_of_task: dict[tuple[TensorKey, TaskId], PlacedTensor] = {}
-        self.shared_tensors: dict[object, PlacedTensor] = {}  # what serves several readers: slices and joins
+        self.shared_tensors: dict[object, PlacedTensor] = {}  # slices and concatenations with several readers
         self.captured_names: set[str] = set()
         self.task_count_by_layer = Counter(task.layer for task in routing.tasks)
         self.first_delivery_of = {delivery.output: delivery for delivery in reversed(routing.deliveries)}
@@ -55,38 +64,48 @@ class _Placer:
         )
 
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
-        """What a device has of a state when a frame begins; where it has all of it, under the graph input's name."""
-        kept = dict[tuple[str, str], PlacedTensor]()
-        for one in self.routing.state_retentions:
-            alone = [other.past for other in self.routing.state_retentions].count(one.past) == 1
-            whole = one.region == full_region(self.layers.tensors[one.past].shape or ())
-            name = one.past if alone and whole else self.builder.unique_tensor_name(f"{one.past}@{one.device}")
-            kept[one.past, one.device] = self.builder.declare(name, self._dtype(one.past), one.region)
-        return kept
+        """Declare the pieces of states that a frame reads, with the input's name if one device keeps the whole state."""
+        tensors = dict[tuple[str, str], PlacedTensor]()
+        for retention in self.routing.state_retentions:
+            alone = [other_retention.past for other_retention in self.routing.state_retentions].count(
+                retention.past
+            ) == 1
+            whole = retention.region == full_region(self.layers.tensors[retention.past].shape or ())
+            name = (
+                retention.past
+                if alone and whole
+                else self.builder.unique_tensor_name(f"{retention.past}@{retention.device}")
+            )
+            tensors[retention.past, retention.device] = self.builder.declare(
+                name, self._dtype(retention.past), retention.region
+            )
+        return tensors
 
     def _add_state_outputs(self) -> list[StatePiece]:
-        """What a device has of states at the end of a frame, made there."""
+        """Add nodes for the pieces of states that are kept for the next frame."""
         last, pieces = 1 + max(self.routing.runs.values(), default=0), list[StatePiece]()
-        for one in self.routing.state_retentions:
-            place = NodePlacement(one.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
-            held = self._add_assembly(one.assembly, TensorKey(one.present), place)
+        for retention in self.routing.state_retentions:
+            place = NodePlacement(retention.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
+            held = self._add_assembly(retention.assembly, TensorKey(retention.present), place)
             if (
-                isinstance(one.assembly, AssemblyLeaf)
-                and one.assembly.box.origin is not None
-                and one.assembly.box.region == held.region
+                isinstance(retention.assembly, AssemblyLeaf)
+                and retention.assembly.box.origin is not None
+                and retention.assembly.box.region == held.region
             ):
                 held = self.builder.add_identity(
-                    held, place, self.builder.unique_tensor_name(f"{one.present}@{one.device}="), held.name
+                    held, place, self.builder.unique_tensor_name(f"{retention.present}@{retention.device}="), held.name
                 )
-            read = self.state_tensors[one.past, one.device].name
-            pieces.append(StatePiece(one.device, one.past, one.present, one.region, read, held.name))
+            read = self.state_tensors[retention.past, retention.device].name
+            pieces.append(
+                StatePiece(retention.device, retention.past, retention.present, retention.region, read, held.name)
+            )
         return pieces
 
     def _dtype(self, tensor: str) -> int:
         return self.layers.tensors[tensor].dtype
 
     def _find_direct_outputs(self) -> dict[tuple[TensorKey, TaskId], str]:
-        """Outputs that the first sink computes itself in one piece: that piece bears the output's name."""
+        """Return outputs that the first sink computes in one piece, which then has the output's name."""
         names: dict[tuple[TensorKey, TaskId], str] = {}
         for output, delivery in self.first_delivery_of.items():
             tree = delivery.assembly
@@ -99,7 +118,7 @@ class _Placer:
         return names
 
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
-        """The tensor's own name where one task computes it and it is no output, else with the device's behind it."""
+        """Return the tensor's own name if one task computes it and it is not an output, else with the device appended."""
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
         if self.task_count_by_layer[task.layer] == 1 and key.tensor not in self.first_delivery_of:
@@ -109,7 +128,7 @@ class _Placer:
         return self.builder.unique_tensor_name(f"{key.tensor}@{task.device}{lane}{reduce}")
 
     def _add_assembly(self, tree: Assembly, key: TensorKey, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """The nodes of an assembly on the reader's device, shared by all its readers in that lane."""
+        """Add the nodes of an assembly, shared by all readers on this device and lane."""
         if isinstance(tree, AssemblyLeaf):
             return self._add_local_slice(self._tensor_of_box(tree.box, place), tree.region, place)
         at = (tree, place.device, place.lane)
@@ -120,7 +139,7 @@ class _Placer:
         return self.shared_tensors[at]
 
     def _add_local_slice(self, held: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
-        """A slice on the reader's device, shared by all its readers in that lane."""
+        """Add a slice on the reader's device, shared by all readers in that lane."""
         if held.region == region:
             return held
         at = (held.name, region, place.device, place.lane)
@@ -129,7 +148,7 @@ class _Placer:
         return self.shared_tensors[at]
 
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
-        """The tensor that a box is; for a received one the slice of it that its sender makes, once for all."""
+        """Return the tensor of a box; for a received box, the slice that its sender computes once."""
         assert box.region is not None
         if box.origin is None:
             if box.task is None:
@@ -146,7 +165,7 @@ class _Placer:
         return self.wire_casts.widen(self.shared_tensors[at], box.key, place)
 
     def _place_task(self, task: Task) -> None:
-        """Inputs assembled, then node by node as the pieces say; those of a layer that stays whole as they stand."""
+        """Add the task's inputs, then its nodes: pieces, or unchanged nodes of a layer that stays whole."""
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         turn = (self.routing.runs[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, turn, task_id(task))
@@ -170,7 +189,7 @@ class _Placer:
     def _place_node(
         self, node: Node, piece: Piece, held: dict[str, PlacedTensor], task: Task, place: NodePlacement
     ) -> None:
-        """One node on regions of its inputs, with inputs, output, attributes and operator changed."""
+        """Add one node on regions of its inputs, with changed inputs, output, attributes and operator."""
         output, (target,) = self.layers.cut_output(node), task.outputs
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, held, place)
@@ -179,7 +198,7 @@ class _Placer:
             if piece.written_region in (None, piece.out)
             else self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
         )
-        # Outputs that nobody reads but that the operator insists on keep a name.
+        # Required outputs that nobody reads keep a name.
         others = [
             o and self.builder.unique_tensor_name(f"{o}@{place.device}") if o != output else raw for o in node.outputs
         ]
@@ -196,7 +215,7 @@ class _Placer:
         held[output] = self.builder.add_slice(written, piece.out, place, name)
 
     def _node_inputs(self, node: Node, piece: Piece, held: dict[str, PlacedTensor], place: NodePlacement) -> list[str]:
-        """What the node reads there; '' for what it leaves out."""
+        """Return the inputs of a node's copy; '' for omitted ones."""
         inputs: list[str] = []
         beyond = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
         for i, (tensor, need) in enumerate((*zip(node.inputs, piece.needs, strict=True), *beyond)):
@@ -215,23 +234,24 @@ class _Placer:
         return inputs
 
     def _place_whole_node(self, node: Node, held: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
-        """A node of a layer that stays whole, with the names that its inputs have here."""
+        """Add an unchanged node of a layer that stays whole, with the names of its inputs on this device."""
         for tensor in filter(None, node.outputs):
-            shape = self.layers.tensors[tensor].shape  # what has none is read where it is made alone, by its name
+            shape = self.layers.tensors[
+                tensor
+            ].shape  # A tensor without a shape is only read on its own device, by its name.
             held[tensor] = PlacedTensor(
                 self._tensor_name(TensorKey(tensor), task), full_region(shape or ()), self._dtype(tensor)
             )
             known = held[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if known is not None:
                 self.builder.tensor_knowledge[held[tensor].name] = known
-        self.captured_names.update(node.inputs)  # among them initializers that only sub-graphs name
-        names, proto = {tensor: one.name for tensor, one in held.items()}, self.facts.nodes[node.name]
+        self.captured_names.update(node.inputs)  # includes initializers that only bodies read
+        names, proto = {tensor: placed.name for tensor, placed in held.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)
 
     def _add_deliveries(self) -> dict[str, str]:
-        """The graph's outputs on the devices that want them: name of each further sink's output → the output that it
-        is."""
+        """Add nodes that deliver the model's outputs; return the names of additional outputs, with the output that each is."""
         last = 1 + max(self.routing.runs.values(), default=0)
         extra: dict[str, str] = {}
         delivered = set(self.output_name_of_task.values())

@@ -1,4 +1,4 @@
-"""Whether a plan fits a network: every rule that a plan must keep before it can be routed, each with its message."""
+"""Validation of a plan against a model's layers: every rule, with its error message."""
 
 from __future__ import annotations
 
@@ -14,22 +14,31 @@ from dicompiler.partition.bounds_inference import align_region, cuttable_axes, o
 
 
 def check_plan(layers: LayerGraph, plan: Plan) -> None:
-    """Raises DicompilerError with the first thing in `plan` that does not fit `layers`. Whether the regions cover
-    what is read is found while routing."""
+    """Raise DicompilerError for the first violation in a plan.
+
+    Routing checks later that all read regions are covered.
+
+    Args:
+        layers: The layers.
+        plan: The plan.
+
+    Raises:
+        DicompilerError: The plan does not match the layers.
+    """
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
     _check_replicas(plan)
     if layers.states and (plan.replicas or plan.failures):
-        what, remedy = ("replicas", "strategy") if plan.replicas else ("losses", "survive")
+        what, remedy = ("replicas", "strategy") if plan.replicas else ("failures", "tolerate-failures")
         raise DicompilerError(
-            f"plan: {what}: state {layers.states[0][0]!r} stays on its device from frame to frame, and another device "
-            f"has not got it: leave out '{what}' (--{remedy}), or have no states (--state none)"
+            f"plan: {what}: state {layers.states[0][0]!r} is kept on its device, and other devices do not have "
+            f"it: remove '{what}' (--{remedy}), or use no states (--state none)"
         )
     for name in plan.layers:
         if name not in layers.layer_by_name:
             raise DicompilerError(
-                f"plan: layers.{name}: the network has no such layer{did_you_mean(name, layers.layer_by_name)}; "
-                "is it the plan of another network?"
+                f"plan: layers.{name}: the model has no such layer{did_you_mean(name, layers.layer_by_name)}: "
+                "use a plan of this model"
             )
     random = random_layers(layers)
     for layer in layers.layers:
@@ -37,7 +46,7 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
         if not parts:
             raise DicompilerError(f"plan: layers.{layer.name}: missing: give every layer at least one part")
         if len(parts) > 1 and layer.name in random:
-            what = f"{random[layer.name].op} draws random numbers, others in each of its {len(parts)} parts"
+            what = f"{random[layer.name].op} draws different random numbers in each of its {len(parts)} parts"
             raise DicompilerError(f"plan: layers.{layer.name}: {what}: give it to one device")
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
@@ -45,41 +54,41 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
     for i, loss in enumerate(plan.failures):
         with failure_plan_in_errors(plan, loss.failed):
             if frozenset(loss.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
-                raise DicompilerError("plan: lost: an earlier entry is of the same devices: leave one of them away")
+                raise DicompilerError("plan: failed: two entries name the same devices: remove one")
             if there := [name for name in loss.plan.devices if name in loss.failed]:
-                raise DicompilerError(f"plan: it names {there[0]!r}, which is lost then: give its part to another")
+                raise DicompilerError(f"plan: it uses {there[0]!r}, which has failed: give its part to another device")
             check_plan(layers, loss.plan)
 
 
 @contextmanager
 def failure_plan_in_errors(plan: Plan, lost: tuple[str, ...]) -> Iterator[None]:
-    """Errors of one of the plan's plans for losses say which it is; () is of the plan itself."""
+    """Name the failure plan for `lost` in DicompilerErrors of the block; () is the plan itself."""
     try:
         yield
     except DicompilerError as error:
         if not lost:
             raise
-        place = f"plan: losses[{[loss.failed for loss in plan.failures].index(lost)}]: "
+        place = f"plan: failures[{[loss.failed for loss in plan.failures].index(lost)}]: "
         raise type(error)(place + str(error).removeprefix("plan: ")) from None
 
 
 def _check_replicas(plan: Plan) -> None:
-    """A renaming must speak of the plan's devices, and give no two of those that have parts the same place."""
+    """Check that a renaming names devices of the plan, and maps no two devices of parts to the same device."""
     devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     known = [*plan.source, *devices, *plan.sink]
     for i, renaming in enumerate(plan.replicas):
         for name in renaming:
             if name not in known:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: rename those it uses"
+                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: rename only devices that it uses"
                 )
         taken: dict[str, str] = {}
         for name in dict.fromkeys([*devices, *renaming]):
             place = renaming.get(name, name)
             if place in taken:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: {taken[place]!r} and {name!r} both become {place!r}: give each a device of "
-                    "its own"
+                    f"plan: replicas[{i}]: {taken[place]!r} and {name!r} both become {place!r}: give each its own "
+                    "device"
                 )
             taken[place] = name
 
@@ -90,7 +99,9 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
         if part.reduce is not None or (
             part.region is not None and (shape is None or part.region != full_region(shape))
         ):
-            raise DicompilerError(f"{place}: this layer stays whole ({layer.whole_reason}): its region must be 'all'")
+            raise DicompilerError(
+                f"{place}: this layer cannot be split ({layer.whole_reason}): its region must be 'all'"
+            )
         return
     shape = output_shape(layers, layer)
     region = full_region(shape) if part.region is None else part.region
@@ -116,7 +127,7 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
 
 
 def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:
-    """In a layer with partial sums, the ranges that touch a merger's region tile the axis exactly once."""
+    """Check that the reduction ranges that overlap a merger's region cover the axis exactly once."""
     partials = [part for part in parts if part.reduce is not None]
     if not partials:
         return
@@ -129,7 +140,7 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
         )
     extent = reduction_length(layers, layer)
     for region in mergers:
-        at, must = 0, f"over {_format_intervals(region)} they must tile 0..{extent}"
+        at, must = 0, f"over {_format_intervals(region)} they must cover 0..{extent}"
         aligned = ((part.reduce, align_region(layers, layer, part.region or whole)) for part in partials)
         for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
             if start != at:

@@ -1,6 +1,7 @@
-"""Routes: works out who computes what, and who sends which box to whom.
+"""Routing: which tasks run, and which box each device sends to which other device.
 
-LayerGraph + Plan → Routing
+LayerGraph + Plan ⇒ Routing. A needed region is assembled from boxes that exist: first of the same lane, then of the
+same device, then of the same host, then those with the largest overlap. No element is sent to a device twice.
 """
 
 from __future__ import annotations
@@ -43,9 +44,18 @@ MIN_PIECES_FOR_ONE_CONCAT = (
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
-    """Who computes what and who sends which box to whom. `hosts`: device → host (default: each its own).
+    """Return the routing of a plan, for all of its roles.
 
-    Raises DicompilerError where the plan does not fit the layers or leaves a live reader's need uncovered.
+    Args:
+        layers: The layers.
+        plan: The plan.
+        hosts: Host by device; default: each device is its own host.
+
+    Returns:
+        The routing.
+
+    Raises:
+        DicompilerError: The plan does not match the layers, or a region that is read is not computed.
     """
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
@@ -57,7 +67,19 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
 
 
 def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
-    """`route` on a platform. DicompilerError for a device that it has not."""
+    """Return the routing of a plan on a platform.
+
+    Args:
+        platform: The cluster.
+        layers: The layers.
+        plan: The plan.
+
+    Returns:
+        The routing.
+
+    Raises:
+        DicompilerError: As for `route`, or the plan names a device that the platform does not have.
+    """
     for way in plan.roles_by_failure:
         with failure_plan_in_errors(plan, way.failed):
             for name in (*way.plan.devices, *way.failed):
@@ -66,8 +88,11 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
 
 def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
-    """Which boxes of states are wanted is known once it is known who reads them, and the other way round: from none on
-    they grow until nothing changes."""
+    """Return the routing of one role.
+
+    Which regions of states are kept depends on their readers, which depend on the kept regions: iterate from no regions
+    until nothing changes.
+    """
     wanted: Mapping[StateOnDevice, Region] = {}
     while True:
         router = _Router(layers, plan, hosts, wanted)
@@ -78,7 +103,7 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 
 class _Router:
-    """Walks the layers backwards: readers first, so that only what is read becomes live."""
+    """Walks the layers backwards, readers first, so that only tasks that are read become live."""
 
     def __init__(
         self, layers: LayerGraph, plan: Plan, hosts: Mapping[str, str], wanted: Mapping[StateOnDevice, Region]
@@ -89,7 +114,7 @@ class _Router:
         self.state_retentions: list[StateRetention] = []
         self.device_rank = {device: i for i, device in enumerate(plan.devices)}
         self.output_rank = {name: i for i, name in enumerate(layers.outputs)}
-        self.live_tasks: set[TaskId | None] = set()  # None: a graph input is no task's
+        self.live_tasks: set[TaskId | None] = set()  # None stands for graph inputs
         self.readers: dict[TensorKey, list[tuple[TaskOrder, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []
@@ -121,13 +146,13 @@ class _Router:
         return [task for task in tasks if task_id(task) in self.live_tasks]
 
     def _add_reads(self, task: Task, needs: Iterable[tuple[TensorKey, Region]]) -> None:
-        """Notes what the task reads, which is assembled once all its other readers are known."""
+        """Record the task's reads. They are assembled when all readers of a tensor are known."""
         order = self._task_order(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
 
     def _serve_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
-        """Assembles `key` for all who read it, in layer order; the sinks of a graph output come last."""
+        """Assemble a tensor for all of its readers in layer order, then for the sinks if it is a model output."""
         held: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
             tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
@@ -153,7 +178,7 @@ class _Router:
         ]
 
     def _add_merge_reads(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
-        """Every live merger reads, range by range, the partial sums that touch its region."""
+        """Record the partial sums that each live merger reads, range by range."""
         sums = {key: _boxes_of_tasks(partials, key) for task in partials for key in task.outputs}
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
@@ -167,24 +192,21 @@ class _Router:
     def _assemble(
         self, need: Region, at: DeviceLane, boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
     ) -> Assembly:
-        """The need as a tree of pieces: the best one first, what is left is cut around it along one axis.
-
-        Best: own lane, own device (what was received is local), own host; then largest overlap; then device order.
-        """
+        """Assemble a needed region from boxes: take the best one, split the rest around it along one axis, and repeat."""
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *held.get(device, ()))):
             assert box.region is not None
-            overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor is its own part
+            overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor overlaps itself
             if overlap is not None:
                 overlaps.append((i, box, overlap))
-                if box.device == device and box.lane == lane and overlap == need:  # nothing is better
+                if box.device == device and box.lane == lane and overlap == need:  # no other box can be better
                     overlaps = overlaps[-1:]
                     break
         if not overlaps:
             raise DicompilerError(
-                f"plan: nobody computes {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
-                "let the region of one of its parts cover it"
+                f"plan: no part computes {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
+                "extend the region of one of its parts"
             )
         ranked = (
             [(one, *self._piece_rank(at, i, box, one)) for i, box, one in overlaps]
@@ -202,7 +224,7 @@ class _Router:
         _, box, overlap = (
             overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._piece_rank(at, *one))
         )
-        # What has nothing in common with the need has nothing in common with a part of it.
+        # Boxes that do not overlap the needed region do not overlap parts of it either.
         near = [one for _, one, _ in overlaps if one.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -217,14 +239,14 @@ class _Router:
         return AssemblyLeaf(box, overlap)
 
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
-        """The smaller the better a piece."""
+        """Return the sort key of a box for a reader; the smallest is the best."""
         device, lane = at
         near = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
         distance = int(box.lane != lane) if box.device == device else 2 if near else 3
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_order(self, task: Task) -> TaskOrder:
-        """Layer order; within a layer partial sums first."""
+        """Return the sort key of a task: layer order, and partial sums first within a layer."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
@@ -245,8 +267,11 @@ def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
 
 
 def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
-    """Numbers the maximal runs of steps in which no lane reads what another lane or device makes in the same run:
-    inside a run the lanes of a device go one after another. `tasks` in layer order."""
+    """Number the runs of tasks, and return the number by task.
+
+    Within a run, no lane reads what another lane or device computes in the same run, so the lanes of a device can run
+    one after another. `tasks` must be in layer order.
+    """
     runs, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):
         step = list(group)
@@ -262,5 +287,5 @@ def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[Tenso
 
 
 def format_region(region: Region) -> str:
-    """((0, 1), (4, 8)) → "[0:1, 4:8]"."""
+    """Return a region as text: ((0, 1), (4, 8)) ⇒ "[0:1, 4:8]"."""
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in region) + "]"

@@ -1,6 +1,6 @@
-"""Cut, the driver's last step: the placed model becomes a Program, per device segments and between devices transfers.
+"""Segmentation: a placed model becomes a Program, with segments on devices and transfers between them.
 
-placed Model (every node on a device, in step order), or PlacedGraph, the same unwritten → Program
+placed Model, or PlacedGraph (not written as ONNX) ⇒ Program
 """
 
 from __future__ import annotations
@@ -21,8 +21,16 @@ from dicompiler.partition.placed_graph import FROM_INPUT, NodePlacement, PlacedG
 def build_program(
     placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Program:
-    """The program of a placed model; of a placed graph, which is not written as ONNX, the same but for the segments'
-    models and the weights. `devices`: all in order, also those without work; `hosts`: device → host."""
+    """Return the program of a placed model.
+
+    Args:
+        placed: Placed model, or placed graph; the program of a graph has no models and weights.
+        devices: All devices in order, including those without work.
+        hosts: Host by device; default: each device is its own host.
+
+    Returns:
+        The program.
+    """
     graph, hosts = _read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
     transfers = tuple(
@@ -35,17 +43,22 @@ def build_program(
         by_end[transfer.receiver].append(transfer)
     segments: dict[str, list[Segment]] = {device: [] for device in devices}
     index = {device: i for i, device in enumerate(devices)}
-    for device, own in by_end.items():  # first to the next device: where all send to all, lines carry one message each
+    for (
+        device,
+        own,
+    ) in (
+        by_end.items()
+    ):  # The next device comes first, so that in an all-to-all exchange each link carries one message at a time.
         own.sort(key=lambda one: (index[one.receiver] - index[device]) % len(index))
     order: list[tuple[int, int]] = []
     for nodes in _group_into_segments(graph):
         device = graph.nodes[nodes[0]].placement.device
-        there = segments[device]
-        order.append((index[device], len(there)))
-        segment = _build_segment(f"{device}_{len(there):03}", nodes, graph)
+        segments_of_device = segments[device]
+        order.append((index[device], len(segments_of_device)))
+        segment = _build_segment(f"{device}_{len(segments_of_device):03}", nodes, graph)
         if isinstance(placed, Model):
             segment = replace(segment, model=_segment_model(segment, nodes, graph, placed, constants))
-        there.append(segment)
+        segments_of_device.append(segment)
     return Program(
         tuple(
             _build_device_program(device, hosts, tuple(parts), graph, by_end[device])
@@ -61,7 +74,7 @@ def build_program(
 
 
 def _read_placed_model(model: Model) -> PlacedGraph:
-    """The placed graph that a placed model is."""
+    """Return the placed graph of a placed model."""
     graph = model.proto.graph
     source, copies = read_source_and_sinks(model.proto)
     pieces, states = read_state_pieces(model.proto)
@@ -84,17 +97,22 @@ def _read_placed_model(model: Model) -> PlacedGraph:
 
 
 def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
-    """The segments, as indices of nodes. Greedy and eager: a device's segment closes after a tensor that another device
-    needs (unless its next node makes one too, or is a product of the same tensor that leads to one: keys and values
-    leave together), before a node that needs something newer than the segment's start, and where the lane changes. In
-    order of their first nodes; each depends only on earlier ones."""
+    """Group nodes into segments, as lists of node indices in order of their first nodes.
+
+    The grouping is greedy. A device's segment ends
+    - after a tensor that another device needs, unless the next node also computes one, or is part of another product of
+      the same tensor (so that keys and values of an attention leave together),
+    - before a node that needs a tensor newer than the segment's start,
+    - at a change of the lane.
+    Each segment depends only on earlier ones.
+    """
     places, maker = [node.placement for node in graph.nodes], graph.producer
     sends = {at for at, *_ in graph.sends}
     groups: list[list[int]] = []
-    current: dict[str, list[int]] = {}  # device → its last segment
-    sending: dict[str, bool] = {}  # whether that ends with what another device needs
+    current: dict[str, list[int]] = {}  # last segment by device
+    sending: dict[str, bool] = {}  # True if that segment ends with a tensor that another device needs
     products = _find_products(graph, sends)
-    last: dict[str, str] = {}  # device → what the products that it sent last are of
+    last: dict[str, str] = {}  # operand of the last sent product, by device
     for unit in _inseparable_nodes(graph):
         device, lane, *_ = places[unit[0]]
         product, group = products.get(unit[0]), current.get(device, [])
@@ -114,7 +132,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 
 
 def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
-    """Node → the tensor of which it is a product with a matrix, or on the way from one to what another device needs."""
+    """Return nodes on the path from a matrix product to a sent tensor, with the product's other operand."""
     found: dict[int, str] = {}
     for at in sends:
         chain = [at] if at != FROM_INPUT else []
@@ -128,8 +146,11 @@ def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]
 
 
 def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
-    """The nodes in order, those together that must share a segment: a tensor whose type nobody knows cannot be the
-    input of one. Only layers that stay whole have such tensors, and the nodes of a layer stand side by side."""
+    """Yield the nodes in order, grouped if they must share a segment.
+
+    A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and their
+    nodes are adjacent.
+    """
     unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown:
         return ([i] for i in range(len(graph.nodes)))
@@ -143,7 +164,7 @@ def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
 
 
 def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
-    """Who sends `tensor` to `receiver`: its maker; of an input's sources one of the same host, else the first."""
+    """Return the device that sends `tensor`: its producer, or for an input a source on the receiver's host, else the first."""
     if tensor in graph.producer:
         return graph.nodes[graph.producer[tensor]].placement.device
     host = hosts.get(receiver, receiver)
@@ -162,7 +183,7 @@ def _build_device_program(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    turn = {transfer.index: i for i, transfer in enumerate(transfers)}  # receiver by receiver
+    turn = {transfer.index: i for i, transfer in enumerate(transfers)}  # order of the receivers
 
     def sends(names: Iterable[str]) -> list[Step]:
         return sorted((step for name in names for step in outgoing.get(name, ())), key=lambda step: turn[step.index])
@@ -189,7 +210,7 @@ def _build_device_program(
 
 
 def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
-    """The segment of these nodes without its model."""
+    """Return the segment of these nodes, without its model."""
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.node_reads[i] if n not in makes)
     inside = set(nodes)
@@ -204,7 +225,7 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
 def _segment_model(
     segment: Segment, nodes: Sequence[int], graph: PlacedGraph, source: Model, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """The segment's model. constants: the initializers of the placed model by name."""
+    """Return the segment's model; `constants` are the initializers of the placed model by name."""
     read = dict.fromkeys(n for i in nodes for n in graph.nodes[i].reads)
     proto = onnx.ModelProto(
         ir_version=source.proto.ir_version, opset_import=source.proto.opset_import, functions=source.proto.functions

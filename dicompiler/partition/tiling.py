@@ -1,7 +1,7 @@
-"""Cutting layers by name of axis: where height, width and channels lie in every tensor, and parts along them.
+"""Tiling: parts of layers along named axes (height, width, channel).
 
-The axes are followed through the rules from the graph's inputs on (a channel shuffle passes through five axes), never
-taken from a tensor's rank. Annotating passes and strategies build their parts here.
+The names of axes are propagated from the model's inputs through the rules (a channel shuffle passes through five
+axes), and never derived from a tensor's rank. Annotating passes and strategies build their parts with this module.
 """
 
 from __future__ import annotations
@@ -31,14 +31,31 @@ _INTEGER_DTYPES = (TensorProto.INT64, TensorProto.INT32)
 
 
 def single_device_plan(layers: LayerGraph, device: str) -> Plan:
-    """Every layer whole on one device, which is source and sink too."""
+    """Return the plan with all layers on one device, which is also source and sink.
+
+    Args:
+        layers: The layers.
+        device: Name of the device.
+
+    Returns:
+        The plan.
+    """
     return Plan({layer.name: (Part(device),) for layer in layers.layers}, (device,), (device,))
 
 
 @memoized
 def named_axes(layers: LayerGraph) -> NamedAxes:
-    """Tensor → label → axis. A graph input of rank ≥ 3 is read as N, C, H, W; of rank 2 as N, C (H, C where N is more
-    than 1), or, of whole numbers (tokens), as N, H. What weights cut is the channel axis from there on."""
+    """Return the axis of each name (height, width, channel) by tensor.
+
+    Inputs of rank 3 and more are read as N, C, H, W. Inputs of rank 2 are N, C (H, C if N is greater than 1), or N, H
+    for integers (tokens). The axis along which weights are cut is the channel axis from there on.
+
+    Args:
+        layers: The layers.
+
+    Returns:
+        Axis by name, by tensor.
+    """
     labelled: dict[str, Mapping[str, int]] = {}
     for name in layers.inputs:
         tensor = layers.tensors[name]
@@ -52,8 +69,11 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
 
 
 def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
-    """The labels of a layer's output axes: those of the input axes that a cut reaches; for an operator with weights
-    the axis that cuts them is the channel axis, and another that was called so is called height."""
+    """Return the names of a layer's output axes: those of the input axes that a cut of the output axis restricts.
+
+    For an operator with weights, the axis that cuts the weights is the channel axis; another axis with that name
+    becomes height.
+    """
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}
     for axis in cuttable_axes(layers, layer):
@@ -61,7 +81,7 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             make_share_task(layers, layer, LayerShare(with_interval(full_region(shape), axis, at)))
             for at in ((0, 1), (shape[axis] - 1, shape[axis]))
         )
-        # Axes of which both ends read the same are not cut: a Slice never reads all of its axes.
+        # Only axes on which the first and the last element read different regions are cut: a Slice never reads all.
         cut = {
             label
             for key in {**first.needs, **last.needs}
@@ -69,7 +89,7 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             if len({(task.needs[key][a] if key in task.needs else None) for task in (first, last)}) > 1
             and any(task.needs[key][a] != (0, _extent(layers, key, a)) for task in (first, last) if key in task.needs)
         }
-        # A quantised layer's weights are read by what dequantises them, before the anchor.
+        # The weights of a quantized layer are read by nodes before the anchor, which dequantize them.
         readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)
@@ -85,9 +105,11 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
                 labels.setdefault("height", labels.pop("channel"))
         for label in sorted(cut):
             labels.setdefault(label, axis)
-    # A map so small that every tile's halo covers it shows no cut: a layer that keeps the rank keeps the axis.
-    same = (labelled.get(name, {}) for name in layer.inputs if len(layers.tensors[name].shape or ()) == len(shape))
-    for label, axis in (entry for axes_of in same for entry in axes_of.items()):
+    # If a feature map is so small that every halo covers it, no cut is visible: keep the axis if the rank is kept.
+    labels_of_inputs = (
+        labelled.get(name, {}) for name in layer.inputs if len(layers.tensors[name].shape or ()) == len(shape)
+    )
+    for label, axis in (entry for axes_of in labels_of_inputs for entry in axes_of.items()):
         if label != "channel" and label not in labels and axis not in labels.values():
             labels[label] = axis
     return labels
@@ -98,27 +120,59 @@ def _extent(layers: LayerGraph, key: TensorKey, axis: int) -> int:
 
 
 def labelled_axis(layers: LayerGraph, layer: Layer, label: AxisLabel) -> int:
-    """The axis of the layer's output that `label` names. Raises where it has none that can be cut, naming those that
-    can."""
+    """Return the axis of a layer's output with a name.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        label: `height`, `width` or `channel`.
+
+    Returns:
+        The axis.
+
+    Raises:
+        DicompilerError: The layer has no such axis that can be cut. The message lists those that can.
+    """
     labels = named_axes(layers).get(layer.output, {})
     allowed = cuttable_axes(layers, layer)
     axis = labels.get(label)
     if axis is None or axis not in allowed:
         named = [name for name, a in labels.items() if a in allowed]
-        why = layer.whole_reason or f"it can be cut by: {', '.join(named) or 'nothing'}"
-        raise DicompilerError(f"layer {layer.name!r} cannot be cut by {label}: {why}")
+        why = layer.whole_reason or f"axes that can be split: {', '.join(named) or 'none'}"
+        raise DicompilerError(f"layer {layer.name!r} cannot be split along {label}: {why}")
     return axis
 
 
 def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """The axis in shares proportional to `weights`; boundaries move to where the rule needs no more than is asked for
-    (whole groups, whole channels behind a Flatten). A share can come out empty."""
+    """Split an axis into intervals proportional to `weights`, with boundaries aligned by the operator's rule.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        axis: Axis of its output.
+        weights: Weights of the intervals.
+
+    Returns:
+        One interval per weight. Intervals can be empty.
+    """
     extent = output_shape(layers, layer)[axis]
     return align_cuts(layers, layer, axis, [end for _, end in split_proportionally(extent, weights)])
 
 
 def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
-    """The axis cut at `ends`, each moved to the nearest place where the rule needs no more than is asked for."""
+    """Split an axis at `ends`, each moved to the nearest position at which the rule computes no more than requested.
+
+    Such positions are boundaries of groups, or of whole channels after a Flatten.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        axis: Axis of its output.
+        ends: Ends of the intervals in elements.
+
+    Returns:
+        The intervals.
+    """
     moved = [_align_cut(layers, layer, axis, end) for end in ends]
     return tuple(zip((0, *moved), moved, strict=False))
 
@@ -135,9 +189,22 @@ def _align_cut(layers: LayerGraph, layer: Layer, axis: int, end: int) -> int:
 def tile_layer(
     layers: LayerGraph, layer: Layer, label: AxisLabel, weights: Sequence[float], devices: Sequence[str]
 ) -> tuple[Part, ...]:
-    """Parts of `layer` along an axis, one per device, in proportion to `weights`; empty shares get no part.
+    """Return parts of a layer along an axis, one per device, proportional to `weights`.
 
-    layer ⇒ [d0: rows 0:3], [d1: rows 3:7]. Raises where the layer cannot be cut so.
+    layer ⇒ [d0: rows 0:3], [d1: rows 3:7]
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        label: `height`, `width` or `channel`.
+        weights: Weights of the devices.
+        devices: Names of the devices.
+
+    Returns:
+        The parts; devices with an empty interval get none.
+
+    Raises:
+        DicompilerError: The layer cannot be cut along this axis.
     """
     axis, whole = labelled_axis(layers, layer, label), full_region(output_shape(layers, layer))
     intervals = zip(devices, split_axis(layers, layer, axis, weights), strict=True)
@@ -147,7 +214,17 @@ def tile_layer(
 
 
 def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
-    """The tiles of a rows × columns grid over height and width, row by row; equal shares, empty ones left out."""
+    """Return the tiles of a rows × columns grid over height and width, row by row; empty tiles are omitted.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        rows: Number of rows of the grid.
+        columns: Number of columns of the grid.
+
+    Returns:
+        Regions of the layer's output.
+    """
     h, w = labelled_axis(layers, layer, "height"), labelled_axis(layers, layer, "width")
     both = (split_axis(layers, layer, axis, [1.0] * count) for axis, count in ((h, rows), (w, columns)))
     heights, widths = ([cut for cut in cuts if cut[0] < cut[1]] for cuts in both)
@@ -156,28 +233,58 @@ def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tup
 
 
 def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
-    """Whether the layer's output is read, and by layers of these names alone (a graph output is read outside)."""
+    """Return True if the layer's output is read, and only by layers with these names.
+
+    Args:
+        layers: The layers.
+        layer: The layer.
+        names: Names of layers.
+
+    Returns:
+        False for a model output, which is read outside.
+    """
     readers = layers.consumers.get(layer.output, ())
     return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
 
 
 def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
-    """The one layer of a set whose output leaves it; raises where there are several.
+    """Return the only layer of a set whose output is read outside of the set.
 
-    A set with one exit is convex: what leaves through the exit cannot come back to what leads to the exit.
+    A set with one exit is convex: a path that leaves it never returns.
+
+    Args:
+        layers: The layers.
+        chosen: The set.
+
+    Returns:
+        The layer.
+
+    Raises:
+        DicompilerError: There are several exits.
     """
     names = {layer.name for layer in chosen}
     exits = [layer for layer in chosen if not is_read_only_within(layers, layer, names)]
     if len(exits) != 1:
         names_out = ", ".join(layer.name for layer in exits) or "none"
-        raise DicompilerError(f"fused tiles need a set of layers with one exit: of this one {names_out} leave")
+        raise DicompilerError(f"fused tiles need a set of layers with one exit: exits of this set: {names_out}")
     return exits[0]
 
 
 def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
-    """For each tile of the exit's output: layer → the region that computes it, grown backwards by every halo.
+    """Return the region of each layer that computes a tile of the exit, extended backwards by all halos.
 
-    conv1 → conv2 (exit: rows 4:8)  ⇒  conv2: rows 4:8, conv1: rows 3:9
+    conv1 → conv2 (exit: rows 4:8) ⇒ conv2: rows 4:8, conv1: rows 3:9
+
+    Args:
+        layers: The layers.
+        chosen: Layers with one exit.
+        tiles: Regions of the exit's output.
+
+    Returns:
+        Region by layer name, for each tile.
+
+    Raises:
+        DicompilerError: The set has several exits, or contains a layer that cannot be divided.
     """
     last = exit_layer(layers, chosen)
     order = sorted(chosen, key=lambda layer: layers.position[layer.name], reverse=True)

@@ -1,6 +1,6 @@
-"""Narrowing: what travels in a narrower type is made so where it is sent, and wide again where it is read.
+"""Narrowing of sent tensors: casts before and after each transfer.
 
-piece → Cast (float16, bfloat16) or QuantizeLinear (int8) ─ transfer → Cast or DequantizeLinear → piece of its own type
+box ⇒ Cast (float16, bfloat16) or QuantizeLinear (int8) ⇒ transfer ⇒ Cast or DequantizeLinear ⇒ box in its own type
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dicompiler.ir.wire_dtype import (
 from dicompiler.partition.placed_graph import NodePlacement, PlacedGraphBuilder, PlacedTensor
 
 LAST_POSITION = 1 << 31
-"""A place in layer order behind all others."""
+"""Position in layer order after all layers."""
 MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10}
-"""Type on the wire → the first opset whose Cast, or QuantizeLinear, makes it."""
+"""First opset with a Cast or QuantizeLinear for each wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)
-"""The range in a program that is only evaluated, before samples were run."""
+"""Value range in programs that are only simulated, before samples have been run."""
 
 
 class WireCasts:
-    """What stands between the pieces of two devices. Of a tensor that travels as it is: nothing."""
+    """Casts between the devices of a placed graph; none for tensors that are sent unchanged."""
 
     def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
         self.builder, self.layers, self.wire = builder, layers, wire
@@ -39,8 +39,17 @@ class WireCasts:
         ] = {}  # narrow tensor, device, lane → what its readers there share
 
     def narrow(self, held: PlacedTensor, box: Box, early: NodePlacement, behind: NodePlacement) -> PlacedTensor:
-        """What is sent of `held`, whose maker is at `behind`: the box cut out of it at `early`, and narrowed then, all
-        slices there before that, so that they still leave together; what is all of it directly behind its maker."""
+        """Return the tensor that is sent for a box of `held`: sliced, then narrowed.
+
+        The cast of a slice comes after all slices at `early`, so that their transfers still leave together. The cast of
+        a whole tensor directly follows the node that computes it.
+
+        Args:
+            held: Tensor of which the box is a region.
+            box: The box.
+            early: Placement of the slice.
+            behind: Placement of the node that computes `held`.
+        """
         assert box.region is not None
         piece, kind = self.builder.add_slice(held, box.region, early), self.kinds.get(box.key.tensor)
         if kind is None:
@@ -55,7 +64,7 @@ class WireCasts:
         return self._convert(piece, made, place, box.key, "QuantizeLinear")
 
     def widen(self, sent: PlacedTensor, key: TensorKey, place: NodePlacement) -> PlacedTensor:
-        """The received piece in its own type, for the reader at `place` and all others there."""
+        """Return the received box in its own type, shared by all readers on this device and lane."""
         if key.tensor not in self.kinds:
             return sent
         at = (sent.name, place.device, place.lane)
@@ -83,29 +92,36 @@ class WireCasts:
 
 
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
-    """DicompilerError where what travels by `routing` cannot be narrowed so: for want of ranges, or of an operator in
-    the model's opset (0: it uses none)."""
+    """Raise DicompilerError if sent tensors cannot be narrowed: value ranges are missing, or the opset is too old.
+
+    Args:
+        routing: The routing.
+        wire: Its wire format.
+        opset: Opset of the model's standard operators; 0: it uses none.
+    """
     known = effective_wire_dtypes(routing.layers)
     keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in known)
     for key in keys:
         kind, name = known[key.tensor], range_name(key)
         if 0 < opset < MIN_OPSET_BY_DTYPE.get(kind, 0):
             raise DicompilerError(
-                f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, and the model has {opset}: convert it "
-                "(onnx.version_converter), or take another type"
+                f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, but the model has {opset}: convert it "
+                "(onnx.version_converter), or use another type"
             )
         if kind == "int8" and name not in wire.ranges:
             raise DicompilerError(
-                f"wire: no range is known of {name!r}, which travels as int8: give samples of the inputs (--samples)"
+                f"wire: the value range of {name!r}, which is sent as int8, is unknown: give sample inputs (--wire-samples)"
             )
 
 
 def max_narrowings_on_path(routing: Routing) -> int:
-    """How many times in a row, at most, what leads from an input to an output is narrowed."""
+    """Return the maximum number of narrowings on a path from a model input to an output."""
     layers = routing.layers
-    known = effective_wire_dtypes(layers)
-    travels = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in known}
-    whole, partial = ({key.tensor for key in travels if (key.reduce is None) == kept} for kept in (True, False))
+    dtypes = effective_wire_dtypes(layers)
+    sent_keys = {box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes}
+    whole, partial = (
+        {key.tensor for key in sent_keys if (key.reduce is None) == is_whole} for is_whole in (True, False)
+    )
     depth = dict.fromkeys(layers.inputs, 0)
     for layer in layers.layers:
         deepest = max((depth.get(name, 0) + (name in whole) for name in layer.inputs), default=0)

@@ -1,5 +1,1 @@
-"""The Model: an ONNX protobuf with the structure, and the weights as views of the mapped file.
-
-In: a file, bytes or a ModelProto. Out: a Model, its digest, a file again; and the graph as passes edit it.
-Nothing else reads or writes ONNX files.
-"""
+"""The ONNX model in memory: loading, checks, an editable graph, and writing."""

@@ -1,7 +1,7 @@
-"""The graphsurgeon graph in which every pass edits a model.
+"""Editable graph, in which all passes edit a model: a graphsurgeon graph that keeps its messages.
 
-In: a skeleton ModelProto with its weights. Out: a gs.Graph whose nodes and tensors hold the messages that they come
-from; attributes are read from these when asked for, weights stay views. The way back is in graph_export.py.
+skeleton ModelProto + weights ⇒ ModelGraph. Nodes and tensors refer to the messages from which they come. Attributes
+are read from them on demand, and weights stay views. `graph_export` converts the graph back.
 """
 
 from __future__ import annotations
@@ -33,53 +33,66 @@ _LIST_FIELDS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "s
 
 @dataclass(frozen=True)
 class OpaqueAttribute:
-    """An attribute that graphsurgeon cannot carry (an empty list, text that is not UTF-8, a sparse tensor, a type …).
+    """Attribute that graphsurgeon cannot represent (an empty list, text that is not UTF-8, a sparse tensor, a type …).
 
-    It stands in `node.attrs` under its name, so that a pass can see that it is there, move or delete it.
+    It appears in `node.attrs` under its name, so passes can detect, move or delete it.
+
+    Attributes:
+        attribute: The attribute's message.
     """
 
     attribute: onnx.AttributeProto
 
 
 class ConstantValues(LazyValues):  # type: ignore[misc]
-    """The values of a constant: those of the message `source`, or of the weight that it stands for, not copied."""
+    """Values of a constant: those of a message or of a weight, not copied."""
 
     def __init__(self, source: onnx.TensorProto, weight: Weight | None = None) -> None:
+        """Refer to the values of `source`, or of the weight for which it is a placeholder.
+
+        Args:
+            source: The initializer's message.
+            weight: Its data, if it is a placeholder.
+        """
         self.source, self.weight, self.shape = source, weight, list(source.dims)
 
     @cached_property
     def tensor(self) -> onnx.TensorProto:
-        """A copy of the message, because graphsurgeon's own export renames it in place."""
+        """A copy of the message, because the export of graphsurgeon renames it in place."""
         return copy_without(self.source)
 
     @cached_property
     def dtype(self) -> Any:
-        """The numpy type, or the number of an onnx type that graphsurgeon has none for."""
-        with G_LOGGER.suppress():  # it prints to standard output
+        """The numpy type, or the number of an onnx type for which graphsurgeon has no numpy type."""
+        with G_LOGGER.suppress():  # graphsurgeon prints to standard output
             return onnx_importer.get_onnx_tensor_dtype(self.source)
 
     @property
     def is_large(self) -> bool:
-        """Whether they are a weight, or would be one as raw data of an initializer."""
+        """True if the values are a weight, or would be one as raw data of an initializer."""
         kind = self.source.data_type
         return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= MIN_WEIGHT_BYTES
 
     def load(self) -> NDArray[Any]:
-        """The values; read-only where they are large."""
+        """Return the values, read-only if they are large.
+
+        Returns:
+            The array.
+        """
         array = self.weight.array() if self.weight is not None else onnx.numpy_helper.to_array(self.source)
         return array if self.is_large else array.copy()
 
 
 class SparseConstantValues(SparseValues):  # type: ignore[misc]
-    """The values of a sparse constant, in its own type (graphsurgeon makes them float64)."""
+    """Values of a sparse constant in its own type (graphsurgeon converts them to float64)."""
 
     def load(self) -> NDArray[Any]:
-        """The dense array."""
+        """Return the dense array."""
         return to_dense(self.tensor)
 
 
 class _LazyAttributes:
-    """What is made only when it is asked for: most tensors of a graph are never looked at."""
+    """Attributes that are computed on demand, because most tensors of a graph are never inspected."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPPOSITE_LINK:
@@ -91,7 +104,7 @@ class _LazyAttributes:
 
 
 class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
-    """An initializer; `source` is its message, if the model had it, and keeps its documentation when values change."""
+    """Initializer; `source` is its message in the model, whose documentation is kept if the values change."""
 
     def __init__(self, name: str, source: onnx.TensorProto, weight: Weight | None = None) -> None:
         self.__dict__.update(name=name, source=source, weight=weight, data_location=None, _export_dtype=None)
@@ -102,14 +115,14 @@ class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
         return ConstantValues(self.source, self.weight)
 
     def to_variable(self, dtype: Any = None, shape: Any = ()) -> gs.Variable:
-        """Turns it into a variable, in place: whoever reads it reads that."""
+        """Turn the constant into a variable, in place, so that all readers see it."""
         super().to_variable(dtype, list(shape))
         self.__class__, self.info = Variable, None
         return self
 
 
 class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
-    """A tensor that is computed; `info` is what the model says of it, where dtype and shape are read when asked."""
+    """Computed tensor; `info` is its message in the model, from which dtype and shape are read on demand."""
 
     def __init__(self, name: str, info: onnx.ValueInfoProto | None = None) -> None:
         self.__dict__.update(name=name, info=info)
@@ -120,31 +133,43 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
         return tensor_info(self.info, name)
 
     def set_info(self, info: onnx.ValueInfoProto | None) -> None:
-        """From now on this is known of the tensor, and nothing else."""
+        """Replace everything that is known of the tensor.
+
+        Args:
+            info: Type and shape of the tensor; None: unknown.
+        """
         self.info = info
         for key in _INFO_KEYS:
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        """Turns it into a constant, in place: whoever reads it reads that."""
-        self.__dict__.update(dtype=None, shape=None)  # which graphsurgeon deletes
+        """Turn the variable into a constant, in place, so that all readers see it.
+
+        Args:
+            values: Values of the constant.
+            export_dtype: Type for the export, as in graphsurgeon.
+
+        Returns:
+            The constant.
+        """
+        self.__dict__.update(dtype=None, shape=None)  # graphsurgeon deletes these attributes
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
         return self
 
 
 def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
-    """What a message says of a tensor's "dtype", "shape" or "type", as graphsurgeon has it."""
+    """Return "dtype", "shape" or "type" of a tensor's message in the form of graphsurgeon."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
-    with G_LOGGER.suppress():  # it prints to standard output
+    with G_LOGGER.suppress():  # graphsurgeon prints to standard output
         return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
 
 
 class GraphNode(gs.Node):  # type: ignore[misc]
-    """A node of the model; `proto` is its message, from which the attributes are read when asked for.
+    """Node of the model; attributes are read from its message `proto` on demand.
 
-    It equals itself alone (graphsurgeon compares all fields, which makes taking it out of a list slow).
+    A node equals only itself. (graphsurgeon compares all fields, which makes removal from a list slow.)
     """
 
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -162,11 +187,11 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
-        """The control-flow bodies (with theirs); the attributes of a node that has some are always read."""
+        """Return the control-flow bodies, and theirs; the attributes of nodes with bodies are always read."""
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
-        """The same operator on other tensors; documentation and metadata are copied too."""
+        """Return a copy on other tensors, with documentation and metadata."""
         new = GraphNode(self.proto, inputs or (), outputs or ())
         new.__dict__.update({key: self.__dict__[key] for key in ("op", "name", "domain")})
         if "attrs" in self.__dict__:
@@ -175,18 +200,26 @@ class GraphNode(gs.Node):  # type: ignore[misc]
 
 
 class ModelGraph(gs.Graph):  # type: ignore[misc]
-    """A gs.Graph that remembers what graphsurgeon forgets, with the steps that most rewrites consist of.
+    """graphsurgeon graph that keeps data which graphsurgeon drops, with methods for frequent edits.
 
-    original: the message that it was made of, never to be changed.
-    messages: "input", "output", "value_info" → what the model says of tensors there, by name.
-    initializers: in file order, which the model keeps; those that nobody reads any more drop out of it.
-    spare: those of them that nobody read from the start; they stay until `prune`.
-    defaults: the names of those that are graph inputs too: a caller can give them another value.
+    Attributes:
+        nodes: The nodes, in topological order.
+        source_graph: The message from which it was made, never changed.
+        value_infos: Messages of tensors by name, for "input", "output" and "value_info".
+        initializers: Initializers in file order. Those that nobody reads any more are dropped.
+        unread_initializers: Initializers that nobody read from the start; they are kept until `prune`.
+        overridable_names: Names of initializers that are also inputs, so that a caller can override them.
     """
 
     nodes: list[gs.Node]
 
     def __init__(self, original: onnx.GraphProto, **parts: Any) -> None:
+        """Create a graph from a message and the parts that graphsurgeon needs.
+
+        Args:
+            original: The message from which the graph is made.
+            **parts: Nodes, inputs and outputs, as in graphsurgeon.
+        """
         super().__init__(name=original.name, doc_string=original.doc_string, **parts)
         self.source_graph = original
         self.value_infos = {
@@ -197,14 +230,26 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.overridable_names: set[str] = set()
         self._taken: tuple[dict[str, int], dict[str, int]] | None = None
 
-    # --- names
-
     def unused_tensor_name(self, wish: str) -> str:
-        """A tensor name that nobody has: `wish` or `wish_1` … What exists is looked up once, at the first question."""
+        """Return an unused tensor name: `wish`, or `wish_1` ….
+
+        Args:
+            wish: The preferred name.
+
+        Returns:
+            The name, which is reserved from now on.
+        """
         return unique_name(wish, self._taken_names()[0])
 
     def unused_node_name(self, wish: str) -> str:
-        """A node name that nobody has."""
+        """Return an unused node name.
+
+        Args:
+            wish: The preferred name.
+
+        Returns:
+            The name, which is reserved from now on.
+        """
         return unique_name(wish, self._taken_names()[1])
 
     def _taken_names(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -215,18 +260,31 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
             self._taken = dict.fromkeys(tensors, 0), {node.name: 0 for node in self.nodes}
         return self._taken
 
-    # --- what is read
-
     def names_read(self) -> set[str]:
-        """The names of all tensors that a node reads, also within bodies, or that are outputs."""
+        """Return the names of all tensors that nodes and bodies read, and of the outputs.
+
+        Returns:
+            Names of tensors.
+        """
         return {name for node in self.nodes for name in names_read(node)} | {tensor.name for tensor in self.outputs}
 
     def is_constant(self, tensor: gs.Tensor) -> bool:
-        """Whether the tensor has the same value whenever the model runs."""
+        """Return True if the tensor has the same value in every run of the model.
+
+        Args:
+            tensor: A tensor of the graph.
+
+        Returns:
+            True for initializers that callers cannot override.
+        """
         return isinstance(tensor, gs.Constant) and tensor.name not in self.overridable_names
 
     def set_inferred_info(self, inferred: onnx.GraphProto) -> None:
-        """Takes over what shape inference says of the tensors that nodes make; whatever else was known is forgotten."""
+        """Replace the types and shapes of computed tensors by those of shape inference.
+
+        Args:
+            inferred: The graph after shape inference.
+        """
         values, outputs = {value.name: value for value in inferred.value_info}, self.value_infos["output"]
         for value in inferred.output:
             if value.type.tensor_type.HasField("shape"):
@@ -238,28 +296,48 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
                 tensor.set_info(values.get(name, outputs.get(name)))
         self.value_infos["value_info"] = values
 
-    # --- edits
-
     def add_initializer(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
-        """A new initializer. Large values become a weight, which is not copied."""
+        """Add an initializer. Large values become a weight, which is not copied.
+
+        Args:
+            name: Name of the initializer.
+            values: Its values.
+
+        Returns:
+            The constant.
+        """
         constant = gs.Constant(name, values)
         self.initializers.append(constant)
         return constant
 
     def make_constant(self, tensor: gs.Variable, values: NDArray[Any] | LazyValues) -> None:
-        """The tensor becomes an initializer of these values; the node that made it is to be removed."""
+        """Turn a tensor into an initializer; the caller must remove the node that computed it.
+
+        Args:
+            tensor: The tensor.
+            values: Its values.
+        """
         tensor.to_constant(values)
         self.initializers.append(tensor)
 
     def replace_uses(self, old: gs.Tensor, new: gs.Tensor) -> None:
-        """Whoever reads `old`, also within bodies, reads `new`. What is an output of the graph stays one."""
+        """Make all nodes and bodies that read `old` read `new`. Outputs of the graph are not changed.
+
+        Args:
+            old: The tensor to replace.
+            new: Its replacement.
+        """
         for reader in list(old.outputs):
             reader.inputs = [new if tensor is old else tensor for tensor in reader.inputs]
         for body in self.subgraphs(recursive=True):
             body.outputs = [new if tensor is old else tensor for tensor in body.outputs]
 
     def remove_nodes(self, nodes: Collection[gs.Node]) -> None:
-        """Takes the nodes out; they read and make nothing any more."""
+        """Remove nodes from the graph, and disconnect them from their tensors.
+
+        Args:
+            nodes: The nodes.
+        """
         gone = {id(node) for node in nodes}
         self.nodes = [node for node in self.nodes if id(node) not in gone]
         for node in nodes:
@@ -268,12 +346,17 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
                 inner.outputs.clear()
 
     def insert_nodes(self, nodes: Sequence[gs.Node], before: gs.Node) -> None:
-        """Puts the nodes in front of another."""
+        """Insert nodes before another node.
+
+        Args:
+            nodes: New nodes.
+            before: A node of the graph.
+        """
         index = next(index for index, node in enumerate(self.nodes) if node is before)
         self.nodes[index:index] = nodes
 
     def prune(self) -> None:
-        """Drops the nodes of which nobody reads an output, then the initializers that nobody reads."""
+        """Remove nodes whose outputs nobody reads, then unread initializers."""
         live = {tensor.name for tensor in self.outputs}
         dead = []
         for node in reversed(self.nodes):
@@ -288,7 +371,14 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
 
 
 def names_read(node: gs.Node) -> Iterator[str]:
-    """What the node reads, and all that its bodies name."""
+    """Yield the names of tensors that a node and its bodies read.
+
+    Args:
+        node: A node.
+
+    Yields:
+        Tensor names.
+    """
     yield from (tensor.name for tensor in node.inputs if tensor.name)
     for body in node.subgraphs(recursive=True):
         yield from (tensor.name for inner in body.nodes for tensor in inner.inputs if tensor.name)
@@ -299,7 +389,7 @@ def names_read(node: gs.Node) -> Iterator[str]:
 
 
 def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """The model as a graph of its own: nothing done to it reaches `proto` or `weights`."""
+    """Return an independent graph of a model; edits never reach `proto` or `weights`."""
     opsets = onnx.ModelProto(opset_import=proto.opset_import).opset_import
     graph = _import_graph(proto.graph, weights, {})
     graph.opset = max((entry.version for entry in opsets if entry.domain in ("", "ai.onnx")), default=1)
@@ -309,7 +399,7 @@ def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGrap
 
 
 def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> ModelGraph:
-    """The graph; what a body reads of the tensors around it, `outer`, are these very objects."""
+    """Return a graph; tensors of `outer` that a body reads are shared objects."""
     values = (*proto.value_info, *proto.output, *proto.input)
     infos = {value.name: value for value in values if value.HasField("type")}
     graph = ModelGraph(proto)
@@ -325,7 +415,7 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
         if name in tensors:
             return tensors[name]
         new = Variable(name, infos.get(name))
-        if name:  # an omitted tensor is one of its own each time
+        if name:  # each omitted tensor is a separate object
             known[name] = local[name] = new
         return new
 
@@ -346,7 +436,7 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
 
 
 def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
-    """An attribute's value as graphsurgeon has it, or HeldAttribute."""
+    """Return an attribute's value in the form of graphsurgeon, or an OpaqueAttribute."""
     kind = attribute.type
     if attribute.ref_attr_name:
         return OpaqueAttribute(attribute)
@@ -366,16 +456,16 @@ def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tens
 
 
 def adopt_graph(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """A graph that graphsurgeon made itself, with what it forgot of `original`."""
+    """Return a graph made by graphsurgeon as a ModelGraph, with data of `original` that it dropped."""
     parts = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
-    new, like = (
+    new, fresh = (
         ModelGraph(original, **{part: getattr(graph, part) for part in parts}),
         _import_graph(original, weights, {}),
     )
     new.name, new.doc_string = graph.name, graph.doc_string
     new.initializers, new.unread_initializers, new.overridable_names = (
-        like.initializers,
-        like.unread_initializers,
-        like.overridable_names,
+        fresh.initializers,
+        fresh.unread_initializers,
+        fresh.overridable_names,
     )
     return new

@@ -1,8 +1,8 @@
-"""The way back from the graph in which passes edit to a model, which loses nothing.
+"""Export of an edited graph to a model, without losing data.
 
-In: a gs.Graph and the model that it was made of. Out: the same model again, where each node, attribute, tensor and
-constant that the graph left as it was is the original message, with all that graphsurgeon does not carry
-(documentation, metadata, annotations, shardings, overloads, unread initializers …).
+ModelGraph + the model from which it was made ⇒ the model with the graph's changes. Unchanged nodes, attributes, tensors
+and constants keep their original messages, including data that graphsurgeon does not carry (documentation, metadata,
+annotations, shardings, overloads, unread initializers …).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = onnx.AttributeProto
 def from_graph(
     graph: gs.Graph, proto: onnx.ModelProto, weights: Mapping[str, Weight]
 ) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """The model that `graph` has become; `proto` and `weights` are what it was made of and give what it cannot hold."""
+    """Return the model of an edited graph, with all data of `proto` and `weights` that a graph does not carry."""
     new = copy_without(proto, "graph", "opset_import")
     if graph.ir_version is not None:
         new.ir_version = graph.ir_version
@@ -50,10 +50,10 @@ def from_graph(
 def _export_graph(
     graph: ModelGraph, new: onnx.GraphProto, weights: dict[str, Weight] | None, outer: Collection[str]
 ) -> None:
-    """Fills `new`, with every message that the graph left as it was.
+    """Fill `new` with the graph; unchanged messages are reused.
 
-    weights: takes the large constants' data; None (a control-flow body): the data stays inside.
-    outer: the constants of the enclosing graphs, which a body only names.
+    `weights` takes the data of large constants; None (for a body): data stays in the message. `outer` names constants
+    of enclosing graphs, to which a body only refers.
     """
     rest = copy_without(
         graph.source_graph, "node", "input", "output", "initializer", "sparse_initializer", "value_info"
@@ -82,7 +82,7 @@ def _export_graph(
 def _own_constants(
     graph: ModelGraph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]
 ) -> dict[str, gs.Constant]:
-    """The graph's own, by name: in file order, then the new ones in the order in which they are met."""
+    """Return the graph's own constants by name: in file order, then new ones in order of first use."""
     read = dict(tensors)
     for body in graph.subgraphs(recursive=True):
         inside = {id(constant) for constant in vars(body).get("initializers", ())}
@@ -102,7 +102,7 @@ def _own_constants(
 
 
 def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -> onnx.TensorProto:
-    """The initializer of a constant: the original where nothing changed."""
+    """Return the initializer of a constant; the original message if nothing changed."""
     source: onnx.TensorProto | None = getattr(constant, "source", None)
     name, values = constant.name, constant._values
     if isinstance(values, LazyValues):
@@ -128,7 +128,7 @@ def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -
 def _export_weight(
     name: str, weight: Weight, source: onnx.TensorProto | None, weights: dict[str, Weight] | None
 ) -> onnx.TensorProto:
-    """Data that is not in a message of the model; `source` gives the documentation."""
+    """Return an initializer for data that is in no message of the model, with the documentation of `source`."""
     if weights is not None and weight.nbytes >= MIN_WEIGHT_BYTES:
         weights[name] = weight
         tensor = make_placeholder(name, weight)
@@ -142,7 +142,7 @@ def _export_weight(
 
 
 def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
-    """Whether the tensor has exactly the array's type, shape and content."""
+    """Return True if a tensor has exactly the array's type, shape and content."""
     other = onnx.numpy_helper.to_array(tensor)
     if other.dtype != array.dtype or other.shape != array.shape:
         return False
@@ -152,7 +152,7 @@ def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
 def _add_values(
     new: onnx.GraphProto, graph: ModelGraph, tensors: Mapping[str, gs.Tensor], constants: Mapping[str, gs.Constant]
 ) -> None:
-    """Inputs, outputs and value_info of `new`; an input that is also an initializer keeps its place."""
+    """Add inputs, outputs and value infos to `new`; an input that is also an initializer keeps its position."""
     inputs, outputs, values = (graph.value_infos[place] for place in ("input", "output", "value_info"))
     ports = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
     for index, (name, value) in enumerate(inputs.items()):
@@ -169,8 +169,8 @@ def _add_values(
 
 
 def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
-    """The tensor's type: `original` where the graph left it as it was, else that with another type or shape."""
-    info: Any = getattr(tensor, "info", original)  # what the view shows, which may be another mention of the tensor
+    """Return the message of a tensor: `original` if the graph did not change it, else a copy with another type or shape."""
+    info: Any = getattr(tensor, "info", original)  # The graph may have read another message of the same tensor.
     original = original if original is not None else info
     looked_at = tensor.__dict__.keys() & {"dtype", "shape"}
     changed = not isinstance(tensor, gs.Constant) and any(
@@ -191,15 +191,21 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
             if before.denotation:
                 dim.denotation = before.denotation
         if tensor.dtype == tensor_info(info, "dtype"):
-            now.elem_type = was.elem_type  # which graphsurgeon does not always know by its numpy type
+            now.elem_type = was.elem_type  # graphsurgeon does not have a numpy type for every element type
         was.CopyFrom(now)
     return kept
 
 
 def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
-    """The node, with all of its message (else of its `namesake`, if the operator is the same) that is not in the view.
+    """Return the message of a node, with all data of its original message that the graph does not carry.
 
-    outer: the constants that its bodies only name.
+    Args:
+        node: The node.
+        outer: Names of constants of enclosing graphs, to which its bodies only refer.
+        namesake: Original message of a node that graphsurgeon made itself, if the operator is the same.
+
+    Returns:
+        The message.
     """
     original = node.proto if isinstance(node, GraphNode) else namesake
     if original is None or (original is namesake and namesake.op_type != node.op):
@@ -230,7 +236,7 @@ def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeP
 def _export_attribute(
     name: str, value: Any, original: onnx.AttributeProto | None, outer: Collection[str]
 ) -> onnx.AttributeProto:
-    """An attribute; of `original`, the one of this name that there was, what graphsurgeon does not carry is kept."""
+    """Return an attribute, with data of the attribute of the same name in the original message."""
     if original is None or original.type not in (_KINDS.GRAPH, _KINDS.TENSOR):
         new, body = _KINDS(name=name), onnx.GraphProto()
     else:
@@ -251,7 +257,7 @@ def _export_attribute(
 
 
 def _export_plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
-    """A number, text or list; `original` itself where it says the same (it may be documented)."""
+    """Return an attribute with a number, text or list; `original` itself if it has the same value."""
     if original is not None and isinstance(value, (list, tuple)) and not value:
         return onnx.helper.make_attribute(name, value, attr_type=original.type)
     new: onnx.AttributeProto = OnnxExporter.export_attributes({name: value})[0]

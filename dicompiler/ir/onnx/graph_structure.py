@@ -1,7 +1,7 @@
-"""A model's structure: who reads which tensor, and the digest of all that a plan depends on.
+"""Structure of a model: who reads which tensor, and a digest of everything on which a plan depends.
 
-In: a ModelProto. Out: names; a digest of names, types, shapes, operators and attributes. Documentation, producers,
-metadata, inferred types and the values of weights are left out, so that a retrained model has the same digest.
+The digest covers names, types, shapes, operators and attributes. It ignores documentation, producers, metadata,
+inferred types and the values of weights, so a retrained model has the same digest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Record = list[Any]
 
 
 def structural_digest(model: onnx.ModelProto) -> str:
-    """sha256, as 64 hexadecimal digits, of the model's structure."""
+    """Return the SHA-256 of the model's structure as 64 hexadecimal digits."""
     opsets = sorted([entry.domain if entry.domain != "ai.onnx" else "", entry.version] for entry in model.opset_import)
     functions = sorted(
         [
@@ -37,42 +37,42 @@ def structural_digest(model: onnx.ModelProto) -> str:
 
 
 def control_flow_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The control-flow bodies in a node's attributes."""
+    """Return the control-flow bodies in a node's attributes."""
     return [g for a in node.attribute for g in ([a.g] if a.HasField("g") else []) + list(a.graphs)]
 
 
 def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensor names that a node reads: its inputs, and what its control-flow bodies take from around it."""
+    """Yield the names of tensors that a node reads: its inputs, and those that its bodies capture."""
     yield from (name for name in node.input if name)
     yield from body_reads(node)
 
 
 def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
-    """Which node reads what nothing makes, or which output that is, in words; '' where all is made."""
+    """Describe the first tensor that is read or output but never defined; '' if there is none."""
     made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     made |= {tensor.values.name for tensor in graph.sparse_initializer}
     made |= {name for node in graph.node for name in node.output}
     for node in graph.node:
         for name in tensors_read(node):
             if name not in made:
-                return f"{node.op_type} {node.name!r} reads {name!r}, which is no input, no weight and no node's output"
-    return next((f"nothing makes the output {value.name!r}" for value in graph.output if value.name not in made), "")
+                return f"{node.op_type} {node.name!r} reads {name!r}, which is neither an input nor a weight nor the output of a node"
+    return next((f"no node computes the output {value.name!r}" for value in graph.output if value.name not in made), "")
 
 
 def body_reads(node: onnx.NodeProto) -> dict[str, None]:
-    """The tensors of the graph around it that a node's control-flow bodies read, in the order in which they do."""
+    """Return the outer tensors that a node's control-flow bodies read, in order."""
     return dict.fromkeys(name for body in control_flow_bodies(node) for name in _captured_by_body(body))
 
 
 def body_names(node: onnx.NodeProto) -> Iterator[str]:
-    """Every tensor name in a node's control-flow bodies, also of what they make themselves."""
+    """Yield every tensor name in a node's control-flow bodies, including tensors that they compute."""
     for body in control_flow_bodies(node):
         for inner in body.node:
             yield from (*inner.input, *inner.output, *body_names(inner))
 
 
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    """In place: names that the node's bodies take from outside become what `renamed` says."""
+    """Rename outer tensors that the node's bodies read, in place."""
     for body in control_flow_bodies(node):
         inside = {v.name for v in body.input} | {t.name for t in body.initializer}
         inside |= {name for inner in body.node for name in inner.output}
@@ -85,12 +85,19 @@ def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
 
 
 def captured_names(node: onnx.NodeProto) -> set[str]:
-    """`body_reads` as a set."""
+    """Return `body_reads` as a set.
+
+    Args:
+        node: A node.
+
+    Returns:
+        Names of the outer tensors that its control-flow bodies read.
+    """
     return set(body_reads(node))
 
 
 def _captured_by_body(body: onnx.GraphProto) -> Iterator[str]:
-    """The names that a body reads and does not make itself."""
+    """Yield the names that a body reads and does not compute."""
     inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     inside |= {tensor.values.name for tensor in body.sparse_initializer}
     for node in body.node:
@@ -120,7 +127,10 @@ def _value_record(value: onnx.ValueInfoProto) -> Record:
 
 
 def _tensor_record(tensor: onnx.TensorProto) -> Record:
-    """Of values only small 64-bit integers count: they are shapes, axes and the like, never trained."""
+    """Return the record of a tensor.
+
+    Only values of small 64-bit integers count: they are shapes and axes, not weights.
+    """
     values: list[int] = []
     if tensor.data_type == onnx.TensorProto.INT64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
         values = onnx.numpy_helper.to_array(tensor).reshape(-1).tolist()
@@ -134,7 +144,7 @@ def _node_record(node: onnx.NodeProto) -> Record:
 
 
 def _attribute_records(attributes: Iterable[onnx.AttributeProto]) -> Record:
-    """By name, because their order means nothing."""
+    """Return the records of attributes, sorted by name, because their order has no meaning."""
     return sorted((_attribute_record(attribute) for attribute in attributes), key=lambda row: str(row[0]))
 
 

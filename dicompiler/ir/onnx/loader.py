@@ -1,7 +1,4 @@
-"""From a file, bytes or a ModelProto to a sound skeleton: external data found, names given, versions checked.
-
-In: what the user gave. Out: the skeleton ModelProto and the weights by name. Every mistake is one line.
-"""
+"""Model loading: a file, bytes or a ModelProto ⇒ a validated skeleton ModelProto, and the weights by name."""
 
 from __future__ import annotations
 
@@ -28,7 +25,6 @@ from dicompiler.ir.onnx.weights import (
 )
 
 KNOWN_IR_VERSION, KNOWN_OPSET = 10, 22
-"""What onnxruntime accepts from 1.21 on, the oldest that we run with; beyond it the installed one is asked."""
 
 _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "value")
 
@@ -36,7 +32,7 @@ LoadedModel = tuple[onnx.ModelProto, dict[str, Weight]]
 
 
 def load_model(source: str | Path | bytes | onnx.ModelProto) -> LoadedModel:
-    """Reads a model; see `Model.load`."""
+    """Return the skeleton and the weights of a model (see `Model.load`)."""
     if isinstance(source, onnx.ModelProto):
         place, base = "model", None
         skeleton, views = make_skeleton(source)
@@ -58,13 +54,13 @@ def load_model(source: str | Path | bytes | onnx.ModelProto) -> LoadedModel:
 
 
 def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, place: str) -> dict[str, Weight]:
-    """The weights by name: those in the file, and those of external files, hollows or small inline data by now."""
+    """Return the weights by name, from the file and from external files, with placeholders marked."""
     weights: dict[str, Weight] = {}
     files: dict[str, memoryview] = {}
     names: set[str] = set()
     for index, tensor in enumerate(skeleton.graph.initializer):
         if tensor.name in names:
-            raise DicompilerError(f"{place}: two initializers are called {tensor.name!r}: rename one of them")
+            raise DicompilerError(f"{place}: two initializers have the name {tensor.name!r}: rename one of them")
         names.add(tensor.name)
         if index in views:
             data = views[index]
@@ -89,7 +85,7 @@ def _load_weights(skeleton: onnx.ModelProto, views: Views, base: Path | None, pl
 
 
 def _store_external_data(tensor: onnx.TensorProto, data: memoryview) -> None:
-    """The reference to an external file becomes a hollow, or data in the skeleton where it is small."""
+    """Replace a reference to an external file by a placeholder, or by the data itself if it is small."""
     if len(data) >= MIN_WEIGHT_BYTES:
         mark_placeholder(tensor)
     else:
@@ -105,12 +101,12 @@ def _check_data_length(tensor: onnx.TensorProto, data: memoryview, place: str) -
     if len(data) != needed:
         shape = "x".join(map(str, tensor.dims))
         raise DicompilerError(
-            f"{place}: tensor {tensor.name!r} has {len(data)} bytes of data where its shape {shape} needs {needed}"
+            f"{place}: tensor {tensor.name!r} has {len(data)} bytes of data, but its shape {shape} needs {needed}"
         )
 
 
 def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
-    """DicompilerError where the data that the tensor holds itself is not what its type and shape say."""
+    """Raise DicompilerError if the tensor's own data does not match its type and shape."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return
     try:
@@ -123,7 +119,7 @@ def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
 def _map_external_data(
     tensor: onnx.TensorProto, base: Path | None, files: dict[str, memoryview], place: str
 ) -> memoryview:
-    """The tensor's data in its external file, which must lie in the model's directory."""
+    """Return the tensor's data in its external file, which must be in the model's directory."""
     where = f"{place}: external data of {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
@@ -136,19 +132,20 @@ def _map_external_data(
         offset = int(entries.get("offset", "0"))
         length = int(entries.get("length") or raw_nbytes(tensor.data_type, tuple(tensor.dims)))
     except (ValueError, KeyError):
-        raise DicompilerError(f"{where} has an offset, length or type that is no number: export it again") from None
+        raise DicompilerError(f"{where} has an invalid offset, length or type: export it again") from None
     if offset < 0 or length < 0 or offset + length > len(data):
         raise DicompilerError(
-            f"{where}: bytes {offset} to {offset + length} are not in {location!r}, which has {len(data)}: "
-            "it is truncated or belongs to another model"
+            f"{where}: bytes {offset} to {offset + length} exceed the {len(data)} bytes of {location!r}: "
+            "it is truncated, or belongs to another model"
         )
     return data[offset : offset + length]
 
 
 def external_files(path: Path) -> tuple[Path, ...]:
-    """The files beside the model file that hold its external data, in the order in which it names them.
+    """Return the files with external data of a model, in the order in which the model names them.
 
-    DicompilerError as `load` for a model that cannot be read, and for a file that is missing or elsewhere.
+    Raises:
+        DicompilerError: The model cannot be read, or a file is missing or outside of the model's directory.
     """
     skeleton, _ = read_skeleton(map_file(path, "the model"), str(path))
     files: dict[Path, None] = {}
@@ -160,20 +157,20 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
 
 def _resolve_external_file(base: Path, location: str, where: str) -> Path:
-    """The external file, which must be named by a relative path and really lie under the model's directory."""
+    """Return the path of an external file; raise DicompilerError if it is not within the model's directory."""
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
         raise DicompilerError(f"{where}: {location!r} is not a file in the model's directory: export it again")
     path = base / location
     if not path.is_file():
-        raise DicompilerError(f"{where}: there is no file {str(path)!r}: copy it beside the model")
+        raise DicompilerError(f"{where}: there is no file {str(path)!r}: copy it next to the model")
     if not path.resolve().is_relative_to(base.resolve()):
         raise DicompilerError(f"{where}: {location!r} is a link that leaves the model's directory: copy the file there")
     return path
 
 
 def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor that is not an initializer of the main graph: in attributes, bodies, functions, sparse ones."""
+    """Yield all tensors except initializers of the main graph: in attributes, bodies, functions and sparse tensors."""
     yield from _graph_tensors(model.graph, outer=True)
     for function in model.functions:
         for node in function.node:
@@ -199,8 +196,9 @@ def _node_tensors(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Every node of the main graph gets a name of its own: an unnamed one that of its first output, a namesake a
-    number behind it. (A tensor has always a name; an empty one means that an optional one is left out.)
+    """Give every node of the main graph a unique name.
+
+    An unnamed node gets the name of its first output, and a duplicate gets a number.
     """
     taken = {node.name: 0 for node in graph.node if node.name}
     seen: set[str] = set()
@@ -213,16 +211,19 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
-    """Each node after those whose results it reads, as onnx demands and onnxruntime does not; the order of a file that
-    has them so stays. DicompilerError for nodes that read each other in a circle."""
+    """Sort nodes topologically, as onnx requires and onnxruntime does not; a valid order is kept.
+
+    Raises:
+        DicompilerError: The nodes form a cycle.
+    """
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     before = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
     if all(i > max(made, default=-1) for i, made in enumerate(before)):
         return
     readers: list[list[int]] = [[] for _ in before]
     for i, made in enumerate(before):
-        for one in made:
-            readers[one].append(i)
+        for producer in made:
+            readers[producer].append(i)
     ready, order = [i for i, made in enumerate(before) if not made], list[int]()
     while ready:
         order.append(heapq.heappop(ready))
@@ -231,19 +232,18 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
             if not before[reader]:
                 heapq.heappush(ready, reader)
     if len(order) < len(before):
-        circle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(before))
-        raise DicompilerError(
-            f"{place}: not a legal ONNX model: a circle, in which each reads what the one before it makes: {circle}: "
-            "export it again"
-        )
+        cycle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(before))
+        raise DicompilerError(f"{place}: not a valid ONNX model: these nodes form a cycle: {cycle}: export it again")
     nodes = [graph.node[i] for i in order]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 def _find_cycle(before: Sequence[set[int]]) -> list[int]:
-    """The nodes of a circle, each behind one whose results it reads. before: by node those that it still waits for;
-    a node that waits does so for one that waits."""
+    """Return the nodes of a cycle, each after a node whose output it reads.
+
+    `before` has, for each node, the nodes for which it still waits; a waiting node waits for another waiting node.
+    """
     path = [next(i for i, waiting in enumerate(before) if waiting)]
     while path[-1] not in path[:-1]:
         path.append(min(before[path[-1]]))
@@ -251,7 +251,7 @@ def _find_cycle(before: Sequence[set[int]]) -> list[int]:
 
 
 def _check_utf8(message: Message, place: str) -> None:
-    """Every name is UTF-8 (protobuf does not look); documentation that is not is made so."""
+    """Raise DicompilerError for names that are not UTF-8, which protobuf does not check; replace such documentation."""
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in (value,) if isinstance(value, Message) else value:
@@ -268,10 +268,12 @@ def _check_utf8(message: Message, place: str) -> None:
 
 
 def _check_versions(model: onnx.ModelProto, place: str) -> None:
-    """Refuses an IR version or a standard opset that the installed onnxruntime is too old for, or that is none."""
+    """Raise DicompilerError for an IR version or standard opset that the installed onnxruntime does not support."""
     for entry in model.opset_import:
         if not 0 <= entry.version < 2**31:
-            raise DicompilerError(f"{place}: opset {entry.version} of domain {entry.domain!r} is none: export it again")
+            raise DicompilerError(
+                f"{place}: opset {entry.version} of domain {entry.domain!r} is not valid: export it again"
+            )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     for what, version, safe in (("IR version", model.ir_version, KNOWN_IR_VERSION), ("opset", opset, KNOWN_OPSET)):
         if version <= safe:
@@ -289,7 +291,10 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
 
 
 def ort_accepts(ir_version: int, opset: int) -> bool:
-    """Whether the installed onnxruntime takes such models: it is asked with one of a single node (4 ms)."""
+    """Return True if the installed onnxruntime loads models of these versions.
+
+    It loads a model of one node (4 ms).
+    """
     import onnxruntime
 
     head = f'<ir_version: {ir_version}, opset_import: ["": {opset}]>'
@@ -298,6 +303,6 @@ def ort_accepts(ir_version: int, opset: int) -> bool:
     options.log_severity_level = 4
     try:
         onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's exceptions have no common base but this
+    except Exception:  # onnxruntime's errors have no other common base class
         return False
     return True

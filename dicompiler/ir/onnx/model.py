@@ -1,7 +1,6 @@
-"""The ONNX model in memory: a small protobuf with the structure, and the weights as views of the mapped file.
+"""ONNX model in memory: a small protobuf with the structure, and weights as views of the mapped file.
 
-In: a path, bytes or a ModelProto. Out: the same, or views of it: a graphsurgeon graph and back, a copy without weights
-for checks and inference, arrays, shapes, a structural digest. Everything here is immutable; changes make a new Model.
+path, bytes or ModelProto ⇔ Model ⇔ graphsurgeon graph. A Model is immutable; changes make a new one.
 """
 
 from __future__ import annotations
@@ -43,19 +42,22 @@ __all__ = ["MIN_WEIGHT_BYTES", "PLACEHOLDER_LOCATION", "Model", "Weight", "is_pl
 
 _INTEGER_DTYPES = (onnx.TensorProto.INT32, onnx.TensorProto.INT64, onnx.TensorProto.BOOL)
 ORT_STANDARD_OPERATORS = ("LayerNormalization", "SimplifiedLayerNormalization")
-"""Operators that onnxruntime's optimiser puts into the standard's domain in whatever opset, and onnx does not know
-there."""
+"""Operators that onnxruntime's optimizer adds to the standard domain in any opset, although onnx does not know them."""
 _WRITE_ERROR = "cannot write the model"
 _MAX_INTEGER_ELEMENTS = 1024
 _MAX_FLOAT_ELEMENTS = 8
-"""So many floats are a parameter of an operator (the scales of a Resize); more are weights."""
+"""Up to this size, floats are a parameter of an operator (scales of a Resize), else weights."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """`proto`: the model as onnx.ModelProto, never to be changed, in which each initializer with much raw data is a
-    hollow (see `weights.is_hollow`); `weights`: the data of the hollows, by name; `place`: what errors call it: its
-    file, where it has one.
+    """ONNX model.
+
+    Attributes:
+        proto: The model, which must not be changed. Initializers with much raw data are placeholders (see
+            `weights.is_placeholder`).
+        weights: Data of the placeholders, by name.
+        display_name: Name in error messages: its file, if it has one.
     """
 
     proto: onnx.ModelProto = field(repr=False)
@@ -64,11 +66,20 @@ class Model:
 
     @classmethod
     def load(cls, source: str | Path | bytes | onnx.ModelProto | Model) -> Model:
-        """The model in a file (mapped, with its external data), in bytes or in memory (which stays as it is).
+        """Return a model from a file, from bytes or from memory.
 
-        Nodes without a name get one (that of their first output), and so do namesakes. DicompilerError, one line, for a
-        file that is missing, truncated or not ONNX, for external data that is missing, too short or outside the model's
-        directory, and for a version that the installed onnxruntime is too old for.
+        Files and their external data are memory-mapped. Nodes without a name get the name of their first output, and
+        equal names are made unique.
+
+        Args:
+            source: Path, bytes, ModelProto (which is not changed), or a Model, which is returned unchanged.
+
+        Returns:
+            The model.
+
+        Raises:
+            DicompilerError: The file is missing, truncated or not ONNX, its external data is missing, too short or
+                outside of the model's directory, or the installed onnxruntime is too old for it.
         """
         if isinstance(source, Model):
             return source
@@ -77,9 +88,15 @@ class Model:
         return cls(proto, MappingProxyType(weights), place)
 
     def save(self, path: str | Path, external: bool | None = None) -> tuple[Path, ...]:
-        """Writes the model, moved in whole. `external`: weights go to `<name>.data` beside it (None: if over 2 GB).
+        """Write the model atomically.
 
-        Returns what was written, the model first."""
+        Args:
+            path: File of the model.
+            external: Whether weights are written to `<name>.data` next to it; None: only if the file would exceed 2 GB.
+
+        Returns:
+            The written files, the model first.
+        """
         path = Path(path)
         if external is None:
             external = self._nbytes() > modelfile.MAX_PROTOBUF_BYTES
@@ -98,11 +115,25 @@ class Model:
         return int(self.proto.ByteSize()) + sum(weight.nbytes + 16 for weight in self.weights.values())
 
     def to_bytes(self) -> bytes:
-        """The model file's bytes, weights included. DicompilerError over 2 GB."""
+        """Return the content of a model file, including weights.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            DicompilerError: The model is larger than 2 GB.
+        """
         return b"".join(modelfile.write_inline(self.proto, self.weights))
 
     def to_proto(self) -> onnx.ModelProto:
-        """A ModelProto of its own, weights included. DicompilerError over 2 GB."""
+        """Return a new ModelProto with all weights.
+
+        Returns:
+            The ModelProto.
+
+        Raises:
+            DicompilerError: The model is larger than 2 GB.
+        """
         if self._nbytes() > modelfile.MAX_PROTOBUF_BYTES:
             raise DicompilerError("the model is over the 2 GB of a protobuf message: save it to a file instead")
         proto = onnx.ModelProto()
@@ -114,13 +145,26 @@ class Model:
         return proto
 
     def graph(self) -> ModelGraph:
-        """A graphsurgeon graph of its own to edit; weights stay views, attributes and types are read when asked for."""
+        """Return a new graphsurgeon graph to edit.
+
+        Weights stay views; attributes and types are read on demand.
+
+        Returns:
+            The graph.
+        """
         from dicompiler.ir.onnx.graph import to_graph
 
         return to_graph(self.proto, self.weights)
 
     def with_graph(self, graph: gs.Graph) -> Model:
-        """The model that `graph`, made by `graph()` and then changed, has become; keeps all that gs drops."""
+        """Return the model with an edited graph, including all data that graphsurgeon does not carry.
+
+        Args:
+            graph: A graph that `graph()` returned, after edits.
+
+        Returns:
+            The new model.
+        """
         from dicompiler.ir.onnx.graph_export import from_graph
 
         proto, weights = from_graph(graph, self.proto, self.weights)
@@ -132,7 +176,17 @@ class Model:
         return {t.name: t for t in graph.initializer} | {t.values.name: t for t in graph.sparse_initializer}
 
     def array(self, name: str) -> NDArray[Any]:
-        """The values of an initializer; a read-only view of the file where it is large. Unknown: DicompilerError."""
+        """Return the values of an initializer, as a read-only view of the file if it is large.
+
+        Args:
+            name: Name of the initializer.
+
+        Returns:
+            The values.
+
+        Raises:
+            DicompilerError: There is no such initializer.
+        """
         if name in self.weights:
             return self.weights[name].array()
         if name not in self._initializer_by_name:
@@ -143,7 +197,11 @@ class Model:
         return to_dense(tensor) if isinstance(tensor, onnx.SparseTensorProto) else onnx.numpy_helper.to_array(tensor)
 
     def initializers(self) -> Mapping[str, tuple[int, Shape]]:
-        """(onnx.TensorProto.DataType, shape) of every initializer, sparse ones included, in file order."""
+        """Return the type (onnx.TensorProto.DataType) and shape of each initializer, including sparse ones.
+
+        Returns:
+            Type and shape by name, in file order.
+        """
         return {
             name: (tensor.values.data_type, tuple(tensor.dims))
             if isinstance(tensor, onnx.SparseTensorProto)
@@ -152,11 +210,13 @@ class Model:
         }
 
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """What is known of every tensor: graph inputs, initializers, value_info and outputs.
+        """Return the known types and shapes of all tensors.
 
-        `shape` is None where a dimension is not static (and for values that are not tensors, whose dtype is 0). An
-        initializer is constant even where it is also an input: its default is what is compiled in. int32, int64 and
-        bool initializers of at most 1024 elements have their value, and float ones of at most 8.
+        Initializers are constants even if they are also inputs: their default value is compiled in. Integer and bool
+        initializers of at most 1024 elements, and float initializers of at most 8, have their value.
+
+        Returns:
+            Tensors by name. `shape` is None if a dimension is not static, or if the value is not a tensor (dtype 0).
         """
         graph, tensors = self.proto.graph, dict[str, TensorInfo]()
         for value in (*graph.output, *graph.value_info, *graph.input):
@@ -176,7 +236,11 @@ class Model:
         return tensors
 
     def without_weights(self) -> onnx.ModelProto:
-        """A copy for the checker and for shape inference: hollows are graph inputs, small initializers are kept."""
+        """Return a copy for the checker and for shape inference: placeholders become graph inputs.
+
+        Returns:
+            The copy.
+        """
         graph = modelfile.copy_without(self.proto.graph, "initializer")
         inputs = {value.name for value in graph.input}
         for tensor in self.proto.graph.initializer:
@@ -189,10 +253,17 @@ class Model:
         return copy
 
     def check(self, place: str) -> None:
-        """Whether the model is legal ONNX, in milliseconds, without its weights. DicompilerError naming `place`."""
+        """Raise DicompilerError if the model is not valid ONNX. Weights are not read.
+
+        Args:
+            place: Prefix of the message: the file, or "after pass …".
+
+        Raises:
+            DicompilerError: The model is not valid ONNX.
+        """
         light = self.without_weights()
         for value in (*light.graph.input, *light.graph.output):
-            kind = value.type  # the checker wants a type and a shape there, onnxruntime does not
+            kind = value.type  # The checker requires a type and a shape, onnxruntime does not.
             if value in light.graph.output and kind.WhichOneof("value") is None:
                 kind.tensor_type.elem_type = onnx.TensorProto.FLOAT
             if kind.HasField("tensor_type"):
@@ -203,24 +274,30 @@ class Model:
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             cause = graph_structure.describe_undefined_tensor(light.graph) or _describe_checker_error(str(error))
             raise DicompilerError(
-                f"{place}: not a legal ONNX model: {cause}: correct it, or export it again"
+                f"{place}: not a valid ONNX model: {cause}: correct it, or export it again"
             ) from error
 
     def digest(self) -> str:
-        """sha256 of the structure: names, shapes, types, operators, attributes; the same for a retrained model."""
+        """Return the structural digest: names, shapes, types, operators and attributes, but not the values of weights.
+
+        Returns:
+            SHA-256 as 64 hexadecimal digits.
+        """
         return graph_structure.structural_digest(self.proto)
 
 
 def _describe_checker_error(said: str) -> str:
-    """What onnx's checker said, on one line, and behind it the node that it said it of where it did."""
+    """Return the checker's message on one line, starting with the node that it names."""
     cause, _, context = said.partition("==>")
     cause, named = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
     return f"{named[2]} {named[1]!r}: {cause}" if named else cause
 
 
 def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
-    """In place: operators that are deprecated in this opset, or onnxruntime's own within the standard's domain, go to a
-    domain of their own: the checker refuses them otherwise, but onnxruntime runs them (GroupNormalization of 18)."""
+    """Move operators that the checker rejects but onnxruntime runs to another domain, in place.
+
+    These are operators that are deprecated in this opset, and onnxruntime's own operators in the standard domain.
+    """
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:
         known = node.domain in ("", "ai.onnx") and onnx.defs.has(node.op_type, opset)
@@ -232,7 +309,6 @@ def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
 
 
 def _static_shape(kind: onnx.TypeProto) -> Shape | None:
-    """The tensor's shape, or None where it is unknown or has a dimension that is not a number."""
     if not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
@@ -240,7 +316,7 @@ def _static_shape(kind: onnx.TypeProto) -> Shape | None:
 
 
 def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
-    """Whether it is a size; some exporters write -1 for an open one."""
+    """Return True if the dimension is known; some exporters write -1 for unknown dimensions."""
     return dim.HasField("dim_value") and dim.dim_value >= 0
 
 

@@ -1,7 +1,4 @@
-"""Names: new ones that are not taken, and none that onnxruntime gives itself.
-
-In: the skeleton of a model, as it is read. Out: the same, in which tensors have other names where they must.
-"""
+"""Tensor names: new names that are not taken, and replacement of names that onnxruntime reserves."""
 
 from __future__ import annotations
 
@@ -13,13 +10,22 @@ import onnx
 from dicompiler.ir.onnx.graph_structure import control_flow_bodies, rename_captures
 
 RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
-"""With what onnxruntime begins the names of the tensors that it casts from float16 and back where it has no kernel:
-it asks only whether a node bears such a name already, so that a tensor of that name would be made twice."""
+"""Prefix of the tensors of casts that onnxruntime inserts around operators without a float16 kernel.
+
+It only checks whether a node has such a name, so a tensor with this prefix would be defined twice.
+"""
 
 
 def unique_name(name: str, taken: dict[str, int]) -> str:
-    """`name`, or `name_1`, `name_2` …: the first that is not in `taken`, into which it is put. taken: names, each with
-    the last number that was given to one like it, so that the next is found at once."""
+    """Return `name`, or `name_1`, `name_2` …: the first that is not taken, and add it to `taken`.
+
+    Args:
+        name: The preferred name.
+        taken: All names, each with the last number that was appended to it.
+
+    Returns:
+        The name.
+    """
     candidate, number = name, taken.get(name, 0)
     while candidate in taken:
         number += 1
@@ -30,8 +36,7 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
 
 
 def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
-    """Other names for the tensors of the main graph, which is changed, that are called as onnxruntime's casts; old
-    name → new name."""
+    """Rename tensors of the main graph with a reserved prefix, in place, and return new names by old names."""
     fixed = {value.name for value in (*graph.input, *graph.output)}
     found = [
         name for name in dict.fromkeys(_produced_names(graph)) if name.startswith(RESERVED_PREFIX) and name not in fixed
@@ -45,14 +50,14 @@ def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _produced_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """What a graph is given or makes."""
+    """Yield the tensors that a graph receives or computes."""
     yield from (value.name for value in chain(graph.input, graph.initializer))
     yield from (sparse.values.name for sparse in graph.sparse_initializer)
     yield from (name for node in graph.node for name in node.output if name)
 
 
 def _all_produced_names(graph: onnx.GraphProto) -> Iterator[str]:
-    """Those of `_made`, of the bodies in it too."""
+    """Yield the tensors that a graph and its bodies receive or compute."""
     yield from _produced_names(graph)
     for node in graph.node:
         for body in control_flow_bodies(node):

@@ -1,7 +1,7 @@
-"""The bytes of an ONNX file: read without copying its weights, written without ever holding them in a protobuf.
+"""Reading and writing of ONNX files without copies of their weights.
 
-In: a buffer (a mapped file) → a skeleton ModelProto and views of the large weights. Out: the buffers of a file, to be
-written one after another. The protobuf wire format is walked by hand, because protobuf itself copies every byte.
+buffer of a file ⇒ skeleton ModelProto and views of large weights ⇒ buffers of a file. This module parses the protobuf
+wire format itself, because the protobuf library copies every byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Views = dict[int, memoryview]
 """Raw data by index in graph.initializer."""
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
-"""Bytes that a protobuf message, and so an ONNX file, can have."""
+"""Maximum size of a protobuf message, and therefore of an ONNX file."""
 
 _GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -35,7 +35,7 @@ class _ProtobufError(Exception):
 
 
 def map_file(path: Path, description: str) -> memoryview:
-    """A read-only view of the whole file; DicompilerError naming `what` and the path where it cannot be read."""
+    """Return a read-only view of a file; raise DicompilerError with `description` and the path if it cannot be read."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
@@ -47,7 +47,7 @@ def map_file(path: Path, description: str) -> memoryview:
 
 
 def _read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
-    """The number that starts at `at` and the place behind it."""
+    """Return the number that starts at `at`, and the position after it."""
     value = shift = 0
     while at < end and shift < 70:
         byte = data[at]
@@ -60,7 +60,7 @@ def _read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """(field number, wire type, where its tag starts, where its value starts, where it ends) of one message."""
+    """Yield (field number, wire type, start of the tag, start of the value, end of the value) of each field of a message."""
     at = start
     while at < end:
         tag, value = _read_varint(data, at, end)
@@ -81,7 +81,7 @@ def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[in
 
 
 def encode_varint(value: int) -> bytes:
-    """300 → b"\\xac\\x02": seven bits a byte, lowest first."""
+    r"""Return a number as a varint: 300 ⇒ b"\xac\x02", seven bits per byte, lowest first."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -95,7 +95,7 @@ def _field_header(number: int, length: int) -> bytes:
 
 
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
-    """The tensor's message without its raw data, and that; None for the former where the data is small or elsewhere."""
+    """Return the tensor's message without raw data (None if the data is small or external), and the raw data."""
     kept, raw, external = bytearray(), data[:0], False
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _RAW_DATA and wire == _BYTES:
@@ -107,7 +107,7 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, first: int) -> tuple[bytes, int]:
-    """The graph's message with the large raw data left out (into `views`), and the number of initializers so far."""
+    """Return the graph's message without large raw data, which goes into `views`, and the number of initializers so far."""
     kept, index = bytearray(), first
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _INITIALIZER and wire == _BYTES:
@@ -124,9 +124,14 @@ def _split_graph(data: memoryview, start: int, end: int, views: Views, first: in
 
 
 def read_skeleton(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
-    """The model without the raw data of its large initializers, and that data as views of `buffer`.
+    """Return the model without the raw data of its large initializers, and this data as views of `buffer`.
 
-    `place` names the source in the one error there is: truncated, or not an ONNX model.
+    Args:
+        buffer: Content of an ONNX file.
+        place: Prefix of error messages.
+
+    Raises:
+        DicompilerError: The buffer is truncated or not an ONNX model.
     """
     data = memoryview(buffer)
     kept, views, count = bytearray(), Views(), 0
@@ -148,7 +153,15 @@ def read_skeleton(buffer: Buffer, place: str) -> tuple[onnx.ModelProto, Views]:
 
 
 def copy_without(message: MessageType, *skipped: str) -> MessageType:
-    """A copy of `message` without the fields named, which are never touched (they may be large)."""
+    """Return a copy of a protobuf message without some fields, which are never read and may be large.
+
+    Args:
+        message: The message.
+        *skipped: Names of the fields.
+
+    Returns:
+        The copy.
+    """
     copy: MessageType = type(message)()
     for descriptor, value in message.ListFields():
         if descriptor.name in skipped:
@@ -161,7 +174,10 @@ def copy_without(message: MessageType, *skipped: str) -> MessageType:
 
 
 def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
-    """The same as `read` for a model in memory, which stays as it is. Its raw data is copied once, by protobuf."""
+    """Return the same as `read_skeleton` for a model in memory, which is not changed.
+
+    Protobuf copies its raw data once.
+    """
     skeleton = copy_without(proto, "graph")
     skeleton.graph.CopyFrom(copy_without(proto.graph, "initializer"))
     views = Views()
@@ -181,9 +197,12 @@ def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
 
 
 def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Iterator[Buffer]:
-    """The buffers of a file that holds the weights itself. Field order differs from protobuf's, the message does not.
+    """Yield the buffers of a file that contains the weights.
 
-    DicompilerError where that file would be over 2 GB.
+    The order of fields differs from that of the protobuf library, but the message is the same.
+
+    Raises:
+        DicompilerError: The file would exceed 2 GB.
     """
     tensors: list[tuple[bytes, Weight | None]] = []
     for tensor in proto.graph.initializer:
@@ -200,7 +219,9 @@ def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Itera
     length = len(rest) + sum(len(text) + (weight.nbytes if weight else 0) for text, weight in tensors)
     head = copy_without(proto, "graph").SerializeToString(deterministic=True)
     if len(head) + length + 16 > MAX_PROTOBUF_BYTES:
-        raise DicompilerError(f"the model has {length} bytes, over the 2 GB of a protobuf file: save it external")
+        raise DicompilerError(
+            f"the model has {length} bytes, more than the 2 GB of a protobuf file: save it with external data"
+        )
     return _inline_buffers([head, _field_header(_GRAPH, length), rest], tensors)
 
 
@@ -215,7 +236,7 @@ def _inline_buffers(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weigh
 def write_external(
     proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str, align: int = 64
 ) -> tuple[bytes, Iterable[Buffer]]:
-    """The model file, whose hollows point into the file `location` beside it, and the buffers of that file.
+    """Return the model file, whose placeholders refer to the file `location`, and the buffers of that file.
 
     Each weight starts at a multiple of `align` bytes, so that it can be mapped and used in place.
     """

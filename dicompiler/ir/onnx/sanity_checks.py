@@ -1,8 +1,6 @@
-"""Whether a model that was read is within reason, before anything works on it: what no library checks, or only after it
-has taken all memory.
+"""Sanity checks of a loaded model: errors that no library detects, or only after it has used all memory.
 
-In: the skeleton ModelProto, and its place in errors. Out: nothing, or a DicompilerError of one line. docs/limits.md
-lists the limits.
+The limits are listed in docs/limits.md.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from dicompiler.ir.onnx.graph_structure import control_flow_bodies
 from dicompiler.ir.onnx.weights import raw_nbytes
 
 MAX_TENSOR_AXES = 32
-"""Of a tensor: numpy before 2 has no more."""
+"""Maximum number of axes of a tensor, the limit of numpy before 2."""
 
 MAX_TENSOR_BYTES = 2**50
-"""Of a tensor: more than any device has, and few enough for sums of them in 64 bits."""
+"""Maximum size of a tensor: more than any device has, and small enough for sums in 64 bits."""
 
 MAX_SPARSE_BYTES = 2**31 - 1
-"""Bytes of a sparse tensor's dense form, which onnxruntime makes a protobuf message of."""
+"""Maximum size of a sparse tensor's dense form, which onnxruntime stores as a protobuf message."""
 
 MAX_INLINED_NODES = 10**6
-"""Nodes that a model has once its functions are put in the place of their calls."""
+"""Maximum number of nodes of a model after its functions are inlined."""
 
 _MAX_INT32 = 2**31 - 1
 _WINDOW_LIMITS = {
@@ -49,7 +47,7 @@ ATTRIBUTE_LIMITS: Mapping[str, Mapping[str, tuple[int, int | None]]] = {
     "LRN": {"size": (1, _MAX_INT32)},
     "Split": {"num_outputs": (1, _MAX_INT32)},
 }
-"""Operator → attribute → the least and the most that each of its numbers may be (None: no limit)."""
+"""Smallest and largest value (None: no limit) of each number in an attribute, by operator and attribute."""
 
 AUTO_PAD_MODES = (b"NOTSET", b"SAME_UPPER", b"SAME_LOWER", b"VALID", b"")
 _KNOWN_DTYPES = frozenset(onnx.TensorProto.DataType.values())
@@ -60,9 +58,9 @@ FunctionKey = tuple[str, str, str]
 
 
 def check_sanity(model: onnx.ModelProto, place: str) -> None:
-    """Attributes in range, sizes that memory can have, indices inside of their tensors, calls that end, an output."""
+    """Raise DicompilerError for absurd models: attributes, sizes or indices out of range, recursive functions, no output."""
     if not model.graph.output:
-        raise DicompilerError(f"{place}: it has no output, so that there is nothing to compute: export it with one")
+        raise DicompilerError(f"{place}: it has no output: export it with at least one")
     for value in model.graph.input:
         if value.type.HasField("tensor_type") and not value.type.tensor_type.elem_type:
             raise DicompilerError(f"{place}: input {value.name!r} has no type: export it again")
@@ -85,15 +83,24 @@ def check_sanity(model: onnx.ModelProto, place: str) -> None:
 
 
 def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
-    """DicompilerError where a tensor has too many axes or more bytes than any memory. Dimensions below 0 are open."""
+    """Raise DicompilerError if a tensor has too many axes or bytes.
+
+    Args:
+        dtype: Element type, an onnx.TensorProto.DataType.
+        dims: Dimensions; negative ones are unknown.
+        place: Prefix of the message.
+
+    Raises:
+        DicompilerError: The tensor is too large.
+    """
     if len(dims) > MAX_TENSOR_AXES:
-        raise DicompilerError(f"{place} has {len(dims)} axes: {MAX_TENSOR_AXES} are the most")
+        raise DicompilerError(f"{place} has {len(dims)} axes: at most {MAX_TENSOR_AXES} are supported")
     known = [dim for dim in dims if dim > 0]
-    if math.prod(known) <= MAX_TENSOR_BYTES // 16:  # as it is but for attacks; no type has more bytes
+    if math.prod(known) <= MAX_TENSOR_BYTES // 16:  # The usual case: no element type has more than 16 bytes.
         return
     try:
         nbytes = raw_nbytes(dtype or onnx.TensorProto.UINT8, tuple(known))
-    except (KeyError, TypeError):  # a type that is none, or is text: others say so, or need no size
+    except (KeyError, TypeError):  # Other checks report unknown types, and strings have no fixed size.
         nbytes = math.prod(known)
     if nbytes > MAX_TENSOR_BYTES:
         shape = "x".join(map(str, dims))
@@ -101,7 +108,7 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
 
 
 def _graphs(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The graph, and the bodies in it, however deep (protobuf reads no more than 33)."""
+    """Yield a graph and all bodies in it (protobuf limits their depth to 33)."""
     yield graph
     for node in graph.node:
         for body in control_flow_bodies(node):
@@ -116,11 +123,13 @@ def _check_tensor(tensor: onnx.TensorProto, place: str) -> None:
 
 
 def _check_sparse(sparse: onnx.SparseTensorProto, place: str) -> None:
-    """Its indices are there, one (or one row) for each value, and lie inside."""
+    """Raise DicompilerError if a sparse tensor lacks indices for its values, or if they are out of range."""
     where, dims = f"{place}: sparse tensor {sparse.values.name!r}", tuple(sparse.dims)
     _check_tensor(onnx.TensorProto(name=sparse.values.name, data_type=sparse.values.data_type, dims=dims), place)
     if raw_nbytes(sparse.values.data_type, dims) > MAX_SPARSE_BYTES:
-        raise DicompilerError(f"{where} of shape {'x'.join(map(str, dims))} has over 2 GB: give it as external data")
+        raise DicompilerError(
+            f"{where} of shape {'x'.join(map(str, dims))} has more than 2 GB: store it as external data"
+        )
     indices, count = onnx.numpy_helper.to_array(sparse.indices), math.prod(sparse.values.dims)
     if indices.dtype.kind != "i" or indices.shape not in ((count,), (count, len(dims))):
         raise DicompilerError(
@@ -129,21 +138,21 @@ def _check_sparse(sparse: onnx.SparseTensorProto, place: str) -> None:
     most = math.prod(dims) if indices.ndim == 1 else dims
     wrong = indices[((indices < 0) | (indices >= most)).reshape(count, -1).any(axis=1)] if count else indices
     if len(wrong):
-        raise DicompilerError(f"{where}: index {wrong[0].tolist()} lies outside of its shape {dims}: export it again")
+        raise DicompilerError(f"{where}: index {wrong[0].tolist()} is outside of its shape {dims}: export it again")
 
 
 def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
     for node in nodes:
-        legal = ATTRIBUTE_LIMITS.get(node.op_type, {}) if node.domain in _CHECKED_DOMAINS else {}
+        limits = ATTRIBUTE_LIMITS.get(node.op_type, {}) if node.domain in _CHECKED_DOMAINS else {}
         for attribute in node.attribute:
             where = f"{place}: {node.op_type} {_node_label(node)!r}: {attribute.name}"
-            if attribute.name in legal and not attribute.ref_attr_name:
-                low, high = legal[attribute.name]
+            if attribute.name in limits and not attribute.ref_attr_name:
+                low, high = limits[attribute.name]
                 given = list(attribute.ints) if attribute.type == onnx.AttributeProto.INTS else [attribute.i]
                 if any(number < low or (high is not None and number > high) for number in given):
                     most = "" if high is None else f" and at most {high}"
                     raise DicompilerError(f"{where} is {given}: each must be at least {low}{most}: correct the model")
-            if legal is _WINDOW_LIMITS and attribute.name == "auto_pad" and attribute.s not in AUTO_PAD_MODES:
+            if limits is _WINDOW_LIMITS and attribute.name == "auto_pad" and attribute.s not in AUTO_PAD_MODES:
                 names = ", ".join(name.decode() for name in AUTO_PAD_MODES if name)
                 raise DicompilerError(f"{where} is {attribute.s.decode(errors='replace')!r}: it must be one of {names}")
             if attribute.HasField("sparse_tensor"):
@@ -153,8 +162,7 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
 
 
 def check_known_operators(model: onnx.ModelProto) -> None:
-    """DicompilerError for what is no standard operator, no function of the model, and none of the installed
-    onnxruntime's own."""
+    """Raise DicompilerError for an operator that neither the standard, the model's functions nor onnxruntime defines."""
     own = {(f.domain, f.name) for f in model.functions}
     nodes = (node for top in (model.graph, *model.functions) for graph in _graphs(top) for node in graph.node)
     others = [node for node in nodes if node.domain not in _STANDARD_DOMAINS and (node.domain, node.op_type) not in own]
@@ -172,7 +180,7 @@ def check_known_operators(model: onnx.ModelProto) -> None:
 
 
 def _check_calls(model: onnx.ModelProto, place: str) -> None:
-    """Functions call each other in no circle, and come to so many nodes as one can work with: counted, not expanded."""
+    """Raise DicompilerError for recursive functions, or if inlining would give too many nodes (counted, not expanded)."""
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     called = {
         key: [_function_key(node) for graph in _graphs(function) for node in graph.node]
@@ -186,7 +194,7 @@ def _check_calls(model: onnx.ModelProto, place: str) -> None:
         missing = {other for other in called[key] if other in functions and other not in sizes}
         if missing and missing & {*opened, key}:
             raise DicompilerError(
-                f"{place}: function {key[0]}::{key[1]} calls itself, or one that calls it: rewrite it"
+                f"{place}: function {key[0]}::{key[1]} calls itself, directly or through another function: rewrite it"
             )
         if missing and key not in sizes:
             opened.add(key)
@@ -201,7 +209,7 @@ def _check_calls(model: onnx.ModelProto, place: str) -> None:
         if total > MAX_INLINED_NODES:
             called_by = f"{node.op_type} {_node_label(node)!r}"
             raise DicompilerError(
-                f"{place}: with {called_by}, functions come to more than {MAX_INLINED_NODES} nodes: inline less"
+                f"{place}: with {called_by}, inlined functions exceed {MAX_INLINED_NODES} nodes: use fewer nested functions"
             )
 
 

@@ -1,8 +1,4 @@
-"""Weights: the raw data of large initializers, as views of a mapped file, and the tensors that stand for them.
-
-In: buffers of little-endian data. Out: numpy views, cuts that are views too, their bytes in chunks for a file, and the
-data-less TensorProto that a skeleton model holds.
-"""
+"""Weights: raw data of large initializers as views of a mapped file, and the placeholders that stand for them."""
 
 from __future__ import annotations
 
@@ -20,53 +16,87 @@ from numpy.typing import NDArray
 from dicompiler.ir.regions import Region, Shape, to_slices
 
 PLACEHOLDER_LOCATION = "*dicompiler.weights*"
-"""The external-data location of a tensor whose data is in a `weights` mapping under its name; never a file."""
+"""External-data location of a placeholder, whose data is in a `weights` mapping under its name; never a file."""
 
 MIN_WEIGHT_BYTES = 1024
-"""From so many bytes on, raw data is a Weight; less stays in the skeleton, where shape inference reads it."""
+"""Raw data of at least this size is a Weight; smaller data stays in the skeleton, where shape inference reads it."""
 
 CHUNK_BYTES = 1 << 18
-"""Bytes that `Weight.chunks` yields at most at once: what is hashed and written fits the processor's cache."""
+"""Maximum number of bytes that `Weight.chunks` yields at once, so that hashing and writing work within the CPU cache.
+"""
 
 _SUB_BYTE_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
 
 @cache
 def dtype_name(dtype: int) -> str:
-    """1 → "FLOAT"; an unknown number comes back as text."""
+    """Return the name of an onnx type: 1 ⇒ "FLOAT".
+
+    Args:
+        dtype: An onnx.TensorProto.DataType.
+
+    Returns:
+        Its name; the number as text if it is unknown.
+    """
     names: dict[int, str] = {int(value): str(name) for name, value in onnx.TensorProto.DataType.items()}
     return names.get(dtype, str(dtype))
 
 
 @cache
 def _element_bits(dtype: int) -> int:
-    """Bits of an element of onnx type `dtype`. KeyError for a number that is no type."""
+    """Return the bits per element of an onnx type; raise KeyError for an unknown type."""
     return _SUB_BYTE_BITS.get(dtype_name(dtype)) or 8 * int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
 def is_fixed_size(dtype: int) -> bool:
-    """Whether the shape of a value of that onnx type tells its bytes: not those of words, nor of what is no tensor (a
-    sequence, a map or an optional value). What is not sized never goes from device to device: it is given to the
-    devices that read it, and delivered by the one that makes it."""
+    """Return True if the shape of a value determines its size in bytes.
+
+    False for strings, and for values that are not tensors (sequences, maps, optional values). Such values are never
+    sent between devices: they are given to the devices that read them, and delivered by the device that computes them.
+
+    Args:
+        dtype: An onnx.TensorProto.DataType.
+
+    Returns:
+        True if the size is fixed.
+    """
     return dtype not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
 
 
 def raw_nbytes(dtype: int, shape: Shape) -> int:
-    """Bytes of a raw tensor of onnx type `dtype`: types below a byte are packed (INT4: two elements a byte)."""
+    """Return the bytes of a raw tensor; types below a byte are packed (INT4: two elements per byte).
+
+    Args:
+        dtype: An onnx.TensorProto.DataType.
+        shape: Shape of the tensor.
+
+    Returns:
+        Number of bytes.
+    """
     return (math.prod(shape) * _element_bits(dtype) + 7) // 8
 
 
 def array_dtype(array: NDArray[Any]) -> int:
-    """The onnx.TensorProto.DataType of a numpy array, ml_dtypes included."""
+    """Return the onnx.TensorProto.DataType of a numpy array, including types of ml_dtypes.
+
+    Args:
+        array: The array.
+
+    Returns:
+        The type.
+    """
     return int(onnx.helper.np_dtype_to_tensor_dtype(array.dtype.newbyteorder("=")))
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor of onnx type `dtype` (onnx.TensorProto.DataType) and static `shape`.
+    """Raw data of a tensor.
 
-    content: its raw little-endian bytes, usually a read-only view of the mapped model file; for a part that was cut out
-    (see `cut`) a view with gaps, of shape (*shape, bytes of an element). It must not change afterwards.
+    Attributes:
+        dtype: Element type, an onnx.TensorProto.DataType.
+        shape: Static shape.
+        content: Raw little-endian bytes, usually a read-only view of the mapped model file. For a region of a weight
+            (see `take_region`), a view with gaps of shape (*shape, bytes per element). It must not be changed.
     """
 
     dtype: int
@@ -75,7 +105,14 @@ class Weight:
 
     @classmethod
     def from_array(cls, array: NDArray[Any]) -> Weight:
-        """The array as a weight: no copy where it is contiguous, little-endian and of a type of whole bytes."""
+        """Return an array as a weight, without a copy if it is contiguous, little-endian and of a type of whole bytes.
+
+        Args:
+            array: The values.
+
+        Returns:
+            The weight.
+        """
         dtype = array_dtype(array)
         if dtype_name(dtype) in _SUB_BYTE_BITS:
             packed = onnx.numpy_helper.from_array(array).raw_data
@@ -90,11 +127,15 @@ class Weight:
 
     @property
     def data(self) -> memoryview:
-        """The raw bytes in one piece: `content` itself where that has no gaps, else a new copy at every call."""
+        """Contiguous raw bytes: `content` itself if it has no gaps, else a new copy at each access."""
         return self.content if self.content.ndim == 1 else memoryview(self.content.tobytes())
 
     def chunks(self) -> Iterator[memoryview]:
-        """The raw bytes in pieces of at most about CHUNK, for a file or a hash: a weight with gaps is never held."""
+        """Yield the raw bytes in chunks of about CHUNK_BYTES, for a file or a hash.
+
+        Yields:
+            Contiguous bytes.
+        """
         if self.content.ndim == 1:
             for start in range(0, len(self.content), CHUNK_BYTES):
                 yield self.content[start : start + CHUNK_BYTES]
@@ -102,8 +143,11 @@ class Weight:
             yield from _contiguous_chunks(np.asarray(self.content))
 
     def array(self) -> NDArray[Any]:
-        """The values, of shape `shape`: a view (read-only where the file is mapped, and perhaps not aligned, because
-        protobuf aligns nothing), except for types below a byte, which are unpacked into one byte each.
+        """Return the values, of shape `shape`.
+
+        Returns:
+            A view, which is read-only if the file is mapped, and not necessarily aligned. Types below a byte are
+            unpacked into one byte each.
         """
         if dtype_name(self.dtype) in _SUB_BYTE_BITS:
             tensor = onnx.TensorProto(dims=self.shape, data_type=self.dtype, raw_data=bytes(self.data))
@@ -114,10 +158,17 @@ class Weight:
         return np.frombuffer(self.content, np.uint8).view(kind).reshape(self.shape)
 
     def take_region(self, region: Region) -> Weight:
-        """The part of it that `region` holds, as a view: nothing is copied (but for types below a byte)."""
+        """Return a region of the weight as a view. Only types below a byte are copied.
+
+        Args:
+            region: Region of the weight.
+
+        Returns:
+            The weight of this region.
+        """
         if dtype_name(self.dtype) in _SUB_BYTE_BITS:
             return Weight.from_array(self.array()[to_slices(region)])
-        # Bytes and not values, because a memoryview knows neither bfloat16 nor data that is not aligned.
+        # A memoryview supports neither bfloat16 nor unaligned data, so this slices bytes instead of values.
         whole = np.asarray(self.content).reshape((*self.shape, raw_nbytes(self.dtype, (1,))))
         part = whole[to_slices(region)]
         content = part.reshape(-1) if part.flags.c_contiguous else part
@@ -125,7 +176,7 @@ class Weight:
 
 
 def _contiguous_chunks(part: NDArray[np.uint8]) -> Iterator[memoryview]:
-    """A view with gaps in C order, copied block by block."""
+    """Yield a view with gaps in C order, copied block by block."""
     if part.nbytes <= CHUNK_BYTES or part.ndim == 1:
         yield np.ascontiguousarray(part).reshape(-1).data
         return
@@ -135,7 +186,14 @@ def _contiguous_chunks(part: NDArray[np.uint8]) -> Iterator[memoryview]:
 
 
 def to_dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
-    """A sparse tensor's values as a dense array of the same type. Indices are linear, or one row for each value."""
+    """Return the values of a sparse tensor as a dense array of the same type.
+
+    Args:
+        sparse: The sparse tensor. Its indices are linear, or one row per value.
+
+    Returns:
+        The array.
+    """
     values = onnx.numpy_helper.to_array(sparse.values)
     indices = onnx.numpy_helper.to_array(sparse.indices)
     array = np.zeros(tuple(sparse.dims), values.dtype)
@@ -147,28 +205,43 @@ def to_dense(sparse: onnx.SparseTensorProto) -> NDArray[Any]:
 
 
 def is_placeholder(tensor: onnx.TensorProto) -> bool:
-    """Whether the tensor's data is in a `weights` mapping under its name."""
+    """Return True if the tensor's data is in a `weights` mapping under its name.
+
+    Args:
+        tensor: An initializer.
+
+    Returns:
+        True if it is a placeholder.
+    """
     return tensor.data_location == onnx.TensorProto.EXTERNAL and any(
         entry.key == "location" and entry.value == PLACEHOLDER_LOCATION for entry in tensor.external_data
     )
 
 
 def mark_placeholder(tensor: onnx.TensorProto) -> None:
-    """Makes `tensor`, which has no data, one whose data is in a `weights` mapping under its name."""
+    """Make a tensor without data a placeholder, whose data is in a `weights` mapping under its name."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=PLACEHOLDER_LOCATION)
 
 
 def make_placeholder(name: str, weight: Weight) -> onnx.TensorProto:
-    """The data-less tensor that stands for `weight` in a skeleton model."""
+    """Return the placeholder for a weight.
+
+    Args:
+        name: Name of the initializer.
+        weight: Its data.
+
+    Returns:
+        A tensor without data.
+    """
     tensor = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape)
     mark_placeholder(tensor)
     return tensor
 
 
 def copy_without_data(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """A copy of `tensor` without the mark and without data: name, type, shape and documentation."""
+    """Return a copy of a placeholder without its mark: name, type, shape and documentation."""
     bare = onnx.TensorProto()
     bare.CopyFrom(tensor)
     bare.ClearField("data_location")
