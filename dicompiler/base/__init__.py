@@ -1,1 +1,1 @@
-"""Utilities without any knowledge of models, plans or devices: errors, units, schemas, option specs, atomic output."""
+"""Utilities without knowledge of models, plans or devices: errors, units, schemas, atomic output."""

@@ -1,4 +1,6 @@
-"""Atomic writing of files and directories: they appear as a whole or not at all, and unchanged files are not touched.
+"""Atomic writing of files and directories.
+
+Outputs appear as a whole or not at all, and unchanged files are not touched.
 
 path ⇒ a scratch path to write to, which replaces the path at the end. Build systems that compare modification times
 therefore see only real changes.
@@ -101,7 +103,9 @@ def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iter
 
 @contextmanager
 def atomic_directory(output: Path, mark: str, what: str) -> Iterator[Path]:
-    """Yield a new directory that replaces `output` when the block ends without an error (see `check_output_directory`).
+    """Yield a new directory that replaces `output` when the block ends without an error.
+
+    See `check_output_directory` for the directories that may be replaced.
 
     Generated files of the old directory that are not written again are removed; all other files in it are kept. A file
     with the same bytes and mode is carried over with its times, except the main file `mark`, whose new time tells that
@@ -229,7 +233,7 @@ def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
 
 
 def _check_not_in_the_way(old: Path, stage: Path, name: str, fits: bool) -> None:
-    """Raise DicompilerError if a file of the user has the path of a generated file or directory, or vice versa."""
+    """Raise DicompilerError if a file of the user is in the way of a generated one, or vice versa."""
     taken = [path for path in (stage / name, *(stage / name).parents) if path.is_relative_to(stage)]
     blocked = any(path.is_file() or path.is_symlink() for path in taken)
     if not fits and (blocked or os.path.lexists(stage / name)):

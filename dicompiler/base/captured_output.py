@@ -1,4 +1,4 @@
-"""Bounded capture of the output of other processes: a pipe ⇒ the first and the last bytes written to it."""
+"""Bounded capture of other processes' output: pipe ⇒ its first and last bytes."""
 
 from __future__ import annotations
 

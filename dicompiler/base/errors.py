@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 MAX_MESSAGE_CHARS = 1500
 """Maximum number of characters of an error or a warning that are shown."""
@@ -114,3 +115,31 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return " (there are none)"
     shown = ", ".join(names[:12])
     return f" (known: {shown}{', …' if len(names) > 12 else ''})"
+
+
+_MARKER_FILES = {
+    "artifact.json": "it is an artifact of 'dicompiler compile'{part}: 'dicompiler run {path}' runs it",
+    "front.json": "it is a front of 'dicompiler explore': give one of the artifacts or plans in it",
+    "profile_run.py": "it is a package of 'dicompiler profile': run its profile_run.py on the device",
+}
+
+
+def describe_wrong_path(path: str | Path, part: str = "") -> str:
+    """Return a hint to append to an error if a path belongs to another output of dicompiler.
+
+    Args:
+        path: The path that the user gave.
+        part: Relative path of the file in an artifact that may have been meant.
+
+    Returns:
+        ": it is an artifact of …"; '' if the path does not belong to an output.
+    """
+    place = Path(path)
+    for name, text in _MARKER_FILES.items():
+        if (place / name).is_file():
+            meant = f" (its own is {place / part})" if part and (place / part).is_file() else ""
+            return ": " + text.format(path=place, part=meant)
+    for parent in place.parents[:2]:
+        if (parent / "artifact.json").is_file():
+            return f": it is part of the artifact {str(parent)!r}: give that"
+    return ""

@@ -1,4 +1,6 @@
-"""Conversion of user inputs (numbers, strings, lists) to NumPy arrays of the type and shape that the model needs.
+"""Conversion of user inputs (numbers, strings, lists) to NumPy arrays.
+
+The arrays have the type and shape that the model needs.
 
 It imports numpy but not onnx, because clients of boards have no onnx.
 """
@@ -73,7 +75,7 @@ def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
 
 
 def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
-    """Raise DicompilerError if an integer input contains an index outside of the tables that it is used with.
+    """Raise DicompilerError if an integer input contains an index outside of its lookup tables.
 
     Args:
         given: The input; anything but an integer array is ignored.
@@ -96,6 +98,6 @@ def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: st
             index = tuple(first if region is None else first + [start for start, _ in region])
             offset_text = f", with {offset} added to it," if offset else ""
             raise DicompilerError(
-                f"{place}: {given[index]} at [{', '.join(map(str, index))}]{offset_text} is not a row of {table['table']!r}, which has "
-                f"{table['rows']} rows: give numbers from {-offset} to {high - 1}"
+                f"{place}: {given[index]} at [{', '.join(map(str, index))}]{offset_text} is not a row of {table['table']!r}, "
+                f"which has {table['rows']} rows: give numbers from {-offset} to {high - 1}"
             )

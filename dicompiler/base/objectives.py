@@ -44,7 +44,7 @@ def objective_terms(text: str) -> Mapping[str, float]:
 
 
 def speed_metric(objective: str) -> str:
-    """Return the name of the metric that describes speed for an objective: `period_s` for throughput, else `latency_s`."""
+    """Return the metric of speed for an objective: `period_s` for throughput, else `latency_s`."""
     wanted = objective_terms(objective)
     return "period_s" if "throughput" in wanted and "latency" not in wanted else "latency_s"
 
@@ -56,6 +56,7 @@ def _parse_weight(text: str, objective: str) -> float:
         weight = math.nan
     if not 0 < weight < math.inf:
         raise UsageError(
-            f"objective {objective!r}: weight {text.strip()!r} is not a number above 0: write it as in latency+0.5*energy"
+            f"objective {objective!r}: weight {text.strip()!r} is not a number above 0: write it as in "
+            "latency+0.5*energy"
         )
     return weight

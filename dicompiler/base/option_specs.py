@@ -1,4 +1,6 @@
-"""Text form of passes, strategies and targets: `name{key=value key=a,b}`, joined by commas in pipelines.
+"""Text form of passes, strategies and targets: `name{key=value key=a,b}`.
+
+A pipeline is such texts joined by commas.
 
 text ⇔ Spec (`parse_spec`, `str`) ⇔ instance of a frozen dataclass (`instantiate`, `spec_of`), without loss. The
 fields of the dataclass are the options.
@@ -51,7 +53,9 @@ class Spec:
 
     @classmethod
     def from_mapping(cls, name: str, options: Mapping[str, str | tuple[str, ...]]) -> Spec:
-        """Return a Spec: `Spec.from_mapping("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`.
+        """Return a Spec with one value or several values per option.
+
+        `Spec.from_mapping("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`.
 
         Args:
             name: Name of a pass, strategy or target.
@@ -303,7 +307,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 
 def option_files(instance: Any) -> tuple[str, ...]:
-    """Return the files that an instance's options name: the values of fields with `metadata={"file": True}`."""
+    """Return the files that an instance's options name (fields with `metadata={"file": True}`)."""
     named = [
         getattr(instance, name)
         for name, (field, _) in _option_types(type(instance)).items()
@@ -350,7 +354,9 @@ def instantiate(cls: type[T], spec: Spec) -> T:
 
 
 def spec_of(instance: Any) -> Spec:
-    """Return the spec that `instantiate` turns into `instance`: options that differ from their defaults, in field order.
+    """Return the spec that `instantiate` turns into `instance`.
+
+    It contains the options that differ from their defaults, in field order.
 
     Raises:
         DicompilerError: An option with several values is None and its default is not, which has no text form.

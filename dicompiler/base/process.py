@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -44,3 +45,18 @@ def available_memory() -> int:
         sizes = dict(line.split()[:2] for line in file)
         return 1024 * int(sizes["MemAvailable:"])
     return 1 << 62
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector within the block.
+
+    Use it for code that creates very many objects without cycles: the collector would take a fifth of its time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

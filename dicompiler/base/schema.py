@@ -13,8 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, did_you_mean
-from dicompiler.base.mistaken import describe_wrong_path
+from dicompiler.base.errors import DicompilerError, describe_wrong_path, did_you_mean
 
 _TYPE_NAMES = {
     "object": "an object",
@@ -133,12 +132,22 @@ def validate(document: Any, name: str, place: str) -> None:
         DicompilerError: The document is of an older version of the format, or violates the schema, for instance
             `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
     """
+    _check_format(document, name, place)
     errors = list(_validator(name).iter_errors(document))
     if not errors:
         return
     error = _most_specific(min(errors, key=_error_priority))
     path = format_key_path(error.absolute_path)
     raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_describe_error(error)}")
+
+
+def _check_format(document: Any, name: str, place: str) -> None:
+    """Raise DicompilerError with a remedy if the document is of another version of the format."""
+    expected: str = load_schema(name)["$id"]
+    found = document.get("format") if isinstance(document, dict) else None
+    if isinstance(found, str) and found != expected and found.partition("/")[0] == expected.partition("/")[0]:
+        remedy = load_schema(name).get("x-remedy", "install the dicompiler that wrote it")
+        raise DicompilerError(f"{place}: format {found} is not supported (this version reads {expected}): {remedy}")
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
@@ -185,6 +194,8 @@ def _describe_error(error: Any) -> str:
     if kind == "additionalProperties":
         known = list(error.schema.get("properties", {}))
         key = next(key for key in value if key not in known)
+        if new := error.schema.get("x-renamed", {}).get(key):
+            return f"unknown key {key!r}: it is now called {new!r}"
         close = did_you_mean(key, known)
         hint = close if "did you mean" in close else ""
         return f"unknown key {key!r}{hint}; allowed: {', '.join(known)}"

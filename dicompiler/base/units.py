@@ -130,7 +130,7 @@ def parse_bytes(text: object, place: str) -> int:
 
 
 def format_quantity(value: float, quantity: Quantity) -> str:
-    """Return the exact text of a value in base units: `format_quantity(13.6e9, COMPUTE_RATE)` is "13.6 GFLOP/s".
+    """Return the exact text of a value: `format_quantity(13.6e9, COMPUTE_RATE)` is "13.6 GFLOP/s".
 
     It uses the unit with the shortest text. `parse_quantity` returns the same number again.
     """
@@ -149,7 +149,10 @@ def format_quantity(value: float, quantity: Quantity) -> str:
 
 
 def _format_short(value: float, steps: tuple[tuple[float, str], ...]) -> str:
-    """Return a value with three significant digits in the largest suitable unit of `steps` (large to small)."""
+    """Return a value with three significant digits in the largest suitable unit of `steps`.
+
+    `steps` has (factor, unit) from large to small.
+    """
     if value == 0:
         return f"0 {steps[-1][1]}"
     scale, unit = next((step for step in steps if abs(value) >= step[0] * 0.9995), steps[-1])

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, count
 from typing import Any
 
-from dicompiler.base.collecting import gc_paused
+from dicompiler.base.process import gc_paused
 from dicompiler.cost.link_sharing import Flow, LinkScheduler
 from dicompiler.cost.simulation_result import SimulationResult, Span
 from dicompiler.cost.workload import Message, Workload

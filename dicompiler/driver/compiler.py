@@ -15,8 +15,8 @@ from typing import Any
 import onnx
 
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
-from dicompiler.base.collecting import gc_paused
 from dicompiler.base.errors import DicompilerError, UsageError, check_type
+from dicompiler.base.process import gc_paused
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.driver.compile_options import (

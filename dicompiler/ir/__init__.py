@@ -1,1 +1,1 @@
-"""Immutable records: regions, operator rules, layers, plans, platforms, programs; in `ir.onnx` the ONNX model."""
+"""Immutable records: regions, operator rules, layers, plans, platforms, programs, ONNX models."""

@@ -1,4 +1,6 @@
-"""Node origins: mapping between the nodes of the model file, whose names users know, and the nodes of layers.
+"""Node origins: mapping between nodes of the model file and nodes of layers.
+
+Users know the names in the file.
 
 Passes fold, absorb and rename nodes, and none of them keeps records. The mapping is derived from the graph as it was
 loaded, which tells the readers of the outputs of removed nodes.

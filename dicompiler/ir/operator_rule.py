@@ -150,7 +150,7 @@ class Operation(Memoizing):
 
 @dataclass(frozen=True)
 class Piece:
-    """Computation of a region: run the node on regions of its inputs, with some attributes and inputs replaced.
+    """Computation of a region: the node on regions of its inputs, with changed attributes or inputs.
 
     Attributes:
         out: Region of the output that is computed. It contains the requested region.

@@ -17,7 +17,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.wire_dtype import WireFormat, wire_format_from_json, wire_format_to_json
 
-FORMAT = "dicompiler.plan/1"
+FORMAT = "dicompiler.plan/2"
 
 Json = Mapping[str, Any]
 
@@ -95,37 +95,38 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.failures:
-            losses = [
-                FailurePlan(
-                    one.failed,
-                    replace(
-                        one.plan, model_digest=self.model_digest, note="", wire_format=self.wire_format, failures=()
-                    ),
-                )
-                for one in self.failures
-            ]
-            object.__setattr__(self, "losses", tuple(losses))
+            failures = [FailurePlan(entry.failed, self._with_shared_fields(entry.plan)) for entry in self.failures]
+            object.__setattr__(self, "failures", tuple(failures))
+
+    def _with_shared_fields(self, plan: Plan) -> Plan:
+        return replace(plan, model_digest=self.model_digest, note="", wire_format=self.wire_format, failures=())
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices of all roles in order of first mention: source, layers role by role, sink, then failure plans."""
+        """All devices of all roles in order of first mention.
+
+        The order is source, layers role by role, sink, failure plans.
+        """
         parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
         named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
-        spare = [name for loss in self.failures for name in loss.plan.devices]
+        spare = [name for failure in self.failures for name in failure.plan.devices]
         return tuple(dict.fromkeys([*self.source, *named, *self.sink, *spare]))
 
     @property
     def roles(self) -> tuple[Plan, ...]:
         """Plan of each role (replica or failure plan), without replicas and failure plans of its own."""
-        return tuple(way.plan for way in self.roles_by_failure)
+        return tuple(role.plan for role in self.roles_by_failure)
 
     @property
     def roles_by_failure(self) -> tuple[FailurePlan, ...]:
-        """Each role with the failed devices for which it is used: first the replicas of the plan itself, then those of its failures."""
+        """Each role with the failed devices for which it is used.
+
+        First come the replicas of the plan itself, then those of its failure plans.
+        """
         return tuple(
-            FailurePlan(one.failed, role)
-            for one in (FailurePlan((), self), *self.failures)
-            for role in one.plan.replica_roles
+            FailurePlan(entry.failed, role)
+            for entry in (FailurePlan((), self), *self.failures)
+            for role in entry.plan.replica_roles
         )
 
     @property
@@ -166,20 +167,21 @@ def plan_from_json(document: Any, place: str = "plan") -> Plan:
     """
     validate(document, "plan", place)
     return _plan_from_record(
-        document, tuple(FailurePlan(tuple(one["lost"]), _plan_from_record(one)) for one in document.get("losses", ()))
+        document,
+        tuple(FailurePlan(tuple(entry["failed"]), _plan_from_record(entry)) for entry in document.get("failures", ())),
     )
 
 
-def _plan_from_record(document: Mapping[str, Any], losses: tuple[FailurePlan, ...] = ()) -> Plan:
+def _plan_from_record(document: Mapping[str, Any], failures: tuple[FailurePlan, ...] = ()) -> Plan:
     return Plan(
         {name: tuple(_part_from_json(r) for r in parts) for name, parts in document["layers"].items()},
         tuple(document["source"]),
         tuple(document["sink"]),
-        document.get("network", ""),
+        document.get("model_digest", ""),
         document.get("note", ""),
         tuple(document.get("replicas", ())),
         wire_format_from_json(document),
-        losses,
+        failures,
     )
 
 
@@ -207,16 +209,19 @@ def dumps(plan: Plan) -> str:
     Returns:
         JSON text that `load_plan` reads as an equal plan.
     """
-    named = {"network": plan.model_digest, "note": plan.note}
+    named = {"model_digest": plan.model_digest, "note": plan.note}
     text = _format_plan(plan, {"format": FORMAT}, named, wire_format_to_json(plan.wire_format))
     if plan.failures:
-        losses = [_format_plan(loss.plan, {"lost": list(loss.failed)}) for loss in plan.failures]
-        text = text[:-1] + ',\n "losses": [\n' + ",\n".join(losses) + "]}"
+        failures = [_format_plan(failure.plan, {"failed": list(failure.failed)}) for failure in plan.failures]
+        text = text[:-1] + ',\n "failures": [\n' + ",\n".join(failures) + "]}"
     return text + "\n"
 
 
 def _format_plan(plan: Plan, first: Json, named: Json | None = None, wire: Json | None = None) -> str:
-    """Return the text of one plan: `first` before its source, `named` and `wire` around its replicas if not empty."""
+    """Return the text of one plan.
+
+    `first` precedes its source; `named` and `wire` surround its replicas if not empty.
+    """
     optional = {**(named or {}), "replicas": [dict(names) for names in plan.replicas], **(wire or {})}
     document = {**first, "source": list(plan.source), "sink": list(plan.sink)}
     head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]

@@ -150,7 +150,10 @@ class Platform(Memoizing):
 
     @memoized
     def _host_bandwidth(self, host: str) -> float:
-        """Return the bandwidth of a host's link to the switch in bit/s: its own, else that of the network or of its widest link."""
+        """Return the bandwidth of a host's link to the switch in bit/s.
+
+        It is the host's own, else that of the network or of its widest link.
+        """
         links = [one.bandwidth for one in self.network.links if host in one.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
 
@@ -406,7 +409,7 @@ def platform_to_toml(platform: Platform) -> str:
     ]
     lines.append(f'latency = "{format_quantity(network.latency, TIME)}"')
     if network.message_overhead_s:
-        lines.append(f'message = "{format_quantity(network.message_overhead_s, TIME)}"')
+        lines.append(f'message_overhead = "{format_quantity(network.message_overhead_s, TIME)}"')
     for host in platform.hosts:
         lines += [
             "",
@@ -444,7 +447,10 @@ def _toml_string(value: str) -> str:
 
 
 def uniform_platform(count: int) -> Platform:
-    """Return a platform of `count` equal devices d0, d1, … on separate hosts, for uses in which only the split matters."""
+    """Return a platform of `count` equal devices d0, d1, … on separate hosts.
+
+    It serves uses in which only the split matters.
+    """
     hosts = tuple(Host(f"d{i}", 2**40) for i in range(count))
     devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))
-    return Platform("nameless", hosts, devices, Network("switch", 1e9))
+    return Platform("uniform", hosts, devices, Network("switch", 1e9))

@@ -21,7 +21,9 @@ RANDOM_OPERATORS = frozenset(
 
 
 def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
-    """Return True if a node can draw random numbers, by its operator, as a Dropout in training mode, or in its bodies.
+    """Return True if a node can draw random numbers.
+
+    It can by its operator, as a Dropout in training mode, or in its bodies.
 
     Args:
         node: The node.
@@ -65,7 +67,10 @@ def random_tensors(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = (
 def _is_random(
     node: NodeProto, model: onnx.ModelProto | None, nodes: Sequence[NodeProto], constants: Sequence[onnx.TensorProto]
 ) -> bool:
-    """Return True if a node can draw random numbers; `nodes` and `constants` can define the mode of a Dropout."""
+    """Return True if a node can draw random numbers.
+
+    `nodes` and `constants` can define the mode of a Dropout.
+    """
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""
         return bool(mode) and not _is_constant_false(mode, nodes, constants)

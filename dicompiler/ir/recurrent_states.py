@@ -23,7 +23,9 @@ StateInput = tuple[str, int, Shape]
 
 
 class StatePiece(NamedTuple):
-    """Piece of a state on a device: it reads as `read_name` what it wrote as `written_name` in the previous frame.
+    """Piece of a state on a device.
+
+    The device reads as `read_name` the value that it wrote as `written_name` in the previous frame.
 
     Attributes:
         device: Name of the device.
@@ -78,7 +80,7 @@ def write_state_pieces(model: onnx.ModelProto, pieces: Sequence[StatePiece], sta
 
 
 def inputs_with_states(pieces: Sequence[StatePiece], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a placed model: those of the model, with the pieces of each state in place of the state.
+    """Return the inputs of a placed model, with the pieces of each state in place of the state.
 
     Args:
         pieces: Pieces of the states.

@@ -113,7 +113,7 @@ def bounding_region(regions: Iterable[Region | None]) -> Region | None:
 
 
 def relative_to(region: Region, origin: Region) -> Region:
-    """Return `region` in coordinates of a tensor that contains only `origin`: ((5, 7),), ((4, 9),) ⇒ ((1, 3),).
+    """Return `region` relative to `origin`: ((5, 7),), ((4, 9),) ⇒ ((1, 3),).
 
     Args:
         region: A region within `origin`.
@@ -165,7 +165,9 @@ def block_interval(interval: Interval, size: int) -> Interval:
 
 
 def split_proportionally(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """Split 0..extent into intervals proportional to `weights`, rounded by the largest remainder (ties: the earlier one).
+    """Split 0..extent into intervals proportional to `weights`.
+
+    Rounding is by the largest remainder (ties: the earlier interval).
 
     split_proportionally(10, (1, 1, 1)) ⇒ ((0, 4), (4, 7), (7, 10)).
 

@@ -59,12 +59,14 @@ class WireFormat:
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:
-        """Return the format as option `--wire-dtype` accepts it: "float16", "float16,conv1=float32"; "" if nothing is narrowed."""
+        """Return the text for option `--wire-dtype`: "float16,conv1=float32"; "" if nothing is narrowed."""
         return ",".join(kind if name == ALL_TENSORS else f"{name}={kind}" for name, kind in self.dtypes)
 
 
 def parse_wire_format(given: str | Mapping[str, str] | WireFormat | None) -> WireFormat | None:
-    """Return a wire format from "float16", "float16,conv1=float32" or {"*": "float16", "conv1": "float32"}.
+    """Return a wire format from text or a mapping.
+
+    Examples: "float16", "float16,conv1=float32", {"*": "float16", "conv1": "float32"}.
 
     Args:
         given: Text, mapping, or a wire format, which is returned unchanged.
@@ -85,7 +87,8 @@ def parse_wire_format(given: str | Mapping[str, str] | WireFormat | None) -> Wir
     for name, kind in pairs:
         if kind not in WIRE_DTYPE_NAMES:
             raise UsageError(
-                f"wire: unknown type {kind!r}{did_you_mean(kind, WIRE_DTYPE_NAMES)}: use one of {', '.join(WIRE_DTYPE_NAMES)}"
+                f"wire: unknown type {kind!r}{did_you_mean(kind, WIRE_DTYPE_NAMES)}: "
+                f"use one of {', '.join(WIRE_DTYPE_NAMES)}"
             )
         if [other for other, _ in pairs].count(name) > 1:
             raise UsageError(
@@ -98,17 +101,17 @@ def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
     """Return the keys of a plan file that describe a wire format; {} if nothing is narrowed."""
     types = dict(wire.dtypes)
     entries = {
-        "wire": types[ALL_TENSORS] if types.keys() == {ALL_TENSORS} else types,
-        "ranges": {k: list(v) for k, v in wire.ranges.items()},
+        "wire_dtype": types[ALL_TENSORS] if types.keys() == {ALL_TENSORS} else types,
+        "wire_ranges": {k: list(v) for k, v in wire.ranges.items()},
     }
     return {key: value for key, value in entries.items() if value}
 
 
 def wire_format_from_json(document: Mapping[str, Any]) -> WireFormat:
     """Return the wire format in a validated plan document."""
-    wire = parse_wire_format(document["wire"]) if "wire" in document else WireFormat()
+    wire = parse_wire_format(document["wire_dtype"]) if "wire_dtype" in document else WireFormat()
     assert wire is not None
-    return replace(wire, ranges={name: (low, high) for name, (low, high) in document.get("ranges", {}).items()})
+    return replace(wire, ranges={name: (low, high) for name, (low, high) in document.get("wire_ranges", {}).items()})
 
 
 def range_name(key: TensorKey) -> str:
@@ -147,7 +150,7 @@ def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 
 
 def sent_dtype(layers: LayerGraph, tensor: str) -> int:
-    """Return the element type (onnx.TensorProto.DataType) in which a tensor, or its partial sums, are sent."""
+    """Return the onnx.TensorProto.DataType in which a tensor, or its partial sums, are sent."""
     own = layers.tensors[tensor].dtype
     return _SENT_DTYPES.get(effective_wire_dtypes(layers).get(tensor, ""), own) if layers.wire_dtypes else own
 

@@ -1,4 +1,6 @@
-"""Network architectures with seeded weights, for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
+"""Network architectures with seeded weights: `build("resnet50", seed=1)`.
+
+They serve tests, benchmarks and the demo.
 
 The same arguments give the same bytes. NAMES are built by this package; LIGHT_NAMES (`build("light/vgg19")`) come with
 the onnx package.

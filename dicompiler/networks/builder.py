@@ -143,7 +143,10 @@ class NetworkBuilder:
         op: str = "MaxPool",
         **attributes: int,
     ) -> str:
-        """Append a MaxPool or AveragePool; `attributes` such as ceil_mode or count_include_pad are passed to the node."""
+        """Append a MaxPool or AveragePool.
+
+        `attributes` such as ceil_mode or count_include_pad are passed to the node.
+        """
         sizes, strides = to_pair(kernel), to_pair(stride)
         border = (pads,) * 4 if isinstance(pads, int) else pads
         extent = self._window_counts(x, sizes, strides, border, bool(attributes.get("ceil_mode")))
@@ -175,7 +178,7 @@ class NetworkBuilder:
         return self.add_node("Gemm", name, inputs, (self.shapes[x][0], features), transB=1)
 
     def unary(self, op: str, x: str, name: str, **attributes: Any) -> str:
-        """Append an operator with one input and the same output shape: Relu, LeakyRelu, LRN, Softmax …"""
+        """Append an operator with one input and the same output shape, such as Relu, LRN or Softmax."""
         return self.add_node(op, name, [x], self.shapes[x], **attributes)
 
     def relu(self, x: str, name: str) -> str:
@@ -193,7 +196,7 @@ class NetworkBuilder:
         return self.add_node("Mul", name, [a, b], self.shapes[a])
 
     def matmul(self, a: str, b: str, name: str) -> str:
-        """Append a MatMul, (…, M, K) times (…, K, N), with a tensor or a weight."""
+        """Append a MatMul of a tensor with a tensor or a weight: (…, M, K) times (…, K, N)."""
         second = self.shapes[b] if b in self.shapes else self.weights[b].shape
         return self.add_node("MatMul", name, [a, b], (*self.shapes[a][:-1], second[-1]))
 
@@ -242,7 +245,10 @@ class NetworkBuilder:
         return name
 
     def to_model(self, output: str, seed: int) -> onnx.ModelProto:
-        """Return the network up to tensor `output`, which becomes the graph's output `output`, with seeded weights."""
+        """Return the network up to tensor `output`, with seeded weights.
+
+        The graph's output has the name `output`.
+        """
         outputs = {"output": output} | self.outputs
         names = {tensor: name for name, tensor in outputs.items()}
         nodes = [_renamed_copy(node, names) for node in self.nodes]

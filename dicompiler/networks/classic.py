@@ -24,7 +24,10 @@ def _classifier(net: NetworkBuilder, x: str, hidden: int, classes: int) -> str:
 
 
 def lenet(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """LeNet-5 (LeCun et al. 1998, fig. 2) with full connection, max pooling and ReLU; one grey channel, 32 x 32."""
+    """LeNet-5 (LeCun et al. 1998, fig. 2) with full connection, max pooling and ReLU.
+
+    It has one grey channel, 32 x 32.
+    """
     x = net.conv("input", "conv1", scale_channels(6, width), 5, pads=0)
     x = net.pool(net.relu(x, "relu1"), "pool1", 2, 2)
     x = net.conv(x, "conv2", scale_channels(16, width), 5, pads=0)
@@ -108,7 +111,9 @@ PASSTHROUGH_MODES = ("space-to-depth", "reshape")
 def yolov2(
     net: NetworkBuilder, classes: int = 80, width: float = 1.0, anchors: int = 5, passthrough: str = "space-to-depth"
 ) -> str:
-    """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg, with the passthrough from 38 x 38 to 19 x 19.
+    """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg.
+
+    The passthrough leads from 38 x 38 to 19 x 19.
 
     Args:
         net: The builder.

@@ -27,7 +27,9 @@ def llama_small(
     past: int = 0,
     static: bool = False,
 ) -> str:
-    """Decoder like Llama (Touvron et al. 2023): 24 layers of 1024, 16 heads that share four key heads, 336 118 784 parameters.
+    """Llama-like decoder (Touvron et al. 2023) of 24 layers: 336 118 784 parameters.
+
+    It has 1024 features, and 16 query heads that share four key heads.
 
     `size` tokens give as many rows of logits. With caches, the tokens' positions are inputs, and the outputs
     present.N.key and .value contain the caches with the new rows appended (attention_mask tells which rows count).
@@ -129,7 +131,10 @@ def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> s
 
 
 def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -> str:
-    """Append the mask that is added to scores, (N or 1, 1, positions, all positions): 0, or a very low number."""
+    """Append the mask that is added to scores: 0, or a very low number.
+
+    It has the shape (N or 1, 1, positions, all positions).
+    """
     rows = net.input_shape[1]
     total = past if static else past + rows
     if static:

@@ -1,4 +1,6 @@
-"""YOLOv8n and YOLO11n (Ultralytics) as written by their exporter, with normalizations folded into convolutions.
+"""YOLOv8n and YOLO11n (Ultralytics) as written by their exporter.
+
+Normalizations are folded into convolutions.
 
 The output is (N, 4 + classes, cells): boxes in pixels, then probabilities. Sources:
 `ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, `ultralytics/nn/modules/{conv,block,head}.py`.
@@ -80,7 +82,10 @@ def _c2f(
     repeats: int = 1,
     part: float = 0.5,
 ) -> str:
-    """Append a cross-stage partial block (C2f, C3k2): half of the channels pass through blocks, and each result is kept."""
+    """Append a cross-stage partial block (C2f, C3k2).
+
+    Half of the channels pass through blocks, and each result is kept.
+    """
     hidden = scale_channels(channels, part)
     x = _conv_silu(net, x, f"{name}.cv1", 2 * hidden)
     pieces = net.split(x, f"{name}.split", (hidden, hidden))
@@ -98,7 +103,7 @@ def _sppf(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
 
 
 def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Append residual attention over positions, and a residual feed-forward network, for half of the channels."""
+    """Append residual attention and a residual feed-forward network for half of the channels."""
     hidden = max(2, channels // 2)
     a, b = net.split(_conv_silu(net, x, f"{name}.cv1", 2 * hidden), f"{name}.split", (hidden, hidden))
     b = net.add(b, _attention(net, b, f"{name}.m.0.attn", max(1, hidden // 64)), f"{name}.m.0.add")
@@ -109,7 +114,10 @@ def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
 
 
 def _attention(net: NetworkBuilder, x: str, name: str, heads: int) -> str:
-    """Append attention with keys half as long as values; a depthwise convolution of the values encodes positions."""
+    """Append attention with keys half as long as values.
+
+    A depthwise convolution of the values encodes positions.
+    """
     batch, channels, height, width = net.shapes[x]
     length, cells = channels // heads, height * width
     key = max(1, length // 2)
@@ -181,7 +189,7 @@ def _stem(net: NetworkBuilder, width: float) -> str:
 
 
 def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes: int, separable: bool) -> str:
-    """Append the head: for each cell of three maps, a distribution over distances to each side, and class scores."""
+    """Append the head: distances to each side and class scores, for each cell of three maps."""
     box, score = 4 * DISTANCE_BINS, max(net.channels(maps[0]), min(classes, 100))
     levels = []
     for level, x in enumerate(maps):

@@ -1,4 +1,4 @@
-"""The four reference networks of MLPerf Tiny (Banbury et al. 2021) for microcontrollers, as published by their authors.
+"""The four reference networks of MLPerf Tiny (Banbury et al. 2021) for microcontrollers.
 
 The output is probabilities, or the autoencoder's reconstruction. Convolutions have a bias in addition to the
 normalization that follows, and TensorFlow's "same" pads.
@@ -60,7 +60,10 @@ def person_detection(net: NetworkBuilder, classes: int = 2, width: float = 0.25)
 
 
 def resnet8(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Image classification: three residual stages of 16, 32 and 64 channels, for color images of 32 x 32 (CIFAR-10)."""
+    """Image classification: three residual stages of 16, 32 and 64 channels.
+
+    The input is color images of 32 x 32 (CIFAR-10).
+    """
     x = net.relu(_conv_norm(net, "input", "conv1", scale_channels(16, width), 3), "relu1")
     for stage in (1, 2, 3):
         name, channels, stride = f"stage{stage}", scale_channels(16 * 2 ** (stage - 1), width), 1 if stage == 1 else 2
@@ -74,7 +77,10 @@ def resnet8(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
 
 
 def ds_cnn(net: NetworkBuilder, classes: int = 12, width: float = 1.0) -> str:
-    """Keyword spotting: four depthwise separable blocks on 49 x 10 features of a second of sound (Zhang et al. 2017)."""
+    """Keyword spotting: four depthwise separable blocks (Zhang et al. 2017).
+
+    The input is 49 x 10 features of a second of sound.
+    """
     channels = scale_channels(64, width)
     x = net.relu(_conv_norm(net, "input", "conv1", channels, (10, 4), 2), "relu1")
     for number in range(2, 6):
@@ -83,7 +89,7 @@ def ds_cnn(net: NetworkBuilder, classes: int = 12, width: float = 1.0) -> str:
 
 
 def autoencoder(net: NetworkBuilder, width: float = 1.0) -> str:
-    """Anomaly detection: fully connected, 128 features before and after a bottleneck of 8, on five frames of 128 mel bands."""
+    """Anomaly detection: fully connected, with a bottleneck of 8, on five frames of 128 mel bands."""
     x = "input"
     for number in range(1, 10):
         x = net.gemm(x, f"fc{number}", 8 if number == 5 else scale_channels(128, width))

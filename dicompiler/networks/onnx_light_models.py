@@ -118,7 +118,10 @@ def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
 
 
 def _replace_weights(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
-    """Make `weights` initializers and, as IR version 3 requires, inputs; remove their ConstantOfShape nodes and `sources`."""
+    """Make `weights` initializers and inputs, and remove the nodes that filled them.
+
+    IR version 3 requires the inputs.
+    """
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
     inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]
     inputs += [helper.make_tensor_value_info(t.name, t.data_type, list(t.dims)) for t in weights.values()]

@@ -36,7 +36,10 @@ RESNET_BLOCKS = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 
 
 def _residual_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int, expansion: int) -> str:
-    """Append a ResNet block: basic (expansion 1) or bottleneck (4), with the stride in the 3 x 3 convolution."""
+    """Append a ResNet block: basic (expansion 1) or bottleneck (4).
+
+    The 3 x 3 convolution has the stride.
+    """
     steps = ((3, stride, 1), (3, 1, 1)) if expansion == 1 else ((1, 1, 1), (3, stride, 1), (1, 1, expansion))
     y = x
     for number, (kernel, step, times) in enumerate(steps, 1):
@@ -101,7 +104,10 @@ MOBILENET_V2 = (
 
 
 def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
-    """Append MobileNetV2's block: widen, depthwise, narrow without activation; added to its input if the shape is kept."""
+    """Append MobileNetV2's block: widen, depthwise, narrow without activation.
+
+    It is added to its input if the shape is kept.
+    """
     hidden, y = net.channels(x) * expansion, x
     joined = stride == 1 and net.channels(x) == channels
     if expansion != 1:
@@ -132,7 +138,7 @@ def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -
 
 
 def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Few thousand parameters with typical elements of large networks.
+    """A few thousand parameters with typical elements of large networks.
 
     It has a residual, a concatenation of two branches, a depthwise convolution, batch normalization, both kinds of
     pooling, and a fully connected layer.

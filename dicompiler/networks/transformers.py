@@ -19,7 +19,10 @@ BRANCH_GAIN = 0.3
 
 
 def _layer_norm(net: NetworkBuilder, x: str, name: str, epsilon: float = 1e-6) -> str:
-    """Append a LayerNormalization over the features; raise UsageError below opset 17, which does not have it."""
+    """Append a LayerNormalization over the features.
+
+    UsageError below opset 17, which does not have it.
+    """
     if net.opset < 17:
         raise UsageError(f"network {net.name!r}: opset {net.opset} has no LayerNormalization: use 17 or later")
     size = (net.shapes[x][-1],)
@@ -84,7 +87,9 @@ def _first_position(net: NetworkBuilder, x: str, name: str) -> str:
 def bert_base(
     net: NetworkBuilder, layers: int = 12, vocabulary: int = 30_522, classes: int = 0, width: float = 1.0
 ) -> str:
-    """BERT base, uncased (Devlin et al. 2019): 108 891 648 parameters; the output is the last hidden states.
+    """BERT base, uncased (Devlin et al. 2019): 108 891 648 parameters.
+
+    The output is the last hidden states.
 
     With `classes`, the output is their logits from the pooled first token (109 483 778 parameters with two classes, as
     in `BertForSequenceClassification`).
@@ -117,7 +122,10 @@ def bert_base(
 
 
 def _attention_mask(net: NetworkBuilder) -> str:
-    """Append the mask that is added to scores (0, or a very low number) from attention_mask (1 for tokens, 0 for padding)."""
+    """Append the mask that is added to scores: 0, or a very low number.
+
+    attention_mask is 1 for tokens and 0 for padding.
+    """
     batch, length = net.input_shape
     axes = net.add_constant("mask.axes", np.array([1, 2], np.int64))
     x = net.add_node("Unsqueeze", "mask.unsqueeze", ["attention_mask", axes], (batch, 1, 1, length))
@@ -128,7 +136,10 @@ def _attention_mask(net: NetworkBuilder) -> str:
 
 
 def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> str:
-    """ViT-tiny, patches of 16 (Touvron et al. 2021, DeiT-Ti; timm's `vit_tiny_patch16_224`): 5 717 416 parameters."""
+    """ViT-tiny, patches of 16 (Touvron et al. 2021, DeiT-Ti): 5 717 416 parameters.
+
+    It equals timm's `vit_tiny_patch16_224`.
+    """
     heads, hidden = 3, 3 * scale_channels(64, width)
     x = net.conv("input", "patch_embed", hidden, 16, 16, pads=0)
     batch, _, height, columns = net.shapes[x]
@@ -152,7 +163,7 @@ def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> st
 
 
 def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.0) -> str:
-    """Encoder of Whisper tiny (Radford et al. 2022) on 80 mel bands x 3000 frames: 8 208 384 parameters.
+    """Whisper tiny's encoder (Radford et al. 2022) on 80 mel bands x 3000 frames: 8 208 384 parameters.
 
     They include 576 000 fixed positions (sinusoids in the original, random here).
     """
@@ -177,7 +188,10 @@ SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1,
 
 
 def segformer_b0(net: NetworkBuilder, classes: int = 150, width: float = 1.0) -> str:
-    """SegFormer-B0 (Xie et al. 2021) for the 150 classes of ADE20K: 3 752 694 trained parameters, logits at a quarter size."""
+    """SegFormer-B0 (Xie et al. 2021) for the 150 classes of ADE20K: 3 752 694 trained parameters.
+
+    Logits have a quarter of the image's sides.
+    """
     if any(side % 32 for side in net.input_shape[2:]):
         raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
     x, maps = "input", list[str]()
@@ -205,7 +219,7 @@ def _sequence_to_image(net: NetworkBuilder, x: str, name: str, shape: tuple[int,
 
 
 def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: str, heads: int, reduction: int) -> str:
-    """Append attention with keys and values of a smaller image, and a feed-forward network with a depthwise convolution."""
+    """Append attention to a smaller image, and a feed-forward network with a depthwise convolution."""
     hidden = net.shapes[x][2]
     y = _layer_norm(net, x, f"{name}.norm1", 1e-5)
     few = y
@@ -226,7 +240,7 @@ def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: 
 
 
 def _segformer_head(net: NetworkBuilder, maps: list[str], classes: int, hidden: int) -> str:
-    """Append the head: all maps scaled to the first one's size and number of channels, joined, mixed and classified."""
+    """Append the head: maps are scaled to the size of the first one, joined, mixed and classified."""
     height = net.shapes[maps[0]][2]
     pieces = []
     for number, x in enumerate(maps):

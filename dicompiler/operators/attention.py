@@ -16,7 +16,7 @@ from dicompiler.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Attention: y[batch, heads, rows, :] ← q[batch, heads, rows], k and v[batch, their heads], mask[same heads and rows].
+    """Attention: y[batch, heads, rows] ← q[batch, heads, rows], k and v[batch, their heads], mask.
 
     Query heads that share a key head stay together. Rows can be split without causal mask and window. With a past, or
     with lengths of the keys, the node stays whole.
@@ -41,7 +41,7 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
 def _split_heads(
     operation: Operation, region: Region, counts: tuple[int, ...], passing: bool
 ) -> tuple[Region, list[Region], tuple[Interval, Interval]]:
-    """Return the aligned output region, the regions needed of q, k and v, and the head ranges of q and of k and v.
+    """Return the aligned output region, the needs of q, k and v, and the ranges of their heads.
 
     Heads are an axis (rank 4) or blocks of the last axis (rank 3).
 
@@ -118,7 +118,10 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """RotaryEmbedding: heads can be split (an axis, or blocks of the last one), and rows if each has its own position."""
+    """RotaryEmbedding: y[batch, rows, heads] ← x[batch, rows, heads], positions, caches.
+
+    Rows can be split if each has its own position.
+    """
     place = 1 if operation.node.domain else 3  # of the positions
     caches = [index for index in (1, 2, 3) if index != place]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)
@@ -172,7 +175,7 @@ def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], pas
 
 
 def projected_attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
-    """Return the cost of onnxruntime's own Attention, which computes q, k and v from its input and a weight."""
+    """Return the cost of onnxruntime's own Attention, including the projections to q, k and v."""
     x, columns = needs[0], needs[1][-1]
     queries = math.prod(x[:-1]) * (operation.attribute("qkv_hidden_sizes") or [columns // 3])[0]
     return _attention_cost(operation, out, needs, x, queries, past, math.prod(x) * columns)

@@ -1,4 +1,6 @@
-"""Rules of convolutions and pools: a window slides over the spatial axes, so a tile of the output needs a halo of the input.
+"""Rules of convolutions and pools.
+
+A window slides over the spatial axes, so a tile of the output needs a halo of the input.
 
 Pads exist only at the borders of the whole tensor. A tile that ends at the border reads to the end of the input, so a
 tile of everything equals the original node. For ConvTranspose, windows slide over the output: a tile needs the input
@@ -128,7 +130,10 @@ def window_axes(operation: Operation, kernel: tuple[int, ...], transposed: bool 
 def tile_spatial_axes(
     operation: Operation, kernel: tuple[int, ...], region: Region
 ) -> tuple[Region, Region, Mapping[str, Any]]:
-    """Return output region, input region and changed attributes of a tile's spatial axes (none for a tile of everything)."""
+    """Return output region, input region and changed attributes of a tile's spatial axes.
+
+    No attributes change for a tile of everything.
+    """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
     # ceil_mode stays: windows fit a tile exactly, except at the tensor's border, where it rounds up as the whole does.
     return (
@@ -139,7 +144,10 @@ def tile_spatial_axes(
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
-    """Return the groups and the output channels of a range: within one group unchanged, else extended to whole groups."""
+    """Return the groups and the output channels of a range of channels.
+
+    A range is unchanged within one group, else extended to whole groups.
+    """
     per_group = channels // groups
     first, last = block_interval(interval, per_group)
     return (first, last), interval if last - first == 1 else (first * per_group, last * per_group)
@@ -166,7 +174,9 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, inputs whose windows overlap the tile], w, b.
+    """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, inputs of the tile], w, b.
+
+    The inputs of the tile are those whose windows overlap it.
 
     w is read in those channels, and in the m-range of a group. Groups, partial sums and bias are handled as for Conv.
     """
@@ -217,22 +227,32 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """GlobalAveragePool and similar: y[n, c] ← x[n, c, all spatial axes]; for a partial maximum, a range of rows."""
+    """GlobalAveragePool and similar: y[n, c] ← x[n, c, all spatial axes].
+
+    A partial maximum reads a range of rows.
+    """
     rest = full_region(operation.input_shape(0)[2:])
     return Piece(region, ((*region[:2], *(rest if reduce is None else (reduce, *rest[1:]))),))
 
 
 def global_pool_reduction_length(operation: Operation) -> int:
+    """Return the extent of the first spatial axis."""
     return operation.input_shape(0)[2]
 
 
 def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight: int = 1) -> OpCost:  # noqa: ARG001
-    """Return the cost of a convolution: each output element reads one filter of the weight (M, C/g, kernel…)."""
+    """Return the cost of a convolution.
+
+    Each output element reads one filter of the weight (M, C/g, kernel…).
+    """
     return OpCost(math.prod(out) * math.prod(needs[weight][1:]))
 
 
 def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of a transposed convolution: each input element is multiplied by filters of (C, M/g, kernel…)."""
+    """Return the cost of a transposed convolution.
+
+    Each input element is multiplied by filters of (C, M/g, kernel…).
+    """
     return OpCost(math.prod(needs[0]) * math.prod(needs[1][1:]))
 
 
@@ -243,7 +263,10 @@ def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) ->
 
 
 def deform_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a deformable convolution, which interpolates one element per channel, tap and output position."""
+    """Return the cost of a deformable convolution.
+
+    It interpolates one element per channel, tap and output position.
+    """
     samples = out[0] * math.prod(out[2:]) * needs[0][1] * math.prod(needs[1][2:])
     return conv_cost(operation, out, needs)._replace(other_flops=samples)
 
@@ -254,7 +277,7 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def window_read_share(operation: Operation, weight: int = 1) -> float:
-    """Return the smallest share of x that windows read: the product of min(1, kernel / stride) over the axes."""
+    """Return the smallest share of x that is read: the product of min(1, kernel / stride) over axes."""
     kernel = operation.attribute("kernel_shape") or (
         operation.input_shape(weight)[2:] if operation.has_input(weight) else ()
     )

@@ -1,4 +1,7 @@
-"""Rules of operators that only move, repeat or select elements: Reshape, Transpose, Concat, Expand, Tile, Gather, Scatter."""
+"""Rules of operators that only move, repeat or select elements.
+
+They are Reshape, Transpose, Concat, Expand, Tile, Gather, Scatter and their relatives.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def match_axes(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
 
 
 def linear_span(box: Region, dims: Sequence[int]) -> Interval:
-    """Return the linear indices from a box's first to its last element: ((1, 2), (0, 3)) of (4, 5) ⇒ (5, 8)."""
+    """Return the linear indices from a box's first to its last element.
+
+    ((1, 2), (0, 3)) of (4, 5) ⇒ (5, 8).
+    """
     first = last = 0
     for (start, stop), extent in zip(box, dims, strict=True):
         first, last = first * extent + start, last * extent + stop - 1
@@ -45,7 +51,10 @@ def linear_span(box: Region, dims: Sequence[int]) -> Interval:
 
 
 def linear_box(interval: Interval, dims: Sequence[int]) -> Region:
-    """Return the smallest contiguous box that contains a linear interval: (5, 8) of (4, 5) ⇒ ((1, 2), (0, 3))."""
+    """Return the smallest contiguous box that contains a linear interval.
+
+    (5, 8) of (4, 5) ⇒ ((1, 2), (0, 3)).
+    """
     first, last = interval[0], interval[1] - 1
     box: list[Interval] = []
     inner = math.prod(dims)
@@ -86,7 +95,7 @@ def reshape_region(region: Region, out: Sequence[int], into: Sequence[int]) -> t
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Reshape, Flatten, Squeeze, Unsqueeze: an interval can be split off if it stays one interval of elements."""
+    """Reshape, Flatten, Squeeze, Unsqueeze: a region that is one interval of elements in both shapes."""
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
     out, need = reshape_region(region, operation.out_shape, operation.input_shape(0))
@@ -107,7 +116,7 @@ def transpose(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def concat(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Concat: an interval of the joined axis needs only the inputs that it overlaps; the others are omitted."""
+    """Concat: an interval of the joined axis needs only the inputs that it overlaps."""
     axis = operation.attribute("axis") % len(region)
     needs: list[Region | None] = []
     offset = 0
@@ -130,7 +139,10 @@ def expand(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Tile: an interval within one repetition is that interval of x; other intervals are extended to whole repetitions."""
+    """Tile: an interval within one repetition is that interval of x.
+
+    Other intervals are extended to whole repetitions.
+    """
     if operation.node.opset < 6:  # before opset 6 an input names a single axis to repeat
         return whole_tensor(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
@@ -202,7 +214,10 @@ def scatter_elements(operation: Operation, region: Region, reduce: Interval | No
 
 
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """DepthToSpace: rows and columns in whole blocks; channels can be split if those of a block are adjacent (mode CRD)."""
+    """DepthToSpace: rows and columns in whole blocks.
+
+    Channels can be split if those of a block are adjacent (mode CRD).
+    """
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
     cells = [block_interval(interval, size) for interval in tile]
     if operation.attribute("mode", "DCR") != "CRD":

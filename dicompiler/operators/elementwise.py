@@ -1,4 +1,7 @@
-"""Rules of element-wise operators with broadcasting, and of BatchNormalization: the inputs are read in the output region."""
+"""Rules of element-wise operators with broadcasting, and of BatchNormalization.
+
+Inputs are read in the region of the output.
+"""
 
 from __future__ import annotations
 

@@ -86,7 +86,9 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MatMul, Einsum: each operand needs the output's interval of each letter; summed letters are read in full.
+    """MatMul, Einsum: each operand needs the output's interval of each letter.
+
+    Summed letters are read in full.
 
     With `reduce`, the first summed letter is read in this range. A broadcast axis of extent 1 is read whole.
     """
@@ -101,7 +103,10 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Gemm: like `contraction`; the third input, which broadcasts, is added by the range of k that starts at 0."""
+    """Gemm: like `contraction`.
+
+    The range of k that starts at 0 adds the third input, which broadcasts.
+    """
     piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
         return piece
@@ -130,7 +135,7 @@ def _blocks_per_zero_point_byte(operation: Operation) -> int:
 
 
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """MatMulNBits: rows can be split; columns are rows of the packed weight, each with its scales and zero points.
+    """MatMulNBits: y[rows, columns] ← x[rows], w, scales and zero points[columns].
 
     Partial sums are over blocks. The bias is added by the range that starts at 0.
     """
@@ -162,7 +167,10 @@ def contraction_length(operation: Operation) -> int | None:
 
 
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of an Einsum: one multiply-add per combination of all letters; a single tensor is summed or moved."""
+    """Return the cost of an Einsum.
+
+    It is one multiply-add per combination of all letters; a single tensor is summed or moved.
+    """
     terms = equation_of(operation)
     if len(needs) == 1:
         return cost_per_input(operation, out, needs) if terms.summed else OpCost()
@@ -172,7 +180,7 @@ def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpC
 
 
 def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a product: each output element sums over k, which is an axis of the first operand."""
+    """Return the cost of a product: each output element sums over k, an axis of the first operand."""
     axis = 0 if operation.attribute("transBatchA", 0) else -2
     return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
 
@@ -194,7 +202,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """RNN, GRU, LSTM: y[all steps, directions, batch, all units] ← x[:, batch], weights of these directions.
+    """RNN, GRU, LSTM: y[:, directions, batch, :] ← x[:, batch], weights of these directions.
 
     All units stay together, because each step needs all units of the previous one.
     """
@@ -230,7 +238,10 @@ def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost
 
 
 def fft_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of DFT and STFT by the fast algorithm: 5 log2 N FLOP per complex number of a transform of length N."""
+    """Return the cost of DFT and STFT by the fast algorithm.
+
+    It is 5 log2 N FLOP per complex number of a transform of length N.
+    """
     given = operation.constant_value(2) if operation.node.op == "DFT" else None
     axis = operation.attribute("axis", -2) if given is None else int(given)
     return OpCost(other_flops=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())

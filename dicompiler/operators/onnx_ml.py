@@ -1,4 +1,6 @@
-"""Rules of ai.onnx.ml operators, to which scikit-learn pipelines are converted: each row is a sample and can be split.
+"""Rules of ai.onnx.ml operators: each row is a sample and can be split.
+
+scikit-learn pipelines are converted to them.
 
 Their weights are attributes. An operator with two outputs (labels and scores) is split only if just the labels are
 read.

@@ -33,7 +33,7 @@ def _parameter_need(operation: Operation, index: int, tensor: Region, axis: int 
 
 
 def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """QuantizeLinear, DequantizeLinear: y[region] ← x[region], and its indices of `axis` of scale and zero point.
+    """QuantizeLinear, DequantizeLinear: y[region] ← x[region], scale and zero point[its indices].
 
     Blocked quantization stays whole.
     """

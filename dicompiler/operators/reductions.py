@@ -59,7 +59,7 @@ def mean_variance(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def instance_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """InstanceNormalization: batch and channels can be split, with scale and shift; spatial axes are read in full."""
+    """InstanceNormalization: y[n, c, :] ← x[n, c, :], scale and shift[c]."""
     out = (*region[:2], *full_region(operation.out_shape[2:]))
     return Piece(out, (out, *((region[1],) for _ in operation.inputs[1:])))
 
@@ -81,7 +81,10 @@ def group_normalization(operation: Operation, region: Region, reduce: Interval |
 def normalization_from_axis(
     operation: Operation, region: Region, reduce: Interval | None, count: int | None = None, default: int = -1
 ) -> Piece:
-    """LayerNormalization and similar: `count` axes from `axis` on (None: all) are read in full; scale and shift broadcast."""
+    """LayerNormalization and similar: `count` axes from `axis` on (None: all) are read in full.
+
+    Scale and shift broadcast.
+    """
     axes = range(len(region))[operation.attribute("axis", default) % len(region) :]
     return elementwise(operation, _with_full_axes(operation, region, axes[:count]), reduce)
 
@@ -115,7 +118,10 @@ def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Sh
 
 
 def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
-    """Return the reduced axes: an attribute (one for ArgMax and ArgMin), or an input in newer opsets; None if unknown."""
+    """Return the reduced axes, or None if they are unknown.
+
+    They are an attribute (one axis for ArgMax and ArgMin), or an input in newer opsets.
+    """
     rank = len(operation.input_shape(0))
     axes = [operation.attribute("axis", 0)] if operation.node.op.startswith("Arg") else operation.attribute("axes")
     if operation.has_input(1):
@@ -128,7 +134,10 @@ def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
 
 
 def reduction_piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """ReduceSum and similar: y[kept axes] ← x[kept axes, reduced axes in full, or a range of the first of them]."""
+    """ReduceSum and similar: y[kept axes] ← x[kept axes, reduced axes in full].
+
+    A partial result reads a range of the first reduced axis.
+    """
     axes = reduced_axes(operation)
     if axes is None:
         return whole_tensor(operation, region, reduce)
@@ -148,7 +157,10 @@ def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
 
 
 def reduction_length(operation: Operation) -> int | None:
-    """Return the length of the axis that LIP cuts; None if there is none, or if onnxruntime cannot combine this type."""
+    """Return the length of the axis that LIP cuts, or None.
+
+    None: nothing is reduced, or onnxruntime cannot combine this type.
+    """
     tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:
         return None

@@ -211,7 +211,10 @@ def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of interpolation: two FLOP per blended element (2 or 4 per resampled axis), or one without blending."""
+    """Return the cost of interpolation.
+
+    It is two FLOP per blended element (2 or 4 per resampled axis), or one without blending.
+    """
     grid = operation.node.op == "GridSample"
     axes = len(out) - 2 if grid else sum(map(operator.ne, operation.input_shape(0), operation.out_shape))
     mode = operation.attribute("mode", "linear" if grid else "nearest")

@@ -12,7 +12,7 @@ from dicompiler.operators.conv_pool import AxisTile, SpatialAxis, tile_axis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
-    """Return integers that are an attribute in old opsets and input `index` in newer ones; None if unknown."""
+    """Return integers of an attribute (old opsets) or of input `index`; None if unknown."""
     if operation.has_input(index):
         value = operation.constant_value(index)
         return None if value is None else [int(number) for number in value.reshape(-1)]

@@ -1,4 +1,4 @@
-"""Metadata of placed models: device, lane, part and region of each node, and sources and sinks of the model.
+"""Metadata of placed models: device, lane, part and region of each node; sources and sinks.
 
 Only this module reads and writes them.
 """
@@ -103,7 +103,10 @@ def remove_annotations(model: Model) -> Model:
 
 
 def write_source_and_sinks(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
-    """Store the sources in a model's metadata, and which outputs are copies for further sinks (copy: original output)."""
+    """Store the sources, and the outputs that are copies for further sinks, in a model's metadata.
+
+    `copies` maps each copy to the original output.
+    """
     for key, value in ((SOURCE_KEY, json.dumps(source)), (SINKS_KEY, json.dumps(copies, sort_keys=True))):
         model.metadata_props.add(key=key, value=value)
 

@@ -1,4 +1,4 @@
-"""Bounds inference: the backward walk through a layer, from the region of a part to the regions that it needs.
+"""Bounds inference: the backward walk from the region of a part to the regions that it needs.
 
     LayerGraph + Layer + LayerShare ⇒ ShareTask: a Piece for each node, and the region needed of each input tensor
     LayerGraph + Layer + Parts      ⇒ Tasks, which also have devices
@@ -55,7 +55,9 @@ def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
 
 
 def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
-    """Return the region that is computed if `region` is requested: it contains it, and is aligned by the anchor's rule.
+    """Return the region that is computed if `region` is requested.
+
+    It contains the requested region, and is aligned by the anchor's rule.
 
     Args:
         layers: The layers.
@@ -158,7 +160,7 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
 def _infer_bounds(
     layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
 ) -> tuple[tuple[TaskNode, ...], dict[str, Region]]:
-    """Walk backwards over `nodes`, and return a piece for each node and the region needed of each input tensor."""
+    """Return a piece for each node, and the region needed of each input tensor."""
     demands: dict[str, Region] = {target: region}
     works: list[TaskNode] = []
     for node in reversed(nodes):

@@ -66,7 +66,9 @@ def partition_checked(compilation: PipelineState) -> PipelineState:
 
 
 def lower(compilation: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
-    """Add routing, placed model and program to a state with a plan, and the model before partitioning as `reference`.
+    """Add routing, placed model and program to a state with a plan.
+
+    The model before partitioning becomes `reference`.
 
     Args:
         compilation: State with layers, platform and plan.
@@ -97,7 +99,7 @@ lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, sound=Fa
 def build_program_only(
     given: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
 ) -> tuple[Routing, Program]:
-    """Return routing and program like `lower_unchecked` without writing ONNX, for plans that are only simulated.
+    """Return routing and program without writing ONNX, for plans that are only simulated.
 
     Args:
         given: Facts of the model from which the layers were formed.
@@ -135,9 +137,9 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """Return routing and program of the first role, with those of the other roles in `other_roles`."""
-    lost = [way.failed for way in plan.roles_by_failure][1:]
+    failed = [role.failed for role in plan.roles_by_failure][1:]
     (routing, program), *others = roles
     return (
-        replace(routing, other_roles=tuple(replace(r, failed=one) for (r, _), one in zip(others, lost, strict=True))),
-        replace(program, other_roles=tuple(replace(p, failed=one) for (_, p), one in zip(others, lost, strict=True))),
+        replace(routing, other_roles=tuple(replace(r, failed=f) for (r, _), f in zip(others, failed, strict=True))),
+        replace(program, other_roles=tuple(replace(p, failed=f) for (_, p), f in zip(others, failed, strict=True))),
     )

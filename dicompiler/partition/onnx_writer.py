@@ -21,7 +21,10 @@ DEFAULT_OPSET = 13  # for models without standard operators
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
-    """Return the placed model, with the original's header and inputs, nodes in step order, and used initializers."""
+    """Return the placed model.
+
+    It has the original's header and inputs, nodes in step order, and used initializers.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     if not any(

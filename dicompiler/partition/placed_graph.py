@@ -207,7 +207,10 @@ class PlacedGraph:
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """Inputs that are never sent (strings, and values that are not tensors): each device that reads them is given them."""
+        """Inputs that are never sent: strings, and values that are not tensors.
+
+        They are given to each device that reads them.
+        """
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property
@@ -227,7 +230,10 @@ class PlacedGraph:
 
     @cached_property
     def sends(self) -> Sequence[tuple[int, str, int, str]]:
-        """Tensors to send, sorted: (index of the producing node, tensor, number of devices that read it earlier, device)."""
+        """Tensors to send, sorted.
+
+        Each is (index of the producing node, tensor, number of devices that read it earlier, device).
+        """
         travels: list[tuple[int, str, int, str]] = []
         devices = [node.placement.device for node in self.nodes]
         for name, indices in self.readers.items():
@@ -335,7 +341,9 @@ class PlacedGraphBuilder:
         place: NodePlacement,
         how: Piece,
     ) -> None:
-        """Add a table lookup with only some rows of the table: indices of other rows give 0, which partial sums ignore.
+        """Add a table lookup with only some rows of the table.
+
+        Indices of other rows give 0, which partial sums ignore.
 
         The result is selected by Where instead of a multiplication, because rows can contain NaN. (Where turns -0.0
         into 0.0, which is equal.) An index outside of the whole table is also outside of the piece, so the node reports
@@ -404,7 +412,10 @@ class PlacedGraphBuilder:
         return self.add_node("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
-        """Combine `terms` in order by a chain of binary operators (`op`); a single term is renamed by Identity."""
+        """Combine `terms` in order by a chain of binary operators `op`.
+
+        A single term is renamed by Identity.
+        """
         op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7
         total = terms[0]
         if len(terms) == 1:

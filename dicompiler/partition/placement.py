@@ -1,4 +1,6 @@
-"""Placement: every part of every layer becomes nodes on its device, with slices and concatenations between them.
+"""Placement: every part of every layer becomes nodes on its device.
+
+Slices and concatenations connect them.
 
 ModelFacts + Routing + Plan ⇒ PlacedGraph
 """
@@ -64,7 +66,10 @@ class _Placer:
         )
 
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
-        """Declare the pieces of states that a frame reads, with the input's name if one device keeps the whole state."""
+        """Declare the pieces of states that a frame reads.
+
+        A piece has the input's name if one device keeps the whole state.
+        """
         tensors = dict[tuple[str, str], PlacedTensor]()
         for retention in self.routing.state_retentions:
             alone = [other_retention.past for other_retention in self.routing.state_retentions].count(
@@ -118,7 +123,10 @@ class _Placer:
         return names
 
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
-        """Return the tensor's own name if one task computes it and it is not an output, else with the device appended."""
+        """Return the name of a tensor on the task's device.
+
+        It is the original name if one task computes the tensor and it is not an output.
+        """
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
         if self.task_count_by_layer[task.layer] == 1 and key.tensor not in self.first_delivery_of:
@@ -251,7 +259,10 @@ class _Placer:
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)
 
     def _add_deliveries(self) -> dict[str, str]:
-        """Add nodes that deliver the model's outputs; return the names of additional outputs, with the output that each is."""
+        """Add nodes that deliver the model's outputs.
+
+        Returns the names of additional outputs, with the model output that each of them is.
+        """
         last = 1 + max(self.routing.runs.values(), default=0)
         extra: dict[str, str] = {}
         delivered = set(self.output_name_of_task.values())

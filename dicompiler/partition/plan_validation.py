@@ -51,36 +51,39 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
         for i, part in enumerate(parts):
             _check_part(layers, layer, part, f"plan: layers.{layer.name}[{i}]")
         _check_merge(layers, layer, parts)
-    for i, loss in enumerate(plan.failures):
-        with failure_plan_in_errors(plan, loss.failed):
-            if frozenset(loss.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
+    for i, failure in enumerate(plan.failures):
+        with failure_plan_in_errors(plan, failure.failed):
+            if frozenset(failure.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
                 raise DicompilerError("plan: failed: two entries name the same devices: remove one")
-            if there := [name for name in loss.plan.devices if name in loss.failed]:
-                raise DicompilerError(f"plan: it uses {there[0]!r}, which has failed: give its part to another device")
-            check_plan(layers, loss.plan)
+            if failed_devices := [name for name in failure.plan.devices if name in failure.failed]:
+                raise DicompilerError(
+                    f"plan: it uses {failed_devices[0]!r}, which has failed: give its part to another device"
+                )
+            check_plan(layers, failure.plan)
 
 
 @contextmanager
-def failure_plan_in_errors(plan: Plan, lost: tuple[str, ...]) -> Iterator[None]:
+def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None]:
     """Name the failure plan for `lost` in DicompilerErrors of the block; () is the plan itself."""
     try:
         yield
     except DicompilerError as error:
-        if not lost:
+        if not failed:
             raise
-        place = f"plan: failures[{[loss.failed for loss in plan.failures].index(lost)}]: "
+        place = f"plan: failures[{[failure.failed for failure in plan.failures].index(failed)}]: "
         raise type(error)(place + str(error).removeprefix("plan: ")) from None
 
 
 def _check_replicas(plan: Plan) -> None:
-    """Check that a renaming names devices of the plan, and maps no two devices of parts to the same device."""
+    """Check that a renaming is one-to-one and names only devices of the plan."""
     devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     known = [*plan.source, *devices, *plan.sink]
     for i, renaming in enumerate(plan.replicas):
         for name in renaming:
             if name not in known:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: rename only devices that it uses"
+                    f"plan: replicas[{i}]: the plan uses no device {name!r}{did_you_mean(name, known)}: "
+                    "rename only devices that it uses"
                 )
         taken: dict[str, str] = {}
         for name in dict.fromkeys([*devices, *renaming]):

@@ -6,17 +6,18 @@ same device, then of the same host, then those with the largest overlap. No elem
 
 from __future__ import annotations
 
+import heapq
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace as changed
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.gaps import cover_along_axis
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.plan import Plan
-from dicompiler.ir.regions import Region, bounding_region, full_region, intersect, volume, with_interval
+from dicompiler.ir.regions import Interval, Region, bounding_region, full_region, intersect, volume, with_interval
 from dicompiler.ir.routing import (
     Assembly,
     AssemblyConcat,
@@ -192,7 +193,10 @@ class _Router:
     def _assemble(
         self, need: Region, at: DeviceLane, boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
     ) -> Assembly:
-        """Assemble a needed region from boxes: take the best one, split the rest around it along one axis, and repeat."""
+        """Assemble a needed region from boxes.
+
+        Take the best box, split the rest around it along one axis, and repeat.
+        """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *held.get(device, ()))):
@@ -213,7 +217,7 @@ class _Router:
             if len(overlaps) > MIN_PIECES_FOR_ONE_CONCAT
             else ()
         )
-        if ranked and (row := cover_along_axis(need, ranked)):
+        if ranked and (row := _cover_along_axis(need, ranked)):
             pieces, before = (
                 [(cut, boxes[:1] if i is None else [overlaps[i][1]]) for cut, i in row[1]],
                 len(self.received),
@@ -262,12 +266,78 @@ class _Router:
         )
 
 
+def _cover_along_axis(
+    need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
+) -> tuple[int, list[tuple[Region, int | None]]] | None:
+    """Cover a region by pieces that lie side by side along one axis.
+
+    Args:
+        need: The region.
+        pieces: (region within `need`, distance, minus its volume, order, index), as `_Router._piece_rank` ranks them.
+
+    Returns:
+        The axis, and (region, number of the piece or None) from left to right; None if there is no such axis.
+    """
+    axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
+    if len(axes) != 1:
+        return None
+    (axis,) = axes
+    row = cover_interval(need[axis], [(region[axis], distance, order) for region, distance, _, order, _ in pieces])
+    return axis, [(with_interval(need, axis, cut), number) for cut, number in row]
+
+
+def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
+    """Cover an interval greedily by the best pieces, and what is left on both sides of each by the next best ones.
+
+    The nearest piece comes first, then the piece with the largest missing part, then the first one in order. Thousands
+    of pieces need neither recursion nor much more time per piece.
+
+    Args:
+        need: The interval.
+        pieces: (interval, distance, order) of each piece.
+
+    Returns:
+        (interval, number of the piece, or None for a gap that no piece covers) from left to right.
+    """
+    starts, stops = [need[0]], [need[1]]  # of the gaps, in order
+    taken: list[tuple[Interval, int | None]] = []
+    longest = need[0] - need[1]  # minus the length of the largest part that a piece can have
+    heap = [(distance, longest, order, number) for number, (_, distance, order) in enumerate(pieces)]
+    heapq.heapify(heap)
+    while heap:
+        distance, claimed, order, number = heapq.heappop(heap)
+        part = _largest_overlap(starts, stops, pieces[number][0])
+        if part is None:
+            continue
+        low, high, gap = part
+        if low - high != claimed:  # The overlap has shrunk since it was ranked, so other pieces may be better now.
+            heapq.heappush(heap, (distance, low - high, order, number))
+            continue
+        taken.append(((low, high), number))
+        rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
+        starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
+        # Nearer pieces may have split what is left for this piece into several gaps.
+        heapq.heappush(heap, (distance, low - high, order, number))
+    return sorted([*taken, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
+
+
+def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
+    """Return (start, stop, number of the gap) of the largest overlap of a piece with a gap; the first of equal ones."""
+    best, gap = None, max(0, bisect_right(starts, piece[0]) - 1)
+    while gap < len(starts) and starts[gap] < piece[1]:
+        low, high = max(starts[gap], piece[0]), min(stops[gap], piece[1])
+        if low < high and (best is None or high - low > best[1] - best[0]):
+            best = (low, high, gap)
+        gap += 1
+    return best
+
+
 def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
     return [Box(key, t.outputs[key], t.device, t.lane, task_id(t)) for t in tasks if key in t.outputs]
 
 
 def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
-    """Number the runs of tasks, and return the number by task.
+    """Return the number of the run of each task.
 
     Within a run, no lane reads what another lane or device computes in the same run, so the lanes of a device can run
     one after another. `tasks` must be in layer order.

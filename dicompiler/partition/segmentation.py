@@ -164,7 +164,10 @@ def _inseparable_nodes(graph: PlacedGraph) -> Iterable[list[int]]:
 
 
 def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
-    """Return the device that sends `tensor`: its producer, or for an input a source on the receiver's host, else the first."""
+    """Return the device that sends `tensor`: its producer, or a source of the input.
+
+    A source on the receiver's host is preferred.
+    """
     if tensor in graph.producer:
         return graph.nodes[graph.producer[tensor]].placement.device
     host = hosts.get(receiver, receiver)

@@ -69,7 +69,9 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
 
 
 def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
-    """Return the names of a layer's output axes: those of the input axes that a cut of the output axis restricts.
+    """Return the names of a layer's output axes.
+
+    They are those of the input axes that a cut of the output axis restricts.
 
     For an operator with weights, the axis that cuts the weights is the channel axis; another axis with that name
     becomes height.
@@ -144,7 +146,7 @@ def labelled_axis(layers: LayerGraph, layer: Layer, label: AxisLabel) -> int:
 
 
 def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """Split an axis into intervals proportional to `weights`, with boundaries aligned by the operator's rule.
+    """Split an axis into intervals proportional to `weights`, aligned by the operator's rule.
 
     Args:
         layers: The layers.
@@ -160,7 +162,9 @@ def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[fl
 
 
 def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
-    """Split an axis at `ends`, each moved to the nearest position at which the rule computes no more than requested.
+    """Split an axis at `ends`, each moved to the nearest aligned position.
+
+    There the rule computes no more than requested.
 
     Such positions are boundaries of groups, or of whole channels after a Flatten.
 
@@ -214,7 +218,7 @@ def tile_layer(
 
 
 def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tuple[Region, ...]:
-    """Return the tiles of a rows × columns grid over height and width, row by row; empty tiles are omitted.
+    """Return the tiles of a rows × columns grid over height and width, row by row, without empty ones.
 
     Args:
         layers: The layers.

@@ -92,7 +92,9 @@ class WireCasts:
 
 
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
-    """Raise DicompilerError if sent tensors cannot be narrowed: value ranges are missing, or the opset is too old.
+    """Raise DicompilerError if sent tensors cannot be narrowed.
+
+    Value ranges can be missing, or the opset too old.
 
     Args:
         routing: The routing.
@@ -110,7 +112,8 @@ def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
             )
         if kind == "int8" and name not in wire.ranges:
             raise DicompilerError(
-                f"wire: the value range of {name!r}, which is sent as int8, is unknown: give sample inputs (--wire-samples)"
+                f"wire: the value range of {name!r}, which is sent as int8, is unknown: "
+                "give sample inputs (--wire-samples)"
             )
 
 

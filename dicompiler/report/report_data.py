@@ -13,8 +13,7 @@ from typing import Any
 
 from dicompiler.analysis.explore import FRONT_FILE as FRONT
 from dicompiler.analysis.prediction_error import on_emulation_host
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.mistaken import describe_wrong_path
+from dicompiler.base.errors import DicompilerError, describe_wrong_path
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import MemoryTimeline, memory_timeline
 from dicompiler.cost.simulation_result import SimulationResult

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnx
 
-from dicompiler.base.collecting import gc_paused
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.base.process import gc_paused
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.cost.memory import MemoryUse, program_memory
 from dicompiler.cost.metrics import estimate_metrics, metrics_of_simulation

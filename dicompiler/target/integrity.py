@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.mistaken import describe_wrong_path
+from dicompiler.base.errors import DicompilerError, describe_wrong_path
 from dicompiler.base.schema import load_json, validate
 from dicompiler.target.digests import DIGEST_KINDS, content_digest, make_file_record
 from dicompiler.target.manifest import ARTIFACT_FILE, Json, format_json

@@ -129,7 +129,7 @@ def test_faster_means_more_frames_a_second_where_these_are_wanted_and_a_gain_bey
     assert both.speedup_over(one, "throughput") == 3.0 and both.speedup_over(one, "latency+throughput") == 0.5
     assert both.speedup_over(one, "energy") == 0.5
     assert both.describe_implausible_gain(one, "throughput").startswith(
-        "3.00 times as fast as one device, with 2: only memory or caches"
+        "3.00 times as fast as one device with 2: only memory or caches"
     )
     assert (
         both.describe_implausible_gain(replace(one, period_s=2.0), "throughput")

@@ -159,5 +159,5 @@ def test_what_is_no_front_is_not_replaced(model: Path, tmp_path: Path, capsys: p
     assert "it exists and is no front of ours" in capsys.readouterr().err
     assert main(["explore", str(model), "-o", str(tmp_path / "x")]) == 2
     assert "explore: no platform" in capsys.readouterr().err
-    with pytest.raises(DicompilerError, match="its parent is no directory"):
+    with pytest.raises(DicompilerError, match="its parent directory does not exist"):
         explore(model, "rpi4x2", output=tmp_path / "a" / "b")

@@ -172,7 +172,9 @@ def test_what_is_not_ours_is_never_overwritten(output: Path, name: str) -> None:
     (output / name).parent.mkdir(exist_ok=True)
     (output / name).write_text("own")
     before = stamps(output)
-    with pytest.raises(DicompilerError, match=rf"{name}: it is not ours, and stands where we write: move it elsewhere"):
+    with pytest.raises(
+        DicompilerError, match=rf"{name}: dicompiler did not write it, and needs its path: move it elsewhere"
+    ):
         write(output, {**FIRST, "pi03/d.bin": "d"})
     assert stamps(output) == before
     assert [path.name for path in output.parent.iterdir()] == ["out"]
@@ -180,7 +182,7 @@ def test_what_is_not_ours_is_never_overwritten(output: Path, name: str) -> None:
 
 def test_a_directory_that_is_not_ours_does_not_become_a_file(output: Path) -> None:
     (output / "d.bin").mkdir()
-    with pytest.raises(DicompilerError, match=r"d\.bin: it is not ours"):
+    with pytest.raises(DicompilerError, match=r"d\.bin: dicompiler did not write it"):
         write(output, {**FIRST, "d.bin": "d"})
     assert held(output) == FIRST
 
@@ -222,13 +224,15 @@ def test_places_that_are_not_ours_are_refused(tmp_path: Path) -> None:
     assert (place / "inner").is_dir()
     (place / TRACKED_LIST_NAME).unlink()
     (place / "main.json").write_text("1")
-    with pytest.raises(DicompilerError, match=r"no output of ours \(its list, '\.outputs', is missing\): choose"):
+    with pytest.raises(
+        DicompilerError, match=r"not an output of dicompiler \(its file list '\.outputs' is missing\): choose"
+    ):
         check_output_directory(place, "main.json", "output")
     (place / "main.json").rename(place / "other.json")
-    with pytest.raises(DicompilerError, match="no output of ours: choose another place or remove it"):
+    with pytest.raises(DicompilerError, match="not an output of dicompiler: choose another place or remove it"):
         check_output_directory(place, "main.json", "output")
     (place / TRACKED_LIST_NAME).write_text("other.json\n")
-    with pytest.raises(DicompilerError, match="no output of ours: choose"):
+    with pytest.raises(DicompilerError, match="not an output of dicompiler: choose"):
         check_output_directory(place, "main.json", "output")
 
 
@@ -260,15 +264,15 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
-from dicompiler.base import atomic
+from dicompiler.base import atomic_output
 def kill(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[2] == "between":
-    atomic._exchanged = lambda *_: False
+    atomic_output._swap_directories = lambda *_: False
     Path.rename = lambda self, target, rename=Path.rename: kill() if self.name == "new" else rename(self, target)
 if sys.argv[2] == "behind":
-    atomic._remove = kill
-with atomic.moved_in_whole(Path(sys.argv[1]), "main.json", "output") as stage:
+    atomic_output._remove_scratch = kill
+with atomic_output.atomic_directory(Path(sys.argv[1]), "main.json", "output") as stage:
     (stage / "main.json").write_bytes(bytes(100_000))
     if sys.argv[2] == "inside":
         kill()
@@ -323,8 +327,8 @@ def test_what_is_not_ours_beside_an_output_stays(output: Path) -> None:
 def test_files_of_killed_writers_go_with_the_next(tmp_path: Path) -> None:
     script = (
         "import os, sys; sys.path[:0] = sys.argv[2:]\nfrom pathlib import Path\n"
-        "from dicompiler.base.atomic_output import whole\n"
-        "with whole(Path(sys.argv[1])) as stage:\n    stage.write_text('half')\n    os.kill(os.getpid(), 9)\n"
+        "from dicompiler.base.atomic_output import atomic_file\n"
+        "with atomic_file(Path(sys.argv[1])) as stage:\n    stage.write_text('half')\n    os.kill(os.getpid(), 9)\n"
     )
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "plan.json"), *paths], check=False)

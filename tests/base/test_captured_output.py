@@ -21,7 +21,7 @@ def test_of_what_a_device_writes_the_beginning_and_the_end_are_kept() -> None:
     assert written.startswith(b"begin")
     assert len(written) < 2 * KEPT_BYTES + 100
     assert (
-        f"[{(300 << 20) + len('begin') + len('the end') + 2 - 2 * KEPT_BYTES} bytes are left out here]".encode()
+        f"[{(300 << 20) + len('begin') + len('the end') + 2 - 2 * KEPT_BYTES} bytes are omitted here]".encode()
         in written
     )
     assert process.describe_exit() == "its process ended with exit code 0: the \\x1bend"

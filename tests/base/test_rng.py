@@ -25,7 +25,7 @@ def test_each_seed_and_each_name_has_other_numbers() -> None:
 
 
 def test_another_process_draws_the_same_whatever_its_hash_seed() -> None:
-    code = "from dicompiler.base.rng import generator; print(generator(3, 'größe').integers(0, 2**32, 8).tolist())"
+    code = "from dicompiler.base.rng import named_generator; print(named_generator(3, 'größe').integers(0, 2**32, 8).tolist())"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(drawn(3, "größe"))

@@ -15,7 +15,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import format_key_path, load_json, load_schema, validate
 
 PLAN = {
-    "format": "dicompiler.plan/1",
+    "format": "dicompiler.plan/2",
     "source": ["cam"],
     "sink": ["pi01"],
     "layers": {"conv1": [{"device": "pi01", "region": [[0, 1], [0, 64]]}, {"device": "pi02", "region": "all"}]},
@@ -74,8 +74,14 @@ def test_a_good_document_passes() -> None:
             "plan.json: layers.conv1[0].reduce: a list of 1 entry is too short (allowed: 2 or more entries)",
         ),
         (
-            lambda d: d.update(format="dicompiler.plan/2"),
-            'plan.json: format: "dicompiler.plan/2" is not supported (allowed: "dicompiler.plan/1")',
+            lambda d: d.update(format="dicompiler.plan/1"),
+            "plan.json: format dicompiler.plan/1 is not supported (this version reads dicompiler.plan/2): rename its keys"
+            " (losses: failures, lost: failed, network: model_digest, wire: wire_dtype, ranges: wire_ranges), or create it"
+            " again with 'dicompiler plan'",
+        ),
+        (
+            lambda d: d.update(format="dicompiler.run/2"),
+            'plan.json: format: "dicompiler.run/2" is not supported (allowed: "dicompiler.plan/2")',
         ),
         (lambda d: d.update(sink=[]), "plan.json: sink: a list of 0 entries is too short (allowed: 1 or more entries)"),
         (
@@ -95,7 +101,18 @@ def test_each_mistake_names_place_cause_and_what_is_allowed(
 
 
 def test_a_wrong_version_is_told_before_all_that_follows_from_it() -> None:
-    assert "format:" in message(lambda d: d.update(format="dicompiler.plan/9", layers=[], extra=1))
+    assert "format dicompiler.plan/9" in message(lambda d: d.update(format="dicompiler.plan/9", layers=[], extra=1))
+
+
+def test_reports_a_renamed_key_with_its_new_name() -> None:
+    document = {
+        "host": [{"name": "a", "memory": "1 GiB"}],
+        "device": [{"name": "a", "rate": "1 GFLOP/s"}],
+        "network": {"kind": "switch", "bandwidth": "1 Gbit/s", "message": "1 ms"},
+    }
+    with pytest.raises(DicompilerError) as caught:
+        validate(document, "platform", "p.toml")
+    assert str(caught.value) == "p.toml: network: unknown key 'message': it is now called 'message_overhead'"
 
 
 def test_a_misspelt_key_is_told_rather_than_the_missing_one() -> None:
@@ -170,10 +187,10 @@ def test_json_is_read(tmp_path: Path) -> None:
     ("content", "expected"),
     [
         (b'{"a": 1,\n "b": }', ":2:7: not JSON: "),
-        (b'{"a": 1, "a": 2}', ": key 'a' stands twice in one object"),
+        (b'{"a": 1, "a": 2}', ": key 'a' appears twice in one object"),
         (b'{"a": NaN}', ": not JSON: NaN is not a JSON number"),
         (b"\xff\xfe", ": cannot be read: not UTF-8 text"),
-        (b"[" * 100_000, ": not a document of ours: nested too deeply"),
+        (b"[" * 100_000, ": nested too deeply: it is not a file of dicompiler"),
     ],
 )
 def test_what_is_not_json_is_told_with_its_place(tmp_path: Path, content: bytes, expected: str) -> None:

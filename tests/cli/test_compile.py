@@ -47,7 +47,7 @@ class TestModels:
         assert "external data of 'w2'" in line and "truncated" in line
         data.unlink()
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")
-        assert line == f"{path}: external data of 'w1': there is no file {str(data)!r}: copy it beside the model"
+        assert line == f"{path}: external data of 'w1': there is no file {str(data)!r}: copy it next to the model"
 
     @pytest.mark.parametrize("what", ["IR version", "opset"])
     def test_a_version_that_is_too_new(self, tmp_path: Path, refused: Refused, what: str) -> None:
@@ -100,14 +100,17 @@ class TestModels:
             ),
             (lambda p: p.graph.initializer[0].dims.__setitem__(0, 17), "'w1' has 1728 bytes of data where its shape"),
             (lambda p: p.graph.initializer[0].dims.__setitem__(0, -1), "'w1' has 1728 bytes of data where its shape"),
-            (lambda p: p.graph.initializer.append(p.graph.initializer[0]), "two initializers are called 'w1'"),
-            (lambda p: p.graph.initializer.pop(), "reads 'w2', which is no input, no weight and no node's output: "),
+            (lambda p: p.graph.initializer.append(p.graph.initializer[0]), "two initializers have the name 'w1'"),
+            (
+                lambda p: p.graph.initializer.pop(),
+                "reads 'w2', which is neither an input nor a weight nor the output of a node: ",
+            ),
             (lambda p: p.graph.node[1].input.__setitem__(0, "r"), "a circle, in which each reads what the one before"),
-            (lambda p: p.graph.input.pop(), "odd.onnx: not a legal ONNX model: Conv "),
-            (lambda p: p.graph.node[1].attribute.add(name="no", type=2), "not a legal ONNX model: Relu 'r': Unrec"),
+            (lambda p: p.graph.input.pop(), "odd.onnx: not a valid ONNX model: Conv "),
+            (lambda p: p.graph.node[1].attribute.add(name="no", type=2), "not a valid ONNX model: Relu 'r': Unrec"),
             (
                 lambda p: p.graph.ClearField("output"),
-                "odd.onnx: it has no output, so that there is nothing to compute: export",
+                "odd.onnx: it has no output: export",
             ),
             (lambda p: p.ClearField("graph"), "not an ONNX model (it has no graph or no opset)"),
             (lambda p: setattr(p.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1), "is open: give it as"),

@@ -54,7 +54,7 @@ class TestPlans:
     def test_a_plan_over_the_memory_of_a_host(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         platform = tmp_path / "small.toml"
         platform.write_text(
-            'format = "dicompiler.platform/1"\nname = "small"\n'
+            'format = "dicompiler.platform/2"\nname = "small"\n'
             '[network]\nkind = "switch"\nbandwidth = "100 Mbit/s"\nlatency = "0.5 ms"\n'
             '[[host]]\nname = "tiny"\nmemory = "8 KiB"\n[[device]]\nname = "cpu"\nhost = "tiny"\nrate = "1 GFLOP/s"\n'
         )
@@ -63,7 +63,7 @@ class TestPlans:
 
     def test_a_plan_that_is_no_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = tmp_path / "plan.json"
-        for text in ("", "[]", '{"format": "dicompiler.plan/2"}', '{"format": "dicompiler.plan/1", "layers": {'):
+        for text in ("", "[]", '{"format": "dicompiler.plan/2"}', '{"format": "dicompiler.plan/2", "layers": {'):
             plan.write_text(text)
             assert refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out").startswith(str(plan))
         line = refused(1, "compile", model, "--plan", tmp_path / "none.json", *COMPILE, tmp_path / "out")
@@ -74,7 +74,7 @@ FULL, TOP, BOTTOM = ([[0, 1], [0, 4], rows, [0, 12]] for rows in ([0, 12], [0, 6
 
 
 PLANS: dict[str, tuple[Any, str]] = {
-    "uncovered": (("y", (TOP, BOTTOM)), "plan: nobody computes [0:1, 0:4, 6:7, 0:12] of 'y', which 'z' on pi02 reads"),
+    "uncovered": (("y", (TOP, BOTTOM)), "plan: no part computes [0:1, 0:4, 6:7, 0:12] of 'y', which 'z' on pi02 reads"),
     "covered twice": (("y", (FULL, FULL)), "layers.y[1]: the same part stands there twice: remove one"),
     "outside": (("y", ([*FULL[:2], [0, 13], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
     "huge": (("y", ([*FULL[:2], [0, 10**30], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
@@ -158,7 +158,7 @@ class TestMorePlans:
         [
             (b"\0\0", "not JSON"),
             (b'{"format": NaN}', "NaN is not a JSON number"),
-            (b'{"a": 1, "a": 2}', "key 'a' stands twice in one object: remove one"),
+            (b'{"a": 1, "a": 2}', "key 'a' appears twice in one object: remove one"),
             (b"[" * 100_000, "nested too deeply"),
             (b'{"lane": ' + b"9" * 10_000 + b"}", "a number of 10000 digits is too long"),
             ("{}".encode("utf-16"), "not UTF-8 text: byte 0 is not valid"),
@@ -178,9 +178,9 @@ class TestMorePlans:
         [
             (1, "tile-height{layers=h parts=13}", "tile-height: layer 'h' has 12 rows, too few for 13 parts"),
             (1, "lop{layers=h parts=17}", "lop: layer 'h' has 16 output channels, too few for 17 parts"),
-            (1, "tile-height{layers=fc}", "layer 'fc' cannot be cut by height: it can be cut by: channel"),
-            (1, "lop{layers=last}", "layer 'last' cannot be cut by channel: it can be cut by: nothing"),
-            (1, "lip{layers=z}", "lip: layer 'z' cannot be cut by input channels"),
+            (1, "tile-height{layers=fc}", "layer 'fc' cannot be split along height: axes that can be split: channel"),
+            (1, "lop{layers=last}", "layer 'last' cannot be split along channel: axes that can be split: none"),
+            (1, "lip{layers=z}", "lip: layer 'z' cannot be split along input channels"),
             (2, "tile-height{layer=h}", "unknown option 'layer' of 'tile-height' (did you mean 'layers'?)"),
             (2, "tile-heigth{layers=h}", "unknown pass 'tile-heigth' (did you mean 'tile-height'?)"),
             (2, "tile-height{layers=q}", "tile-height: layers: no layer 'q' (known: fc, flat, h, last, y, z)"),

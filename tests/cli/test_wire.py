@@ -81,7 +81,7 @@ def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--wire", "float8"), "wire: there is no type 'float8'"),
+        (("--wire", "float8"), "wire: unknown type 'float8'"),
         (("--wire", "float16,conv9=float32"), "the network has no layer and no input 'conv9' (did you mean 'conv"),
         (("--wire", "int8"), "wire: int8 needs samples of the inputs"),
         (("--samples", "s.npz"), "wire: samples are for int8 only"),

@@ -126,7 +126,7 @@ def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: AxisLabel)
     given = [
         (box, box.origin) for box in made.routing.received_boxes if box.origin is not None and box.origin.task is None
     ]
-    uncounted = sum(box.region != origin.region for box, origin in given)  # of the network's input, nobody computes it
+    uncounted = sum(box.region != origin.region for box, origin in given)  # of the network's input, no part computes it
     assert times == nodes - uncounted > 2
     free, costly = (
         build_workload(

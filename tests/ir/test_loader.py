@@ -121,7 +121,7 @@ def test_two_initializers_of_one_name_are_refused() -> None:
         ({"location": PLACEHOLDER_LOCATION}, "no file"),
         ({"offset": "65"}, "2113"),
         ({"offset": "-1"}, "truncated"),
-        ({"offset": "x"}, "no number"),
+        ({"offset": "x"}, "invalid offset, length or type"),
         ({"length": "2047"}, "2047"),
     ],
 )

@@ -15,7 +15,7 @@ from dicompiler.ir.plan import FailurePlan, Part, Plan, dumps, load_plan, plan_f
 from dicompiler.ir.wire_dtype import WireFormat
 
 DESIGN = """
-{"format": "dicompiler.plan/1", "source": ["cam"], "sink": ["pi01"], "layers": {
+{"format": "dicompiler.plan/2", "source": ["cam"], "sink": ["pi01"], "layers": {
    "conv1": [{"device": "pi01", "region": [[0,1],[0,64],[0,60],[0,112]]},
              {"device": "pi02", "region": [[0,1],[0,64],[52,112],[0,112]]}],
    "fc6":   [{"device": "pi01", "region": [[0,1],[0,2048]]}, {"device": "pi02", "region": [[0,1],[2048,4096]]}],
@@ -73,11 +73,11 @@ def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("dicompiler.plan/1", "dicompiler.plan/2", 'format: "dicompiler.plan/2" is not supported'),
+        ("dicompiler.plan/2", "dicompiler.plan/1", "format dicompiler.plan/1 is not supported"),
         (
             '"sink"',
             '"sinks"',
-            "unknown key 'sinks' (did you mean 'sink'?); allowed: format, source, sink, network, note",
+            "unknown key 'sinks' (did you mean 'sink'?); allowed: format, source, sink, model_digest, note",
         ),
         (
             '"region": [[0,1],[0,2048]]',
@@ -85,7 +85,7 @@ def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
             "layers.fc6[0].region[1][1]: expected a whole number",
         ),
         ('{"device": "pi01", "region": "all"}]', '{"device": "pi01"}]', "layers.fc7[2]: missing key 'region'"),
-        ('"fc7"', '"fc6"', "key 'fc6' stands twice"),
+        ('"fc7"', '"fc6"', "key 'fc6' appears twice"),
     ],
 )
 def test_a_wrong_plan_file_names_file_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
@@ -150,16 +150,19 @@ def test_a_plan_with_plans_for_losses_reads_back_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("losses", "message"),
+    ("failures", "message"),
     [
-        ("[]", "losses: a list of 0 entries is too short"),
-        ('[{"lost": [], "source": ["a"], "sink": ["a"], "layers": {}}]', "losses[0].lost: a list of 0 entries"),
-        ('[{"lost": ["b"], "source": ["a"], "layers": {}}]', "losses[0]: missing key 'sink'"),
-        ('[{"lost": ["b"], "source": ["a"], "sink": ["a"], "layers": {}, "wire": "int8"}]', "unknown key 'wire'"),
+        ("[]", "failures: a list of 0 entries is too short"),
+        ('[{"failed": [], "source": ["a"], "sink": ["a"], "layers": {}}]', "failures[0].failed: a list of 0 entries"),
+        ('[{"failed": ["b"], "source": ["a"], "layers": {}}]', "failures[0]: missing key 'sink'"),
+        (
+            '[{"failed": ["b"], "source": ["a"], "sink": ["a"], "layers": {}, "wire_dtype": "int8"}]',
+            "unknown key 'wire_dtype'",
+        ),
     ],
 )
-def test_losses_that_are_wrong_are_refused(losses: str, message: str) -> None:
-    text = dumps(replace(TWO, replicas=())).replace('"sink"', f'"losses": {losses}, "sink"', 1)
+def test_losses_that_are_wrong_are_refused(failures: str, message: str) -> None:
+    text = dumps(replace(TWO, replicas=())).replace('"sink"', f'"failures": {failures}, "sink"', 1)
     with pytest.raises(DicompilerError) as raised:
         plan_from_json(json.loads(text))
     assert message in str(raised.value) and "\n" not in str(raised.value)

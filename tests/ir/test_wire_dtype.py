@@ -47,9 +47,9 @@ def test_text_and_mappings_say_in_which_types(given: Any, types: tuple[tuple[str
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("float8", "wire: there is no type 'float8' (did you mean 'float32'?): take one of"),
-        ("", "wire: there is no type ''"),
-        ("exact", "wire: there is no type 'exact'"),
+        ("float8", "wire: unknown type 'float8' (did you mean 'float32'?): use one of"),
+        ("", "wire: unknown type ''"),
+        ("exact", "wire: unknown type 'exact'"),
         ("float16,int8", "wire: all layers have two types: give one"),
         ("a=int8,a=float16", "wire: 'a' has two types: give one"),
     ],
@@ -71,13 +71,13 @@ def test_what_is_no_type_is_refused(given: str, expected: str) -> None:
 def test_a_plan_reads_back_with_its_wire(wire: WireFormat) -> None:
     plan = replace(PLAN, wire_format=wire)
     assert plan_from_json(json.loads(dumps(plan))) == plan
-    assert ("wire" in json.loads(dumps(plan))) == bool(wire.dtypes)
+    assert ("wire_dtype" in json.loads(dumps(plan))) == bool(wire.dtypes)
 
 
 @pytest.mark.parametrize("wire", ["float8", "exact", {}, {"conv": "int4"}, 16])
 def test_a_plan_with_another_type_is_refused_with_its_place(wire: Any) -> None:
-    with pytest.raises(DicompilerError, match=r"my\.json: wire"):
-        plan_from_json({**json.loads(dumps(PLAN)), "wire": wire}, "my.json")
+    with pytest.raises(DicompilerError, match=r"my\.json: wire_dtype"):
+        plan_from_json({**json.loads(dumps(PLAN)), "wire_dtype": wire}, "my.json")
 
 
 @pytest.mark.parametrize(

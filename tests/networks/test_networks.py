@@ -249,15 +249,19 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
         ("light/vgg19", {"size": 32}, "network 'light/vgg19' takes no option 'size'"),
         ("yolov2", {"passthrough": "reshap"}, "yolov2: unknown passthrough 'reshap' (did you mean 'reshape'?)"),
         ("tiny", {"seed": -1}, "network 'tiny': seed is -1"),
-        ("yolov8n", {"size": 100}, "network 'yolov8n': size is (100, 100): take multiples of 32"),
-        ("vit_tiny", {"opset": 13}, "network 'vit_tiny': opset 13 has no LayerNormalization: take 17 or later"),
+        ("yolov8n", {"size": 100}, "network 'yolov8n': size is (100, 100): use multiples of 32"),
+        ("vit_tiny", {"opset": 13}, "network 'vit_tiny': opset 13 has no LayerNormalization: use 17 or later"),
         (
             "llama_small",
             {"kv_heads": 5},
             "network 'llama_small': 1024 features, 16 heads, 5 of keys and values: heads must",
         ),
-        ("llama_small", {"static": True}, "network 'llama_small': past is 0: static caches hold at least the new rows"),
-        ("bert_base", {"size": 513}, "network 'bert_base': size is 513: it knows 512 positions"),
+        (
+            "llama_small",
+            {"static": True},
+            "network 'llama_small': past is 0: static caches need at least as many rows as there are new ones",
+        ),
+        ("bert_base", {"size": 513}, "network 'bert_base': size is 513: the model has 512 positions"),
     ],
 )
 def test_what_is_unknown_is_named_with_its_nearest(name: str, options: dict[str, Any], message: str) -> None:
@@ -267,5 +271,5 @@ def test_what_is_unknown_is_named_with_its_nearest(name: str, options: dict[str,
 
 
 def test_an_image_that_is_too_small_names_the_layer() -> None:
-    with pytest.raises(DicompilerError, match="nothing is left of the image at 'pool5'"):
+    with pytest.raises(DicompilerError, match="the image is too small at 'pool5'"):
         networks.build("vgg16", size=16)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from dicompiler.base.gaps import Interval, cover_interval
+from dicompiler.ir.regions import Interval
+from dicompiler.partition.routing import cover_interval
 
 Pieces = list[tuple[Interval, int, int]]
 

@@ -83,7 +83,7 @@ def test_a_part_that_nobody_reads_is_told_of_unless_it_is_to_be_quiet(caplog: py
         lower(replace(fat, platform=cluster("d0", "d1")))  # as `verify` does
         assert caplog.messages == []
         assert partition(fat).model.to_bytes() == quiet.model.to_bytes()
-    assert caplog.messages == [f"partition: part 1 of layer {name!r} is read by nobody and is left out"]
+    assert caplog.messages == [f"partition: part 1 of layer {name!r} is never read and is omitted"]
 
 
 def test_the_program_has_the_devices_that_the_plan_names_and_the_model_before_is_kept() -> None:

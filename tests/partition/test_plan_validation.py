@@ -56,15 +56,15 @@ def test_a_fitting_plan_passes(layers: LayerGraph) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"conf": (Part("a"),)}, "layers.conf: the network has no such layer (did you mean 'conv'?)"),
+        ({"conf": (Part("a"),)}, "layers.conf: the model has no such layer (did you mean 'conv'?)"),
         ({"conv": ()}, "layers.conv: missing"),
         ({"conv": (conv(rank=3),)}, "layers.conv[0].region: 3 intervals for an output of rank 4"),
         ({"conv": (conv((2, (0, 9))),)}, "outside the layer's output (1, 4, 8, 6)"),
         ({"conv": (conv((2, (5, 5))),)}, "is empty"),
         ({"conv": (Part("a"), conv((2, (-1, 4))))}, "layers.conv[1].region"),
         ({"softmax": (conv((1, (0, 2))),)}, "axis 1 of this layer cannot be cut (axes that can: 2, 3)"),
-        ({"whole": (conv((2, (0, 4))),)}, "this layer stays whole (operator ReverseSequence has no rule)"),
-        ({"whole": (conv(reduce=(0, 2)),)}, "this layer stays whole"),
+        ({"whole": (conv((2, (0, 4))),)}, "this layer cannot be split (operator ReverseSequence has no rule)"),
+        ({"whole": (conv(reduce=(0, 2)),)}, "this layer cannot be split"),
         ({"grouped": (conv(reduce=(0, 2)), Part("a"))}, "Conv here has no input channels to sum over"),
         ({"conv": (conv(reduce=(0, 5)), Part("a"))}, "[0, 5] is empty or outside 0..4"),
         ({"conv": (conv(reduce=(0, 4)),)}, "partial sums but no merger"),
@@ -97,18 +97,18 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
 @pytest.mark.parametrize(
     ("losses", "message"),
     [
-        ((FailurePlan(("b",), GOOD),), "plan: losses[0]: it names 'b', which is lost then"),
+        ((FailurePlan(("b",), GOOD),), "plan: failures[0]: it uses 'b', which has failed"),
         (
             (FailurePlan(("a",), GOOD), FailurePlan(("a",), GOOD)),
-            "plan: losses[0]: lost: an earlier entry is of the same devices",
+            "plan: failures[0]: failed: two entries name the same devices",
         ),
         (
             (FailurePlan(("a", "c"), GOOD), FailurePlan(("c", "a"), GOOD)),
-            "plan: losses[1]: lost: an earlier entry is of the same",
+            "plan: failures[1]: failed: two entries name the same",
         ),
         (
             (FailurePlan(("c",), GOOD), FailurePlan(("a",), replace(GOOD, layers={**GOOD.layers, "conv": ()}))),
-            "plan: losses[1]: layers.conv: missing: give every layer at least one part",
+            "plan: failures[1]: layers.conv: missing: give every layer at least one part",
         ),
         (
             (
@@ -116,7 +116,7 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
                     ("a",), replace(GOOD, layers={**GOOD.layers, "softmax": (replace(conv((2, (0, 5))), device="b"),)})
                 ),
             ),
-            "plan: losses[0]: nobody computes [0:1, 0:4, 5:8, 0:6] of 'y'",
+            "plan: failures[0]: no part computes [0:1, 0:4, 5:8, 0:6] of 'y'",
         ),
     ],
 )
@@ -128,7 +128,7 @@ def test_each_plan_for_a_loss_must_be_whole(layers: LayerGraph, losses: tuple[Fa
 
 def test_a_loss_of_a_device_that_there_is_not_is_named(layers: LayerGraph) -> None:
     lost = replace(plan(), failures=(FailurePlan(("e",), replace(GOOD, source=("d1",), sink=("d1",))),))
-    with pytest.raises(DicompilerError, match=r"losses\[0\]: nameless: unknown device '(d1|b|e)'"):
+    with pytest.raises(DicompilerError, match=r"failures\[0\]: uniform: unknown device '(d1|b|e)'"):
         route_on_platform(
             replace(uniform_platform(1), devices=(replace(uniform_platform(1).devices[0], name="a"),)), layers, lost
         )

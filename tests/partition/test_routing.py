@@ -72,7 +72,7 @@ def test_parts_that_nobody_reads_are_dropped_before_anything_is_counted() -> Non
 
 
 def test_a_need_that_nobody_computes_is_named() -> None:
-    with pytest.raises(DicompilerError, match=r"nobody computes \[0:1, 0:4, 5:6, 0:6\] of 't', which 'conv1' on b"):
+    with pytest.raises(DicompilerError, match=r"no part computes \[0:1, 0:4, 5:6, 0:6\] of 't', which 'conv1' on b"):
         route(formed(TWO, **WEIGHTS), plan((rows("a", 0, 5), rows("b", 6, 8)), (rows("a", 0, 4), rows("b", 4, 8))))
 
 
@@ -152,5 +152,5 @@ def test_thousands_of_pieces_are_joined_side_by_side_and_take_their_own_first(ex
     assert assembly_leaves(tree)[0].box.origin is not None and rows[0] == (0, 2 - extra)  # the second has more rows
     gone = Plan({first: tuple(tiles[:9] + tiles[10:]), second: (Part("d700"),)}, ("d0",), ("d700",))
     if not extra:
-        with pytest.raises(DicompilerError, match=r"nobody computes \[0:1, 0:1, 18:20, 0:2\] of 't'"):
+        with pytest.raises(DicompilerError, match=r"no part computes \[0:1, 0:1, 18:20, 0:2\] of 't'"):
             route(layers, gone)

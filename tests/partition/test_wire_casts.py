@@ -101,9 +101,9 @@ def test_the_numbers_are_near_those_of_the_whole_network(wire: str, close: float
 @pytest.mark.parametrize(
     ("wire", "opset", "ranges", "expected"),
     [
-        ("int8", 17, False, "wire: no range is known of 'b', which travels as int8: give samples of the inputs"),
-        ("int8", 9, True, "wire: int8 needs opset 10, and the model has 9: convert it (onnx.version_converter), or"),
-        ("bfloat16", 12, True, "wire: bfloat16 needs opset 13, and the model has 12"),
+        ("int8", 17, False, "wire: the value range of 'b', which is sent as int8, is unknown: give sample inputs"),
+        ("int8", 9, True, "wire: int8 needs opset 10, but the model has 9: convert it (onnx.version_converter), or"),
+        ("bfloat16", 12, True, "wire: bfloat16 needs opset 13, but the model has 12"),
     ],
 )
 def test_what_cannot_be_narrowed_is_refused_in_words(wire: str, opset: int, ranges: bool, expected: str) -> None:

@@ -112,9 +112,7 @@ def test_states_exclude_what_gives_frames_to_other_devices() -> None:
         (replace(plan, replicas=({}, {"d0": "d1"})), "replicas"),
         (replace(plan, failures=(FailurePlan(("d1",), plan),)), "losses"),
     ):
-        with pytest.raises(
-            DicompilerError, match=f"^plan: {what}: state 'h' stays on its device from frame to frame, and"
-        ):
+        with pytest.raises(DicompilerError, match=f"^plan: {what}: state 'h' is kept on its device, and"):
             problem.estimate(given)
     with pytest.raises(DicompilerError, match=r"^survive 1: state 'h' is on one device, and lost with it: leave out"):
         compile(cell(), uniform_platform(2), tolerate_failures=1)

@@ -20,7 +20,7 @@ def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("precious")
     with pytest.raises(DicompilerError, match=r"it exists and is no set of keys of ours"):
         make_keys(["a"], tmp_path)
-    with pytest.raises(DicompilerError, match=r"its parent is no directory"):
+    with pytest.raises(DicompilerError, match=r"its parent directory does not exist"):
         make_keys(["a"], tmp_path / "no" / "keys")
     make_keys(["a"], tmp_path / "old", days=-2)
     with pytest.raises(DicompilerError, match=r"authority: its certificate has expired: make all keys anew"):
@@ -73,7 +73,7 @@ def test_what_else_lies_there_stays_and_what_stands_in_the_way_is_told(tmp_path:
     assert (place / "link").readlink() == tmp_path / "mine" and (place / "empty").is_dir()
     old = {path: path.read_bytes() for path in place.rglob("*.pem")}
     (place / "devices" / "b").symlink_to(tmp_path / "mine")
-    with pytest.raises(DicompilerError, match=r"devices/b: it is not ours, and stands where we write"):
+    with pytest.raises(DicompilerError, match=r"devices/b: dicompiler did not write it, and needs its path"):
         make_keys(["a", "b"], place, renew=True)
     assert {path: path.read_bytes() for path in place.rglob("*.pem")} == old
     assert (tmp_path / "mine" / "letter").read_text() == "precious"

@@ -187,7 +187,7 @@ def test_inputs_that_do_not_fit_leave_the_session_as_it_is(tmp_path: Path) -> No
             ({"y": 1}, "the network has no input 'y'"),
             ({"x": made[2]["x"].astype(float)}, "input 'x' must be of type float32, not float64"),
             ({"x": made[2]["x"][:, :2]}, r"input 'x' must have the shape \(1, 3, 16, 16\), not"),
-            ({"x": [[1.0], [2.0, 3.0]]}, "input 'x' is no array"),
+            ({"x": [[1.0], [2.0, 3.0]]}, "input 'x' is not an array"),
         ):
             with pytest.raises(DicompilerError, match=rf"^{words}"):
                 session.infer(inputs)

@@ -148,7 +148,9 @@ def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() 
 @pytest.mark.parametrize("text", ["lip{layers=two.wide parts=2}", "fuse{layers=two.wide..two.narrow parts=2}"])
 def test_partial_sums_of_a_quantised_layer_are_refused_with_the_reason(text: str) -> None:
     passes = make_pipeline(f"normalise,infer-shapes,form-layers,{text}")
-    with pytest.raises(DicompilerError, match=r"cannot be cut by input channels: it is quantised, and partial sums"):
+    with pytest.raises(
+        DicompilerError, match=r"cannot be split along input channels: it is quantised, and partial sums"
+    ):
         PassManager(passes).run(PipelineState(model=quantised("block")))
 
 
@@ -160,7 +162,7 @@ INTEGERS = """<ir_version: 8, opset_import: ["" : 17]> g (uint8[1,4,3,3] x) => (
 
 def test_partial_sums_are_of_integers_in_32_bits_or_refused() -> None:
     passes = make_pipeline("normalise,infer-shapes,form-layers,lip{layers=y parts=2}")
-    with pytest.raises(DicompilerError, match="'y' cannot be cut by input channels: it is quantised"):
+    with pytest.raises(DicompilerError, match="'y' cannot be split along input channels: it is quantised"):
         PassManager(passes).run(PipelineState(model=Model.load(onnx.parser.parse_model(QLINEAR))))
     model = Model.load(onnx.parser.parse_model(INTEGERS))
     annotated = PassManager(passes).run(PipelineState(model=model, platform=uniform_platform(2)))

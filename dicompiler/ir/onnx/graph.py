@@ -33,7 +33,9 @@ _LIST_FIELDS = {_KINDS.FLOATS: "floats", _KINDS.INTS: "ints", _KINDS.STRINGS: "s
 
 @dataclass(frozen=True)
 class OpaqueAttribute:
-    """Attribute that graphsurgeon cannot represent (an empty list, text that is not UTF-8, a sparse tensor, a type …).
+    """Attribute that graphsurgeon cannot represent.
+
+    Examples are an empty list, text that is not UTF-8, a sparse tensor, or a type.
 
     It appears in `node.attrs` under its name, so passes can detect, move or delete it.
 

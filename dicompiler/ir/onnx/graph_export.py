@@ -28,7 +28,7 @@ _KINDS = onnx.AttributeProto
 def from_graph(
     graph: gs.Graph, proto: onnx.ModelProto, weights: Mapping[str, Weight]
 ) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """Return the model of an edited graph, with all data of `proto` and `weights` that a graph does not carry."""
+    """Return the model of an edited graph, with all data of `proto` that a graph does not carry."""
     new = copy_without(proto, "graph", "opset_import")
     if graph.ir_version is not None:
         new.ir_version = graph.ir_version
@@ -128,7 +128,7 @@ def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -
 def _export_weight(
     name: str, weight: Weight, source: onnx.TensorProto | None, weights: dict[str, Weight] | None
 ) -> onnx.TensorProto:
-    """Return an initializer for data that is in no message of the model, with the documentation of `source`."""
+    """Return an initializer for new data, with the documentation of `source`."""
     if weights is not None and weight.nbytes >= MIN_WEIGHT_BYTES:
         weights[name] = weight
         tensor = make_placeholder(name, weight)
@@ -152,7 +152,10 @@ def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
 def _add_values(
     new: onnx.GraphProto, graph: ModelGraph, tensors: Mapping[str, gs.Tensor], constants: Mapping[str, gs.Constant]
 ) -> None:
-    """Add inputs, outputs and value infos to `new`; an input that is also an initializer keeps its position."""
+    """Add inputs, outputs and value infos to `new`.
+
+    An input that is also an initializer keeps its position.
+    """
     inputs, outputs, values = (graph.value_infos[place] for place in ("input", "output", "value_info"))
     ports = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
     for index, (name, value) in enumerate(inputs.items()):
@@ -169,7 +172,7 @@ def _add_values(
 
 
 def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
-    """Return the message of a tensor: `original` if the graph did not change it, else a copy with another type or shape."""
+    """Return the message of a tensor; `original` if the graph did not change it."""
     info: Any = getattr(tensor, "info", original)  # The graph may have read another message of the same tensor.
     original = original if original is not None else info
     looked_at = tensor.__dict__.keys() & {"dtype", "shape"}

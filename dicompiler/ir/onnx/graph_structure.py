@@ -55,7 +55,8 @@ def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
     for node in graph.node:
         for name in tensors_read(node):
             if name not in made:
-                return f"{node.op_type} {node.name!r} reads {name!r}, which is neither an input nor a weight nor the output of a node"
+                kinds = "neither an input nor a weight nor the output of a node"
+                return f"{node.op_type} {node.name!r} reads {name!r}, which is {kinds}"
     return next((f"no node computes the output {value.name!r}" for value in graph.output if value.name not in made), "")
 
 

@@ -1,4 +1,4 @@
-"""Model loading: a file, bytes or a ModelProto ⇒ a validated skeleton ModelProto, and the weights by name."""
+"""Model loading: file, bytes or ModelProto ⇒ validated skeleton ModelProto and weights by name."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
 
 def _resolve_external_file(base: Path, location: str, where: str) -> Path:
-    """Return the path of an external file; raise DicompilerError if it is not within the model's directory."""
+    """Return the path of an external file, which must be within the model's directory."""
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
         raise DicompilerError(f"{where}: {location!r} is not a file in the model's directory: export it again")
@@ -170,7 +170,10 @@ def _resolve_external_file(base: Path, location: str, where: str) -> Path:
 
 
 def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors except initializers of the main graph: in attributes, bodies, functions and sparse tensors."""
+    """Yield all tensors except initializers of the main graph.
+
+    They are in attributes, bodies, functions and sparse tensors.
+    """
     yield from _graph_tensors(model.graph, outer=True)
     for function in model.functions:
         for node in function.node:
@@ -251,7 +254,10 @@ def _find_cycle(before: Sequence[set[int]]) -> list[int]:
 
 
 def _check_utf8(message: Message, place: str) -> None:
-    """Raise DicompilerError for names that are not UTF-8, which protobuf does not check; replace such documentation."""
+    """Raise DicompilerError for names that are not UTF-8, and repair such documentation.
+
+    Protobuf does not check it.
+    """
     for field, value in message.ListFields():
         if field.type == FieldDescriptor.TYPE_MESSAGE:
             for inner in (value,) if isinstance(value, Message) else value:
@@ -268,7 +274,7 @@ def _check_utf8(message: Message, place: str) -> None:
 
 
 def _check_versions(model: onnx.ModelProto, place: str) -> None:
-    """Raise DicompilerError for an IR version or standard opset that the installed onnxruntime does not support."""
+    """Raise DicompilerError if the installed onnxruntime does not support the IR version or opset."""
     for entry in model.opset_import:
         if not 0 <= entry.version < 2**31:
             raise DicompilerError(

@@ -278,7 +278,9 @@ class Model:
             ) from error
 
     def digest(self) -> str:
-        """Return the structural digest: names, shapes, types, operators and attributes, but not the values of weights.
+        """Return the structural digest, which does not cover the values of weights.
+
+        It covers names, shapes, types, operators and attributes.
 
         Returns:
             SHA-256 as 64 hexadecimal digits.

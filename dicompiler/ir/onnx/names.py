@@ -36,7 +36,7 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
 
 
 def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
-    """Rename tensors of the main graph with a reserved prefix, in place, and return new names by old names."""
+    """Rename tensors with a reserved prefix in place, and return new names by old names."""
     fixed = {value.name for value in (*graph.input, *graph.output)}
     found = [
         name for name in dict.fromkeys(_produced_names(graph)) if name.startswith(RESERVED_PREFIX) and name not in fixed

@@ -14,8 +14,7 @@ from typing import TypeVar
 import onnx
 from google.protobuf.message import DecodeError, Message
 
-from dicompiler.base.errors import DicompilerError
-from dicompiler.base.mistaken import describe_wrong_path
+from dicompiler.base.errors import DicompilerError, describe_wrong_path
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, copy_without_data, is_placeholder, mark_placeholder
 
 Buffer = bytes | memoryview
@@ -35,7 +34,10 @@ class _ProtobufError(Exception):
 
 
 def map_file(path: Path, description: str) -> memoryview:
-    """Return a read-only view of a file; raise DicompilerError with `description` and the path if it cannot be read."""
+    """Return a read-only view of a file.
+
+    The error names `description` and the path if it cannot be read.
+    """
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
@@ -60,7 +62,10 @@ def _read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
 
 
 def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield (field number, wire type, start of the tag, start of the value, end of the value) of each field of a message."""
+    """Yield each field of a message.
+
+    A field is (field number, wire type, start of the tag, start of the value, end of the value).
+    """
     at = start
     while at < end:
         tag, value = _read_varint(data, at, end)
@@ -95,7 +100,10 @@ def _field_header(number: int, length: int) -> bytes:
 
 
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
-    """Return the tensor's message without raw data (None if the data is small or external), and the raw data."""
+    """Return the tensor's message without raw data, and the raw data.
+
+    The message is None if the data is small or external.
+    """
     kept, raw, external = bytearray(), data[:0], False
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _RAW_DATA and wire == _BYTES:
@@ -107,7 +115,10 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, first: int) -> tuple[bytes, int]:
-    """Return the graph's message without large raw data, which goes into `views`, and the number of initializers so far."""
+    """Return the graph's message without large raw data, and the number of initializers so far.
+
+    The data goes into `views`.
+    """
     kept, index = bytearray(), first
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
         if number == _INITIALIZER and wire == _BYTES:
@@ -236,7 +247,7 @@ def _inline_buffers(head: Iterable[Buffer], tensors: Iterable[tuple[bytes, Weigh
 def write_external(
     proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str, align: int = 64
 ) -> tuple[bytes, Iterable[Buffer]]:
-    """Return the model file, whose placeholders refer to the file `location`, and the buffers of that file.
+    """Return the model file and the buffers of the file `location` with its external data.
 
     Each weight starts at a multiple of `align` bytes, so that it can be mapped and used in place.
     """

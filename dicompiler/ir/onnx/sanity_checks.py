@@ -1,4 +1,6 @@
-"""Sanity checks of a loaded model: errors that no library detects, or only after it has used all memory.
+"""Sanity checks of a loaded model.
+
+They find errors that no library detects, or only after it has used all memory.
 
 The limits are listed in docs/limits.md.
 """
@@ -58,7 +60,10 @@ FunctionKey = tuple[str, str, str]
 
 
 def check_sanity(model: onnx.ModelProto, place: str) -> None:
-    """Raise DicompilerError for absurd models: attributes, sizes or indices out of range, recursive functions, no output."""
+    """Raise DicompilerError for absurd models.
+
+    Attributes, sizes or indices are out of range, functions are recursive, or there is no output.
+    """
     if not model.graph.output:
         raise DicompilerError(f"{place}: it has no output: export it with at least one")
     for value in model.graph.input:
@@ -162,7 +167,10 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
 
 
 def check_known_operators(model: onnx.ModelProto) -> None:
-    """Raise DicompilerError for an operator that neither the standard, the model's functions nor onnxruntime defines."""
+    """Raise DicompilerError for an unknown operator.
+
+    Known operators are those of the standard, of onnxruntime, and the model's functions.
+    """
     own = {(f.domain, f.name) for f in model.functions}
     nodes = (node for top in (model.graph, *model.functions) for graph in _graphs(top) for node in graph.node)
     others = [node for node in nodes if node.domain not in _STANDARD_DOMAINS and (node.domain, node.op_type) not in own]
@@ -174,13 +182,16 @@ def check_known_operators(model: onnx.ModelProto) -> None:
         for node in others:
             if (node.domain, node.op_type) not in known:
                 raise DicompilerError(
-                    f"model: {_node_label(node)!r}: onnxruntime {onnxruntime.__version__} has no operator {node.op_type!r} "
-                    f"of domain {node.domain!r}: export the model without it, or install an onnxruntime that has it"
+                    f"model: {_node_label(node)!r}: onnxruntime {onnxruntime.__version__} has no operator "
+                    f"{node.op_type!r} of domain {node.domain!r}: export the model without it, or install an onnxruntime that has it"
                 )
 
 
 def _check_calls(model: onnx.ModelProto, place: str) -> None:
-    """Raise DicompilerError for recursive functions, or if inlining would give too many nodes (counted, not expanded)."""
+    """Raise DicompilerError if functions are recursive, or too large after inlining.
+
+    Nodes are counted, not expanded.
+    """
     functions = {(f.domain, f.name, f.overload): f for f in model.functions}
     called = {
         key: [_function_key(node) for graph in _graphs(function) for node in graph.node]
@@ -209,7 +220,7 @@ def _check_calls(model: onnx.ModelProto, place: str) -> None:
         if total > MAX_INLINED_NODES:
             called_by = f"{node.op_type} {_node_label(node)!r}"
             raise DicompilerError(
-                f"{place}: with {called_by}, inlined functions exceed {MAX_INLINED_NODES} nodes: use fewer nested functions"
+                f"{place}: with {called_by}, inlined functions exceed {MAX_INLINED_NODES} nodes: nest fewer functions"
             )
 
 

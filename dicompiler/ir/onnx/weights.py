@@ -1,4 +1,4 @@
-"""Weights: raw data of large initializers as views of a mapped file, and the placeholders that stand for them."""
+"""Weights: raw data of large initializers as views of a mapped file, and their placeholders."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ class Weight:
 
     @classmethod
     def from_array(cls, array: NDArray[Any]) -> Weight:
-        """Return an array as a weight, without a copy if it is contiguous, little-endian and of a type of whole bytes.
+        """Return an array as a weight.
+
+        There is no copy if the array is contiguous, little-endian and of a type of whole bytes.
 
         Args:
             array: The values.
