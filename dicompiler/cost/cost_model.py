@@ -1,6 +1,6 @@
-"""Cost models: how long a piece of a layer takes on a device. The base of all of them, and the analytic one.
+"""Base class of cost models, and the cost model `analytic`.
 
-LayerGraph + Layer + region + Device → seconds.   `roofline`, `linear` and `profile` are in modules of their own.
+A cost model predicts the seconds of a part of a layer on a device.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from dicompiler.ir.plan import LayerShare as LayerShare
 
 @dataclass(frozen=True)
 class CostModel(ABC):
-    """The base of all cost models. A subclass is a frozen dataclass too: its fields are its options.
+    """Base class of all cost models.
 
-    measured: whether what it says rests on measurements, so that it may differ the next time.
+    A subclass is a frozen dataclass whose fields are its options.
+
+    Attributes:
+        name: Name of the model, as in `--cost NAME`.
+        is_measured: Whether predictions rest on measurements, so that they may differ the next time.
+        runtime: Slowdown of messages and calls against the host on which the target's costs were measured. 0 makes them
+            free, as in the papers. None scales them by the speed of the device's cores.
     """
 
     name: ClassVar[str]
@@ -44,20 +50,57 @@ class CostModel(ABC):
 
     @abstractmethod
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Seconds that `device` computes on a part of `layer`, the waiting and the sending not counted. Endless on a
-        compute-less device."""
+        """Return the seconds that a device computes on a part of a layer, without waiting and sending.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+            share: The part: region, range of the reduction axis, number of merged partial sums.
+            device: The device.
+
+        Returns:
+            Seconds, infinite for a device that does not compute.
+        """
 
     def seconds_in_frame(
-        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+        self,
+        layers: LayerGraph,
+        layer: Layer,
+        share: LayerShare,
+        device: Device,
+        local_bytes: int,  # noqa: ARG002
     ) -> float:
-        """As `seconds`, where of what the part reads the device has just computed so many bytes (`inside`) and reads
-        them as they are: onnxruntime fuses both then, and what lies between keeps its layout. The same unless a model
-        has measured that."""
+        """Return the seconds of a part that reads tensors which the same device has just computed.
+
+        onnxruntime fuses such layers, and the tensors between them keep their memory layout. By default it is
+        `seconds`.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+            share: The part.
+            device: The device.
+            local_bytes: Bytes of the part's inputs that the device has just computed and that it reads unchanged.
+
+        Returns:
+            Seconds, infinite for a device that does not compute.
+        """
         return self.seconds(layers, layer, share, device)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
-        """What the runtime of `target` costs on `device`; stated: what the target says of the host on which that was
-        measured. A model that has measured it on the device says that. UsageError for a factor below 0."""
+        """Return the costs of a target's runtime on a device.
+
+        Args:
+            device: The device.
+            stated: Costs that the target states for its reference host.
+            target: Name of the target.
+
+        Returns:
+            The scaled costs, or the measured ones if the model has some.
+
+        Raises:
+            UsageError: The option `runtime` is negative.
+        """
         if self.runtime is None:
             return scale_to_device(stated, device)
         if not 0 <= self.runtime < math.inf:
@@ -67,18 +110,35 @@ class CostModel(ABC):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """`seconds` of every share on every device: an array (shares, devices). A model may have a quicker way."""
+        """Return `seconds` of every share on every device. A model may override it with a faster way.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+            shares: Parts of the layer.
+            devices: Devices.
+
+        Returns:
+            Seconds as an array of shape (shares, devices).
+        """
         rows = [[self.seconds(layers, layer, share, device) for device in devices] for share in shares]
         return np.array(rows, np.float64).reshape(len(shares), len(devices))
 
 
 @dataclass(frozen=True)
 class AnalyticModel(CostModel):
-    """Operations / rate: two FLOP for each multiplication with its addition, one for each element of anything else.
+    """Operations divided by the compute rate.
 
-    A pool costs one FLOP for each element of each window; what only moves data (Reshape, Concat, …) costs nothing. A
-    part takes at least its bytes of weights / memory bandwidth, where the platform gives one: a product with a vector
-    (a token of a language model, a classifier) waits for its matrix.
+    There are two FLOPs for each multiply-add, and one for each element of other operators.
+
+    A pool costs one FLOP for each element of each window. Operators that only move data (Reshape, Concat, …) are free.
+    A part takes at least its bytes of weights divided by the memory bandwidth, if the platform gives one: a
+    matrix-vector product (a token of a language model, a classifier) waits for its matrix.
+
+    Attributes:
+        pools: Whether pools are counted.
+        elementwise: Whether element-wise operators are counted.
+        weights: Whether reading weights takes time.
     """
 
     name: ClassVar[str] = "analytic"
@@ -87,7 +147,6 @@ class AnalyticModel(CostModel):
     weights: bool = field(default=True, metadata={"help": "count the weights that are read; papers take them as free"})
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """FLOPs of the part / the device's rate, or bytes of weights / memory bandwidth if that is more."""
         counted = count_operations(layers, layer, *share)
         wait = counted.weight_bytes / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
         return max(
@@ -97,7 +156,6 @@ class AnalyticModel(CostModel):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """As `CostModel.fill`: the operations and weights of each share are counted once."""
         operations = [
             count_flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares
         ]
@@ -107,8 +165,10 @@ class AnalyticModel(CostModel):
 
 
 def validate_seconds(given: Any, layer: Layer, device: Device) -> str:
-    """What is wrong with what a model says that a part of `layer` takes; '' where it is at least 0, and finite on a
-    device that computes."""
+    """Return the mistake in a predicted time, '' if there is none.
+
+    Times must be at least 0, and finite on a device that computes.
+    """
     number = float(given) if isinstance(given, Real) else math.nan
     if number >= 0 and (number < math.inf or not device.can_compute):
         return ""
@@ -116,7 +176,7 @@ def validate_seconds(given: Any, layer: Layer, device: Device) -> str:
 
 
 def seconds_at_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:
-    """Seconds (operations, devices) of numbers of FLOP at the devices' rates; endless without compute."""
+    """Return the seconds of FLOPs at the devices' rates, with shape (operations, devices)."""
     counts = np.array(operations, np.float64).reshape(-1, 1)
     rates = np.array([[device.rate for device in devices]], np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -1,8 +1,9 @@
-"""A stream during which devices are lost and come back, played piece by piece: one simulation from change to change.
+"""Simulation of a stream of frames during which devices fail and return.
 
-Workloads by what is lost + who is away when → Stretches.   What was on its way at a loss is computed again from its
-inputs; at a return it is ended first. Of order and counts that is exact; of times it leaves out that devices still
-compute for what is given up, and that with replicas the first of them is dealt the first frame of each stretch.
+Between two changes the stream is one ordinary simulation with the plan that is in force. Frames that are in flight when
+a device fails are computed again from their inputs. Frames that are in flight when a device returns are finished first.
+Order and number of frames are exact. Two effects on times are ignored: devices still compute for frames that are given
+up, and with replicas each interval starts with the first replica.
 """
 
 from __future__ import annotations
@@ -20,13 +21,22 @@ from dicompiler.cost.workload import Workload
 from dicompiler.ir.platform import Platform
 
 FAILURE_DETECTION_S = 0.3
-"""Seconds from a loss until it is known everywhere, and frames are computed again: what a runtime takes at most where
-a process ends or a connection breaks. Silence takes it longer: three heartbeats."""
+"""Seconds from a failure until every device knows of it and frames are computed again.
+
+It is the longest time that the runtime takes if a process ends or a connection breaks. Silent devices take longer to be
+detected: three heartbeats.
+"""
 
 
 @dataclass(frozen=True)
 class Outage:
-    """That a device is lost at `start`, in seconds from the first frame's, and back at `end`."""
+    """A period in which a device is down.
+
+    Attributes:
+        device: Name of the device.
+        start: Time of the failure in seconds after the start of the first frame.
+        end: Time of the return in seconds, infinite if the device stays down.
+    """
 
     device: str
     start: float
@@ -35,7 +45,13 @@ class Outage:
 
 @dataclass(frozen=True)
 class FailureCase:
-    """What is played in some case; cases in which the same plan is in force are equal. lost: without what it is."""
+    """The plan in force while certain devices are down. Cases with the same plan are equal.
+
+    Attributes:
+        failed: Devices without which the plan works.
+        workload: Workload of the plan.
+        platform: Platform without these devices.
+    """
 
     failed: tuple[str, ...]
     workload: Workload = field(compare=False)
@@ -44,9 +60,17 @@ class FailureCase:
 
 @dataclass(frozen=True)
 class StreamInterval:
-    """A piece of the stream. lost: without what, as the plan in force says; away: who is away; since: when that
-    changed (s); start: when frames went on; frames: (number, start, end) of those that it ended, by number; replayed:
-    numbers of those that were on their way when it ended, which are computed again."""
+    """The part of a stream between two changes.
+
+    Attributes:
+        failed: Devices without which the plan in force works.
+        down: Devices that are down.
+        changed_at: Time of the change in seconds.
+        resumed_at: Time at which frames went on, in seconds.
+        frames: (number, start, end) of the frames that ended in the interval, times in seconds.
+        replayed: Numbers of the frames that were in flight at its end and are computed again.
+        spans: What took time in the interval.
+    """
 
     failed: tuple[str, ...]
     down: tuple[str, ...]
@@ -58,18 +82,22 @@ class StreamInterval:
 
     @property
     def period_s(self) -> float | None:
-        """Mean seconds between the ends of its frames; None of fewer than two."""
+        """Mean seconds between the ends of frames; None for fewer than two frames."""
         ends = sorted(end for _, _, end in self.frames)
         return (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else None
 
     @property
     def interruption_s(self) -> float | None:
-        """Seconds from what changed to the first end of a frame; None where it ends none."""
+        """Seconds from the change to the first end of a frame; None if no frame ended."""
         return min((end for _, _, end in self.frames), default=math.inf) - self.changed_at if self.frames else None
 
 
 def parse_outage(text: str) -> Outage:
-    """ "pi03@2.5s", or "pi03@2.5s-6s" where it comes back. UsageError for other texts."""
+    """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns.
+
+    Raises:
+        UsageError: The text has another form.
+    """
     match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
     if match is None:
         raise UsageError(f"lose {text!r}: write a device and when it is lost: pi03@2.5s, or pi03@2.5s-6s")
@@ -89,8 +117,21 @@ def simulate_outages(
     in_flight: int,
     spans: bool = False,
 ) -> tuple[StreamInterval, ...]:
-    """The stretches of a stream of `frames`, at most `in_flight` on their way at once. cases: the case in which these
-    devices are away. DicompilerError where the stream ends before a loss; what `cases` raises."""
+    """Simulate a stream with outages.
+
+    Args:
+        find_case: Returns the case in which the given devices are down.
+        outages: The outages.
+        frames: Number of frames.
+        in_flight: Largest number of frames in flight.
+        spans: Whether to keep the spans.
+
+    Returns:
+        The intervals between changes.
+
+    Raises:
+        DicompilerError: The stream ends before a device fails.
+    """
     todo, changes, at = list(range(frames)), list(_iterate_changes(find_case, outages)), 0
     stretches: list[StreamInterval] = []
     begin = 0.0
@@ -122,7 +163,7 @@ def simulate_outages(
 def _iterate_changes(
     cases: Callable[[tuple[str, ...]], FailureCase], aways: Sequence[Outage]
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
-    """(When, who is away from then on, the case), from the start on; times at which the case stays are left out."""
+    """Yield (time, devices that are down from then on, case) whenever the case changes."""
     last = cases(())
     times = sorted({0.0, *(one.start for one in aways), *(one.end for one in aways if one.end < math.inf)})
     yield 0.0, (), last
@@ -137,8 +178,10 @@ def _iterate_changes(
 def _simulate_interval(
     case: FailureCase, todo: Sequence[int], begin: float, until: float, back: bool, in_flight: int, spans: bool
 ) -> StreamInterval:
-    """What is left to do from `begin` on, until something changes; where a device comes back, whatever has begun by
-    then is ended."""
+    """Simulate the remaining frames from `begin` until the next change.
+
+    If a device returns at that change, all frames that have started by then are finished.
+    """
 
     def played(count: int) -> SimulationResult:
         return simulate(case.workload, case.platform, count, in_flight, spans)

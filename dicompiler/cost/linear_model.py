@@ -1,7 +1,4 @@
-"""Linear: a cost model that is a fit for each kind of layer.
-
-LayerGraph + Layer + region + Device → seconds, as every CostModel.
-"""
+"""The cost model `linear`: a linear fit of time to FLOPs and bytes for each kind of layer."""
 
 from __future__ import annotations
 
@@ -26,7 +23,13 @@ from dicompiler.ir.plan import LayerShare
 
 @dataclass(frozen=True)
 class Coefficients:
-    """seconds = flop · FLOP + byte · bytes moved + call, none of them below zero."""
+    """The fit of one kind of layer: seconds = flop_s · FLOPs + byte_s · bytes + call_s.
+
+    Attributes:
+        flop_s: Seconds for each FLOP.
+        byte_s: Seconds for each byte that is read or written.
+        call_s: Constant seconds for each call.
+    """
 
     flop_s: float
     byte_s: float
@@ -38,12 +41,12 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class LinearModel(ProfileBasedModel):
-    """For each kind of layer a · FLOP + b · bytes + c, fitted to profiles or given.
+    """For each kind of layer a · FLOPs + b · bytes + c, fitted to profiles or given.
 
-    A kind is the anchor's operator; convolutions in groups, depthwise ones too, are of kind GroupConv. Kinds that have
-    no coefficients of their own take those of kind `*`: from a profile, a fit to all that it measured. FLOP and bytes
-    are those of `roofline`. Given coefficients hold for every device, or for one with the rate `rate`: then others
-    take as many times longer as their rates are lower.
+    The kind of a layer is its anchor operator; grouped and depthwise convolutions are of kind GroupConv. Kinds without
+    own coefficients use those of kind `*`: with profiles, a fit to all measurements. FLOPs and bytes are those of
+    `roofline`. Given coefficients hold for every device, or, with option `rate`, for a device of that rate. In the
+    latter case the time on another device is scaled by the ratio of the rates.
     """
 
     name: ClassVar[str] = "linear"
@@ -67,7 +70,7 @@ class LinearModel(ProfileBasedModel):
 
     @property
     def is_measured(self) -> bool:  # type: ignore[override]
-        """Whether it rests on profiles."""
+        """Whether the model rests on profiles."""
         return bool(self.file)
 
     @cached_property
@@ -76,12 +79,10 @@ class LinearModel(ProfileBasedModel):
 
     @cached_property
     def _fitted_coefficients(self) -> Mapping[str, Mapping[str, Coefficients]]:
-        """Profile's place → layer kind → coefficients."""
+        """Coefficients by profile path and layer kind."""
         return {profile.place: fit_by_kind(profile.samples()) for profile in self._profiles.profiles}
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """By the coefficients of the layer's anchor. DicompilerError for a kind without coefficients, and for a
-        profile of another network or device."""
         if self.file:
             return super().seconds(layers, layer, share, device)
         if not device.can_compute:
@@ -92,13 +93,11 @@ class LinearModel(ProfileBasedModel):
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
     ) -> float:
-        """As `CostModel.fused`: given coefficients know nothing of frames."""
         if self.file:
             return super().seconds_in_frame(layers, layer, share, device, local_bytes)
         return self.seconds(layers, layer, share, device)
 
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """By the coefficients of the layer's kind."""
         kind = layer_kind(layer)
         known = (
             self._fitted_coefficients[self._profiles.for_device(layers, device).place]
@@ -116,7 +115,11 @@ class LinearModel(ProfileBasedModel):
 
 
 def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
-    """`Conv:7e-11:1e-10:2e-5` → ("Conv", …). ValueError where it is not that."""
+    """Parse `Conv:7e-11:1e-10:2e-5`.
+
+    Raises:
+        ValueError: The text is not KIND:A:B:C with finite numbers of at least 0.
+    """
     kind, *numbers = text.split(":")
     try:
         flop, byte, call = map(float, numbers)
@@ -128,7 +131,11 @@ def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
 
 
 def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
-    """The coefficients of every kind, and of all kinds together under `*`. samples: (kind, FLOP, bytes, seconds)."""
+    """Return the coefficients of every kind, and of all kinds together under `*`.
+
+    Args:
+        samples: (kind, FLOPs, bytes, seconds) of measured pieces.
+    """
     rows = list(samples)
     kinds = dict.fromkeys(kind for kind, *_ in rows)
     coefficients = {kind: fit_coefficients([row[1:] for row in rows if row[0] == kind]) for kind in kinds}
@@ -136,11 +143,14 @@ def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str,
 
 
 def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
-    """Least squares, no coefficient below zero. samples: (FLOP, bytes, seconds).
+    """Fit coefficients of at least 0 by weighted least squares.
 
-    A square counts the less, the longer the sample took: absolute errors would leave short pieces to chance, relative
-    ones would favour what is too low. With three unknowns the best of all choices of which are zero is found by trying
-    each.
+    Squares are divided by the measured time: absolute errors would ignore short pieces, and relative errors would
+    favour predictions that are too low. The non-negative optimum is found by trying every choice of coefficients that
+    are zero.
+
+    Args:
+        samples: (FLOPs, bytes, seconds) of measured pieces.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     wanted = np.sqrt(rows[:, 2])

@@ -1,5 +1,4 @@
-"""The lines between hosts, shared as TCP shares them: what goes over a line at once gets equal parts of it. For the
-simulator."""
+"""Sharing of network links in the simulator: flows get equal parts, as TCP connections do."""
 
 from __future__ import annotations
 
@@ -10,7 +9,12 @@ T = TypeVar("T")
 
 
 class SharedLink(Generic[T]):
-    """ways: that carry a message over it now. load: the sum of what each would take of it if it were alone."""
+    """A network link with the flows that use it now.
+
+    Attributes:
+        load: Sum of the shares that each flow would take of the link if it were alone.
+        flows: Share of the link by flow.
+    """
 
     __slots__ = ("flows", "load")
 
@@ -29,10 +33,19 @@ class SharedLink(Generic[T]):
 
 
 class Flow(Generic[T]):
-    """A connection from one device to another: its messages go one after another, those of the lowest rank first, over
-    `lines`, with the share of each that it can take. waiting: message, seconds, rank; begun: when the first one went;
-    left: seconds that it would still take if it were alone, at `since`; speed: how much of that is done in a second;
-    version: counts its changes."""
+    """A connection from one device to another, which sends its messages one after another.
+
+    Messages of the lowest rank are sent first.
+
+    Attributes:
+        links: Links on the way, with the largest share of each that the flow can take.
+        queue: Waiting messages: (message, seconds if alone, rank).
+        started_at: Time at which the first message started, in seconds.
+        remaining_s: Seconds that the first message still needed if alone, at `updated_at`.
+        updated_at: Time of the last change of speed, in seconds.
+        speed: Share of that work that is done in a second.
+        version: Number of changes, which invalidates planned departures.
+    """
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
 
@@ -44,9 +57,13 @@ class Flow(Generic[T]):
 
 
 class LinkScheduler(Generic[T]):
-    """On a switch a message takes the sender's outgoing and the receiver's incoming line, else the one medium. due:
-    when, as things are now, the first messages of ways that have changed will have left, (time, way, version): whoever
-    plays them empties it."""
+    """All links and flows of a simulation.
+
+    On a switch a message takes the sender's outgoing and the receiver's incoming link, otherwise the one shared medium.
+
+    Attributes:
+        departures: Planned departures since the simulator last read them: (time, flow, version).
+    """
 
     def __init__(self, switch: bool) -> None:
         self._switch = switch
@@ -55,7 +72,13 @@ class LinkScheduler(Generic[T]):
         self.departures: list[tuple[float, Flow[T], int]] = []
 
     def flow(self, key: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
-        """The way of that key (its ends), from host to host; shares: of both hosts' lines (of a medium the first)."""
+        """Return the flow between two ends.
+
+        Args:
+            key: The two ends.
+            hosts: Sending and receiving host.
+            shares: Largest share of each host's link (of a medium the first) that the flow can take.
+        """
         if key not in self._flows:
             ends = (("out", hosts[0]), ("in", hosts[1])) if self._switch else (("all", ""),)
             lines = [self._links.setdefault(end, SharedLink()) for end in ends]
@@ -63,8 +86,7 @@ class LinkScheduler(Generic[T]):
         return self._flows[key]
 
     def enqueue(self, now: float, way: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
-        """The message is ready to go, and takes so long if it is alone. It overtakes those of a higher rank that have
-        not begun."""
+        """Add a message that takes `seconds` if alone, before waiting messages of a higher rank."""
         waiting = way.queue
         place = len(waiting)
         while place > 1 and waiting[place - 1][2] > rank:
@@ -78,7 +100,7 @@ class LinkScheduler(Generic[T]):
         self._update_speeds(now, way)
 
     def finish_message(self, now: float, way: Flow[T]) -> tuple[T, float]:
-        """The first message of a way has left, and the next one goes; it, and when it went."""
+        """Remove the first message of a flow, start the next, and return the removed one with its start time."""
         (message, _, _), begun = way.queue.popleft(), way.started_at
         if way.queue:  # the lines have as much to carry as before
             way.started_at, way.remaining_s, way.updated_at = now, way.queue[0][1], now
@@ -91,7 +113,7 @@ class LinkScheduler(Generic[T]):
         return message, begun
 
     def _update_speeds(self, now: float, way: Flow[T]) -> None:
-        """A way has taken its lines or left them: those that share them are faster or slower from now on."""
+        """Update the speeds of all flows that share a link with a flow that has just started or ended."""
         for line in way.links:
             for one in line.flows:
                 load = 1.0

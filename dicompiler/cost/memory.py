@@ -1,6 +1,6 @@
-"""What a Program holds in memory on each device: weights, live tensors, and buffers of what it is given and sent.
+"""Memory of a program on each device: weights, live tensors and buffers.
 
-Program + frames in flight → bytes by device. Exact for what the program says; what a target adds is `Target.memory`.
+The program determines these numbers exactly. `Target.memory` adds what the target needs in addition.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.program import DeviceProgram, Program, Segment, TensorSpec
 
 LiveRange = tuple[int, int, int]
-"""(First step, last step, bytes) of what is held."""
+"""(first step, last step, bytes) of a tensor in memory."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes of one device.
+    """Memory of one device.
 
-    weights: the constants of its segments, each once. buffers: the graph inputs that it is given, states that it keeps
-    and the transfers that it receives, all there from the start of a frame, for every frame in flight. activations: the
-    most that live tensors take beside the buffers. added: what the target that runs it adds.
+    Attributes:
+        weights: Bytes of the constants of its segments, each counted once.
+        activations: Largest number of bytes of live tensors in addition to the buffers.
+        buffers: Bytes of graph inputs, states and received transfers, which exist for every frame in flight.
+        added: Bytes that the target adds.
     """
 
     weights: int
@@ -36,13 +38,21 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
+        """All bytes."""
         return self.weights + self.activations + self.buffers + self.added
 
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Bytes of one device over a frame. constants: by name, there all the time and for all frames. buffers,
-    activations: by step, where step 2k + 1 is inside segment k, and step 2k between the segments k - 1 and k."""
+    """Memory of one device over a frame.
+
+    Step 2k + 1 is inside segment k; step 2k is between the segments k - 1 and k.
+
+    Attributes:
+        constants: Bytes of each constant by name. They exist all the time, for all frames.
+        buffers: Bytes of buffers by step.
+        activations: Bytes of other live tensors by step.
+    """
 
     constants: Mapping[str, int]
     buffers: tuple[int, ...]
@@ -50,28 +60,36 @@ class MemoryTimeline:
 
     @property
     def weights(self) -> int:
-        """The constants together."""
+        """Bytes of all constants."""
         return sum(self.constants.values())
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """Buffers and activations by step."""
+        """Bytes of buffers and activations by step."""
         return tuple(map(sum, zip(self.buffers, self.activations, strict=True)))
 
     @property
     def peak_bytes(self) -> int:
-        """The most at once: MemoryUse.total of a single frame."""
+        """Largest number of bytes at once: `MemoryUse.total` of a single frame."""
         return self.weights + max(self.live_bytes)
 
 
 def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] | None = None) -> dict[str, MemoryUse]:
-    """Device → what it holds with `frames` frames in flight (at least 1), and what a target adds: `added`, by device.
+    """Return the memory of each device.
 
-    A buffer is held up to its last reader on the device, what a segment makes from its node to its last reader or send;
-    what is delivered, to the end. One frame is inside a segment, the others are between two. Tensors without static
-    shape count nothing. Views (Reshape, Identity) count as copies. With several roles, the weights of all of them are
-    there, and the frames in flight are dealt out over the roles that take most: over those without a loss, or over
-    those of one loss, if that is more.
+    A buffer lives until its last reader on the device. A tensor made by a segment lives from its node to its last
+    reader or send, and a delivered one to the end. One frame is inside a segment, the others are between two segments.
+    Tensors without static shape count 0. Views (Reshape, Identity) count as copies. With several roles the weights of
+    all roles are held, and the frames in flight are spread over the roles without a failure or over those of one
+    failure, whichever takes more memory.
+
+    Args:
+        program: The program.
+        frames: Number of frames in flight, at least 1.
+        added: Bytes that the target adds, by device.
+
+    Returns:
+        Memory by device name.
     """
     cases: dict[tuple[str, ...], list[dict[str, MemoryTimeline]]] = {}
     for role in program.roles:
@@ -87,7 +105,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
 
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
-    """Device → what it holds step by step for one frame, of the first role where there are several."""
+    """Return the memory of each device step by step, for one frame of the first role."""
     kept = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *kept)
     border = {value.name: value.nbytes if value.is_fixed_size else 0 for value in values}
@@ -95,7 +113,14 @@ def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def segment_value_sizes(segment: Segment) -> dict[str, int]:
-    """Bytes of every tensor that the segment reads or makes (no constants), by name; 0 where its shape is not known."""
+    """Return the bytes of every tensor that a segment reads or makes, without constants.
+
+    Args:
+        segment: The segment.
+
+    Returns:
+        Bytes by tensor name, 0 if the shape is unknown.
+    """
     inferred = onnx.shape_inference.infer_shapes(segment.model)
     graph = inferred.graph
     known = {value.name: value_nbytes(value) for value in (*graph.value_info, *graph.input, *graph.output)}
@@ -104,7 +129,7 @@ def segment_value_sizes(segment: Segment) -> dict[str, int]:
 
 
 def value_nbytes(value: onnx.ValueInfoProto) -> int:
-    """Bytes of a tensor by its value info; 0 where its shape is not static or it is no tensor."""
+    """Return the bytes of a tensor by its value info; 0 if its shape is not static or it is not a tensor."""
     kind = value.type.tensor_type
     if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
         return 0
@@ -112,7 +137,14 @@ def value_nbytes(value: onnx.ValueInfoProto) -> int:
 
 
 def constant_sizes(segment: Segment) -> dict[str, int]:
-    """Bytes of the segment's constants by name, sparse ones as dense."""
+    """Return the bytes of a segment's constants; sparse constants count as dense.
+
+    Args:
+        segment: The segment.
+
+    Returns:
+        Bytes by constant name.
+    """
     graph = segment.model.graph
     sizes = {tensor.name: raw_nbytes(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}
     for sparse in graph.sparse_initializer:
@@ -121,13 +153,17 @@ def constant_sizes(segment: Segment) -> dict[str, int]:
 
 
 def peak_nbytes(spans: Iterable[LiveRange]) -> int:
-    """The most that is held at once."""
+    """Return the largest number of bytes that are live at once.
+
+    Args:
+        spans: (first step, last step, bytes) of each tensor.
+    """
     changes = _nbytes_deltas(spans)
     return max(accumulate(changes[step] for step in sorted(changes)), default=0)
 
 
 def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
-    """Step → by how many bytes more are held than at the step before."""
+    """Return the change of live bytes at each step."""
     changes = Counter[int]()
     for first, last, size in spans:
         changes[first] += size
@@ -136,9 +172,13 @@ def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
 
 
 def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
-    """The most bytes that the tensors made inside the segment take at once; its outputs are held to its end.
+    """Return the largest number of bytes that the tensors made inside a segment take at once.
 
-    sizes: what `segment_values` gives. A node's inputs and outputs are held at the same time.
+    The inputs and outputs of a node are live at the same time, and outputs of the segment live to its end.
+
+    Args:
+        segment: The segment.
+        sizes: Bytes by tensor name (`segment_value_sizes`).
     """
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}
@@ -149,15 +189,18 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 
 
 def _largest_use(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
-    """cases: buffers and activations in each; the constants are there in all of them."""
+    """Return the largest buffers and activations of all cases, with the constants of all cases."""
     buffers, activations = max(cases, key=sum)
     every = {name: size for held in constants for name, size in held.items()}
     return MemoryUse(sum(every.values()), activations, buffers, added)
 
 
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
-    """(Buffers, activations.) Frames follow each other through the roles: of n roles each has frames / n at once, some
-    one more. One frame is inside a segment, the others rest between two."""
+    """Return (buffers, activations) of frames that follow each other through the roles.
+
+    Each of n roles has frames / n in flight, some roles one more. One frame is inside a segment, the others are between
+    two segments.
+    """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
     flying = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
@@ -168,7 +211,7 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
 
 
 def _device_timeline(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> MemoryTimeline:
-    """border: bytes of the graph's inputs and outputs and of what travels."""
+    """Return the timeline of a device; `border` has the bytes of inputs, outputs, states and transfers."""
     constants: dict[str, int] = {}
     sizes = dict(border)
     last = _last_use_steps(program, device)
@@ -190,7 +233,7 @@ def _device_timeline(program: Program, device: DeviceProgram, border: Mapping[st
 
 
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """The tensors that are there from the start: what it receives, the inputs that it reads or sends on, states."""
+    """Return the tensors that exist from the start: received ones, used inputs, and states."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
     wanted = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
     wanted |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
@@ -199,8 +242,11 @@ def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]
 
 
 def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
-    """Tensor → the last step at which it is held: inside its last reader, inside the segment after the one behind which
-    it is sent (sending goes on while that runs), or the end where it is delivered, or kept."""
+    """Return the last step at which each tensor is live.
+
+    It is inside the last reader, or inside the segment after the one behind which the tensor is sent (sending continues
+    while that one runs), or the end for delivered tensors and states.
+    """
     last: dict[str, int] = {}
     latest = 0
     for step in device.steps:

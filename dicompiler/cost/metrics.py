@@ -1,7 +1,7 @@
-"""What a plan comes to before anything is compiled or run: operations, bytes, memory, energy and times.
+"""Metrics of a plan before anything is compiled or run: operations, bytes, memory, energy and times.
 
-LayerGraph + Platform + CostModel + Plan → Metrics.   Bytes are exact; times are an estimate (`measure`, which supposes
-barriers between layers) or the simulator's (`simulated`).
+LayerGraph + Platform + CostModel + Plan → Metrics. Bytes are exact. Times are an estimate with barriers between layers
+(`estimate_metrics`) or come from the simulator (`metrics_of_simulation`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LayerStep = tuple[str, bool]  # (layer, or "" for the network's inputs; whether 
 
 @dataclass(frozen=True)
 class _SentBox:
-    """One box on its way: from and to device, bytes, and the step that made it."""
+    """A box that is sent: its devices, its bytes, and the step that made it."""
 
     sender: str
     receiver: str
@@ -41,7 +41,7 @@ class _SentBox:
 
 @dataclass(frozen=True)
 class _RoleCosts:
-    """The frames of one role: their routing, the seconds of each task, and what is sent."""
+    """The frames of one role: routing, seconds by task, and the boxes that are sent."""
 
     routing: Routing
     seconds: Mapping[tuple[str, int], float]
@@ -64,15 +64,28 @@ def estimate_metrics(
     plan: Plan,
     runtime: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Metrics:
-    """An estimate of what `plan` comes to. Raises DicompilerError where it does not fit the layers or names an unknown
-    device. runtime: what messages and calls cost on a device (default: nothing).
+    """Estimate the metrics of a plan without simulating it.
 
-    Assumed of times: layers run one after another with a barrier between them; a layer takes as long as its slowest
-    device; then all that it made is sent, one box after another on a shared medium or a gateway (which counts each byte
-    once), or all lines at once on a switch; before it the busiest sender's runtime has its time for messages, after it
-    the busiest receiver's, with a call of what waits for them; nothing overlaps. The simulator gives lower times, by 6
-    to 54 % for VGG16, and can turn a ranking round. Bytes follow from the routing and are exact. Memory counts what is
-    read or sent later; the copies that joins make, and what a target adds, come on top.
+    The estimate is a barrier model:
+
+    * Layers run one after another. A layer takes as long as its slowest device.
+    * Then all boxes that it made are sent: one after another on a shared medium or a gateway (which counts each byte
+      once), all links at once on a switch.
+    * The busiest sender handles its messages before that; the busiest receiver, and the call that waits, after it.
+
+    The simulator overlaps these steps. Its times are 6 to 54 % lower for VGG16, and it can rank plans differently.
+    Bytes follow from the routing and are exact. Memory excludes the copies that joins make and the overhead of the
+    target.
+
+    Args:
+        layers: The layers of the network.
+        platform: The platform.
+        cost: The cost model.
+        plan: The plan.
+        runtime: Costs of messages and calls by device; by default they are free.
+
+    Raises:
+        DicompilerError: The plan does not fit the layers or names an unknown device.
     """
     routing = route_on_platform(platform, layers, plan)
     roles = _role_costs(routing, platform, cost)
@@ -85,9 +98,11 @@ def estimate_metrics(
 def metrics_of_simulation(
     simulation: SimulationResult, work: Workload, routing: Routing, platform: Platform, plan: Plan
 ) -> Metrics:
-    """What `plan` comes to, given its routing, its workload and the simulation of one frame of each role, one after
-    another. The time between frames is the load of the busiest device or line, in the mean over the roles: what a
-    stream comes to with enough frames on their way at once; with states at least what a stream of a few comes to."""
+    """Return the metrics of a plan, given the simulation of one frame of each role, one after another.
+
+    The time between frames is the load of the busiest device or link, averaged over the roles. A stream reaches it with
+    enough frames in flight. With states it is at least the period of a short simulated stream.
+    """
     roles = tuple(
         _RoleCosts(role, played.task_seconds, _sent_boxes(role))
         for role, played in zip(routing.replica_roles, work.roles, strict=True)
@@ -114,7 +129,7 @@ def metrics_of_simulation(
 
 
 def _call_seconds(work: Workload, device: int) -> float:
-    """Seconds that calls of segments take beside their computing, in a frame of each role."""
+    """Return the seconds of segment calls without their computing, for a frame of each role."""
     return sum(one.runtime.call_seconds(len(one.jobs)) for one in (role.devices[device] for role in work.roles))
 
 
@@ -155,7 +170,7 @@ def _sent_boxes(routing: Routing) -> list[_SentBox]:
 
 
 def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
-    """The barrier model: over the steps, the slowest device's compute time and the time of sending what was made."""
+    """Return the latency of the barrier model, see `estimate_metrics`."""
     routing, seconds = role.routing, role.seconds
     compute: dict[LayerStep, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
@@ -173,7 +188,7 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Seconds that runtimes take for boxes between devices: the busiest sender, then the busiest receiver."""
+    """Return the seconds that the busiest sender and the busiest receiver take for these boxes."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
@@ -190,8 +205,12 @@ def _network_seconds(
     latency: bool = True,
     frames: int = 1,
 ) -> float:
-    """Seconds until the network has carried `boxes`, all of them ready at the start, by the number of frames that they
-    belong to; the links' latency is waited for once, or (`latency` false) not at all."""
+    """Return the seconds until the network has carried all boxes, for each of `frames` frames.
+
+    All boxes are ready at the start.
+
+    The latency of the links is added once if `latency` is set.
+    """
     lines: dict[tuple[str, str], float] = {}
     longest = 0.0
     for box in boxes:
@@ -209,7 +228,10 @@ def _network_seconds(
 def _device_metrics(
     roles: Sequence[_RoleCosts], routing: Routing, platform: Platform, plan: Plan
 ) -> tuple[DeviceMetrics, ...]:
-    """Of a frame of each turn; the memory is for the plans for losses too (`routing`, of all)."""
+    """Return the metrics of each device, averaged over the turns.
+
+    Memory includes failure plans (`routing`).
+    """
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
     for task in (task for role in routing.roles for task in role.tasks):
@@ -237,15 +259,14 @@ def _device_metrics(
 
 
 def _mean_rounded_up(total: int, roles: Sequence[_RoleCosts]) -> int:
-    """Rounded up."""
     return -(-total // len(roles))
 
 
 def _peak_activations(routing: Routing) -> dict[str, int]:
-    """Device → the most bytes of boxes that it holds at once.
+    """Return the largest number of bytes of boxes that each device holds at once.
 
-    A computed box is held from its step to its last reader on the device, a received one (its buffer is there from
-    the start of the frame) and an input up to their last reader; what a sink wants, or is kept, to the end.
+    A computed box lives from its step to its last reader on the device. Received boxes and inputs live from the start
+    to their last reader. Boxes that a sink wants, and states, live to the end.
     """
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}

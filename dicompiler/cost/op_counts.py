@@ -1,7 +1,7 @@
-"""Counting: the operations and bytes that a part of a layer comes to, which the cost models rest on.
+"""Operations and bytes of a part of a layer, on which the cost models rest.
 
-LayerGraph + Layer + region → multiplications, FLOPs, bytes.   No model, no weights, no clock.
-What an operator costs is said by its rule (see `OperatorRule.cost`).
+LayerGraph + Layer + region → multiply-adds, FLOPs, bytes. Needs no weights. The rules of the operators give their costs
+(`OperatorRule.cost`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ from dicompiler.partition.bounds_inference import make_share_task
 
 
 def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
-    """Multiplications (each with its addition) of a part of `layer`: convolutions, matrix products and the like.
+    """Return the number of multiply-adds of a part of a layer.
 
-    What the operator rules compute beyond `region` (a whole group of channels, say) is counted. Nodes whose shapes are
-    not static count 0.
+    Those of convolutions, matrix products and the like are counted.
+
+    Elements that operator rules compute in addition to `region` (such as a whole group of channels) are counted. Nodes
+    without static shapes count 0.
+
+    Args:
+        layers: The layers of the network.
+        layer: The layer.
+        region: Region of the layer's output; None for all of it.
+        reduce: Range of the reduction axis if the part is a partial sum.
     """
     return count_task_macs(layers, make_share_task(layers, layer, LayerShare(region, reduce)))
 
@@ -39,8 +47,17 @@ def count_flops(
     pools: bool = True,
     elementwise: bool = True,
 ) -> int:
-    """Floating-point operations of a part of `layer`, counted as `Analytic` says; the arguments are those of
-    `CostModel.seconds`."""
+    """Return the floating-point operations of a part of a layer, counted as in `AnalyticModel`.
+
+    Args:
+        layers: The layers of the network.
+        layer: The layer.
+        region: Region of the layer's output; None for all of it.
+        reduce: Range of the reduction axis if the part is a partial sum.
+        merge: Number of partial sums that the part adds up; 0 if it computes from inputs.
+        pools: Whether to count pools and reductions.
+        elementwise: Whether to count activations, additions and the like.
+    """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
 
@@ -49,10 +66,17 @@ NO_COST = OpCost()
 
 @dataclass(frozen=True)
 class OpCounts:
-    """What a part of a layer comes to. In FLOP: `multiply` of multiplications, `pool` of pools and reductions, `other`
-    of all else, `add` of adding up partial sums. weights: bytes of weights that it reads, each piece once; what only
-    picks some of them (an embedding) reads no more than it makes. moved: bytes that it reads (weights too) and writes,
-    where what its nodes hand to each other stays in caches. read: those of them that it reads, weights apart."""
+    """Operations and bytes of a part of a layer.
+
+    Attributes:
+        multiply_flops: FLOPs of multiply-adds, two each.
+        pool_flops: FLOPs of pools and reductions.
+        elementwise_flops: FLOPs of all other operators.
+        merge_flops: FLOPs of adding up partial sums.
+        moved_bytes: Bytes read (weights included) and written. Tensors between nodes of the layer stay in caches.
+        weight_bytes: Bytes of weights that are read, each piece once. A lookup reads no more than it returns.
+        input_bytes: Bytes read without weights.
+    """
 
     multiply_flops: int
     pool_flops: int
@@ -64,11 +88,16 @@ class OpCounts:
 
     @property
     def flops(self) -> int:
-        """All of them."""
+        """All floating-point operations."""
         return self.flops_including(pools=True, elementwise=True)
 
     def flops_including(self, pools: bool, elementwise: bool) -> int:
-        """FLOP, with those of pools or without, and of elements likewise."""
+        """Return the FLOPs, with or without those of pools and of element-wise operators.
+
+        Args:
+            pools: Whether to include pools and reductions.
+            elementwise: Whether to include element-wise operators.
+        """
         return self.multiply_flops + self.merge_flops + pools * self.pool_flops + elementwise * self.elementwise_flops
 
 
@@ -80,7 +109,18 @@ def count_operations(
     reduce: Interval | None = None,
     merge: int = 0,
 ) -> OpCounts:
-    """The operations and bytes of a part of `layer`; the arguments are those of `CostModel.seconds`."""
+    """Count the operations and bytes of a part of a layer.
+
+    Args:
+        layers: The layers of the network.
+        layer: The layer.
+        region: Region of the layer's output; None for all of it.
+        reduce: Range of the reduction axis if the part is a partial sum.
+        merge: Number of partial sums that the part adds up; 0 if it computes from inputs.
+
+    Returns:
+        The counts of the part.
+    """
     task = make_share_task(layers, layer, LayerShare(region, reduce, merge))
     efforts = [_node_cost(layers, work) for work in task.nodes]
     multiply, pool, other = (sum(kind) for kind in zip(OpCost(), *efforts, strict=True))
@@ -94,7 +134,7 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, works: tuple[TaskNode, ...], efforts: Sequence[OpCost]) -> int:
-    """`Count.weights`: see there. efforts: what each of the works costs."""
+    """Return `OpCounts.weight_bytes`, given the cost of each node."""
     held = _weight_regions(layers, works)
     if not held or NO_COST not in efforts:
         return sum(held.values())
@@ -113,18 +153,31 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 
 
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
-    """Bytes of what a task reads, weights apart, and of what it makes; nothing of tensors without static shape."""
+    """Return the bytes that a task reads (without weights) and makes; 0 for dynamic shapes."""
     moved = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
     return sum(_region_nbytes(layers, key.tensor, region) for key, region in moved)
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
-    """Multiplications of a task, see `macs`."""
+    """Return the number of multiply-adds of a task, see `count_macs`.
+
+    Args:
+        layers: The layers of the network.
+        task: The task.
+    """
     return sum(_node_cost(layers, work).multiply_adds for work in task.nodes)
 
 
 def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
-    """The pieces of constants that a task holds: (tensor, region) → bytes."""
+    """Return the pieces of constants that a task holds.
+
+    Args:
+        layers: The layers of the network.
+        task: The task.
+
+    Returns:
+        Bytes by (tensor, region).
+    """
     return _weight_regions(layers, task.nodes)
 
 
@@ -134,7 +187,6 @@ def _weight_regions(layers: LayerGraph, works: tuple[TaskNode, ...]) -> Mapping[
 
 
 def _iterate_weight_regions(layers: LayerGraph, work: TaskNode) -> Iterator[tuple[tuple[str, Region], int]]:
-    """The pieces of constants that a node reads, with their bytes."""
     tensors, inputs = layers.tensors, work.node.inputs
     if any(name and tensors[name].is_constant for name in inputs):
         _, needs = _output_and_input_regions(layers, work)
@@ -144,7 +196,7 @@ def _iterate_weight_regions(layers: LayerGraph, work: TaskNode) -> Iterator[tupl
 
 
 def _output_and_input_regions(layers: LayerGraph, work: TaskNode) -> tuple[Region | None, tuple[Region | None, ...]]:
-    """(the region of its output that a node computes, the regions of its inputs that it reads); None: unknown."""
+    """Return the region of a node's output and the read regions of its inputs; None if unknown."""
     if work.piece is not None:
         return work.piece.out, work.piece.needs
     operation = layers.operation_of(work.node)
@@ -153,7 +205,7 @@ def _output_and_input_regions(layers: LayerGraph, work: TaskNode) -> tuple[Regio
 
 
 def _node_cost(layers: LayerGraph, work: TaskNode) -> OpCost:
-    """What one node costs, as its rule says; nothing where shapes are not static."""
+    """Return the cost of a node by its rule; zero if shapes are not static."""
     operation = layers.operation_of(work.node)
     out, needs = _output_and_input_regions(layers, work)
     if out is None or any(tensor is not None and tensor.shape is None for tensor in operation.inputs):

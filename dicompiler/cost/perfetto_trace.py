@@ -1,5 +1,7 @@
-"""A simulation as a file for Perfetto (https://ui.perfetto.dev) or chrome://tracing: a track for each device's
-computing, and one for each direction of its messages."""
+"""Export of a simulation as a trace file for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+
+Each device has three tracks: computing, sending and receiving.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _TRACKS = ("computing", "sending", "receiving")
 
 
 def dumps(simulation: SimulationResult, devices: Sequence[str]) -> str:
-    """The text of the file (Trace Event Format, times in microseconds); `devices` in the order of their tracks."""
+    """Return the text of a trace file (Trace Event Format, times in microseconds).
+
+    `devices` gives the order of the tracks.
+    """
     events: list[dict[str, Any]] = []
     for i, device in enumerate(devices):
         events.append({"name": "process_name", "ph": "M", "pid": i, "args": {"name": device}})

@@ -1,7 +1,4 @@
-"""Times of sizes between those that were measured.
-
-Points (size → seconds) → Curve.
-"""
+"""Interpolation of measured times between sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +10,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TimeCurve:
-    """Seconds by size, piecewise linear through points that grow in both. Never negative, never falling.
+    """Seconds as a piecewise linear function of size, never negative and never decreasing.
 
-    Below the first point it goes on in the same line, at size 0 not below 0 s; beyond the last one likewise.
+    The first and the last piece are extended below the first and beyond the last point; at size 0 it is at least 0 s.
+
+    Attributes:
+        sizes: Sizes of the points, increasing from 0.
+        seconds: Times of the points in seconds.
     """
 
     sizes: tuple[float, ...]
@@ -23,8 +24,11 @@ class TimeCurve:
 
     @classmethod
     def fit(cls, points: Mapping[int, float]) -> TimeCurve:
-        """The curve nearest to measured points (size → seconds, one or more): where a larger piece was measured to be
-        quicker than a smaller one, both get their mean."""
+        """Return the non-decreasing curve nearest to measured points (size → seconds).
+
+        It is an isotonic regression by the pool-adjacent-violators algorithm: adjacent points that decrease get their
+        mean.
+        """
         sizes = sorted(points)
         blocks: list[tuple[float, int]] = []  # (mean, number of points): pool adjacent violators
         for size in sizes:
@@ -38,7 +42,7 @@ class TimeCurve:
         return cls((0.0, *map(float, sizes)), (start, *seconds))
 
     def seconds_at(self, size: float) -> float:
-        """Seconds of a piece of that size (at least 0)."""
+        """Return the seconds of a piece of a size of at least 0."""
         if size <= self.sizes[-1]:
             return float(np.interp(size, self.sizes, self.seconds))
         (x, y), (u, v) = list(zip(self.sizes, self.seconds, strict=True))[-2:]

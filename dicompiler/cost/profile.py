@@ -1,7 +1,4 @@
-"""Profiles: what `dicompiler profile` measured of a network's layers on a device.
-
-A profile file (base/schemas/profile.schema.json) → Profile;   LayerGraph + Device → the profile that holds for them.
-"""
+"""Profiles: the times of a network's layers on a device, measured by `dicompiler profile`."""
 
 from __future__ import annotations
 
@@ -34,21 +31,33 @@ log = logging.getLogger("dicompiler")
 
 FORMAT = "dicompiler.profile/1"
 MAX_MEDIAN_TO_MIN = 2.0
-"""How many times the shortest times the medians of a network's layers may be, all together."""
+"""Largest ratio of median to shortest times, over all layers, at which the host counts as idle."""
 Cut = str
-"""What makes a measured piece smaller than its layer: "whole" (nothing), "axis 2" (of the output), "reduce" (a range of
-the reduction axis: a partial sum), "merge" (adding partial sums up; its size is their number)."""
+"""How a measured piece is smaller than its layer.
+
+"whole": it is the layer. "axis 2": cut along an axis of the output. "reduce": a partial sum over a range of the
+reduction axis. "merge": it adds partial sums up, and its size is their number.
+"""
 
 
 def axis_cut(axis: int) -> Cut:
-    """The name of a cut along an axis of the layer's output."""
+    """Return the name of a cut along an axis of the layer's output."""
     return f"axis {axis}"
 
 
 @dataclass(frozen=True)
 class PieceMeasurement:
-    """One piece that was timed. size: its extent along the cut; flops, moved: operations and bytes (see
-    counting.Count); seconds: the median, low and high the extremes."""
+    """One piece of a layer that was timed.
+
+    Attributes:
+        cut: How it is smaller than the layer.
+        size: Its extent along the cut.
+        flops: Its floating-point operations.
+        moved: Bytes that it reads and writes.
+        seconds: Median time in seconds, with the call.
+        low: Shortest time in seconds.
+        high: Longest time in seconds.
+    """
 
     cut: Cut
     size: int
@@ -60,13 +69,13 @@ class PieceMeasurement:
 
 
 def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
-    """Whether a share is all of the layer, and no partial sum nor a merger of some."""
+    """Return True if a share is the whole layer, neither a partial sum nor a merger."""
     everything = share.region is None or share.region == full_region(output_shape(layers, layer))
     return everything and share.reduce is None and not share.merge_count
 
 
 def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
-    """Bytes that a whole layer reads of other layers: all but the network's inputs. What has no size counts nothing."""
+    """Return the bytes that a whole layer reads from other layers, without the network's inputs."""
     given = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
     sizes = [raw_nbytes(one.dtype, one.shape) for one in given if one.shape is not None and is_fixed_size(one.dtype)]
     return count_operations(layers, layer).input_bytes - sum(sizes)
@@ -74,7 +83,14 @@ def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """What was measured of all layers with one signature. kind: see `kind_of`; names: the layers'."""
+    """The measurements of all layers with one signature.
+
+    Attributes:
+        signature: Digest of the layers, see `layer_signature`.
+        kind: Kind of the layers, see `layer_kind`.
+        names: Names of the layers.
+        measurements: The measured pieces.
+    """
 
     signature: str
     kind: str
@@ -84,13 +100,25 @@ class LayerProfile:
 
 @dataclass(frozen=True, eq=False)  # compared by identity: curves are remembered
 class Profile(Memoizing):
-    """A profile file. place: its path, for messages; network: the layers' digest; device: the name, or pattern of
-    names, of the platform's devices that it holds for; call_s: seconds of an empty call, part of every measurement;
-    layers: by signature; unmeasured: layer → why it could not be; links: between hosts; runtime: what targets' runtimes
-    cost on it, by the target's name; whole_s: seconds of the whole network in one session, the call too (None: not
-    measured); weight_s, read_s: seconds that a byte of weights, and of what a piece reads beside them, takes longer in
-    a frame than in a piece that runs again and again, because it comes from memory; cold_s: that any piece takes longer
-    there, as the device has computed others since."""
+    """A profile file.
+
+    Attributes:
+        place: Path of the file, for messages.
+        network: Structural digest of the network.
+        device: Name or name pattern of the devices for which it holds.
+        threads: Number of threads.
+        call_s: Seconds of an empty call, included in every measurement.
+        layers: Measurements by layer signature.
+        unmeasured: Reasons for layers that could not be measured, by name.
+        links: Measured links between hosts.
+        runtime: Measured costs of targets' runtimes, by target name.
+        whole_s: Seconds of the whole network in one session with the call; None if not measured.
+        weight_s: Additional seconds for each byte of weights in a frame, because it comes from memory instead of
+            caches.
+        read_s: The same for each byte of other inputs.
+        cold_s: Additional seconds of a call in a frame, because the device has computed other layers since the last
+            one.
+    """
 
     place: str
     model_digest: str
@@ -107,50 +135,67 @@ class Profile(Memoizing):
     cold_call_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
-        """(layer kind, FLOP, bytes, seconds without the call) of all pieces."""
+        """Yield (layer kind, FLOPs, bytes, seconds without the call) of all pieces."""
         for layer in self.layers.values():
             for one in layer.measurements:
                 yield layer.kind, one.flops, one.moved_bytes, max(0.0, one.median_s - self.call_s)
 
     @cached_property
     def byte_s(self) -> float:
-        """Seconds that a byte takes to move: those of the piece that moved its bytes the quickest."""
+        """Seconds to move a byte: the least of all pieces."""
         return min((seconds / moved for _, _, moved, seconds in self.samples() if moved > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
-        """Seconds of the whole layer, without the call. KeyError where it was not measured."""
+        """Return the seconds of the whole layer without the call.
+
+        Raises:
+            KeyError: The layer was not measured.
+        """
         one = next(m for m in self.layers[signature].measurements if m.cut == "whole")
         return max(0.0, one.median_s - self.call_s)
 
     @cached_property
     def isolated_s(self) -> float:
-        """Seconds of all layers, one after another, each alone and without the call."""
+        """Seconds of all layers, each measured on its own and without the call."""
         return sum(len(layer.names) * self.whole_layer_s(layer.signature) for layer in self.layers.values())
 
     @memoized
     def unmeasured_layers(self, layers: LayerGraph) -> Mapping[str, Layer]:
-        """The layers that were not measured, by name."""
+        """Return the layers that were not measured, by name."""
         return {layer.name: layer for layer in layers.layers if layer_signature(layers, layer) not in self.layers}
 
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, alone_s: float, inside: int, unknown_s: float
     ) -> float:
-        """Seconds, in a frame, of a share of a layer that takes `alone_s` alone. Its weights come from memory there,
-        however little it computes with them, and so does what it reads, but for the bytes that the device has just
-        computed in the same session (`inside`): there layers fuse, and layouts stay. unknown_s: see `fusing_s`."""
+        """Return the seconds in a frame of a share that takes `alone_s` when it runs repeatedly on its own.
+
+        In a frame its weights come from memory, and so do its inputs, except for the bytes that the device has just
+        computed in the same session. Such layers are fused, which saves time.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+            share: The part of the layer.
+            alone_s: Seconds of the share on its own.
+            inside: Bytes that it reads from the same session.
+            unknown_s: Seconds of all layers that were not measured.
+        """
         saved = self.fusing_s(layers, unknown_s) * inside
         return max(0.0, alone_s + self._memory_wait_s(layers, layer, share, inside) - saved)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, inside: int) -> float:
-        """Seconds of waiting for memory."""
+        """Return the additional seconds because data comes from memory."""
         counted = count_operations(layers, layer, *share)
         return self.weight_byte_s * counted.weight_bytes + self.read_byte_s * max(0, counted.input_bytes - inside)
 
     @memoized
     def fusing_s(self, layers: LayerGraph, unknown_s: float) -> float:
-        """What a byte between layers costs less in a session than where each runs alone: such that all layers, none
-        below 0, take as long as the whole network does, those that were not measured `unknown_s` of it. Below 0 where
-        that takes longer; 0 where those are said to take all of it, so that nothing is known of the others."""
+        """Return the seconds that each byte between layers saves in a session.
+
+        It is chosen such that all layers, none below 0 s, together take the measured time of the whole network,
+        including `unknown_s` for layers that were not measured. It is negative if the whole takes longer than its
+        layers, and 0 if the unmeasured layers alone account for the whole.
+        """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
         if self.whole_model_s is None or 0 < whole_s <= unknown_s:
             return 0.0
@@ -170,7 +215,7 @@ class Profile(Memoizing):
 
     @cached_property
     def median_to_min(self) -> float:
-        """How many times the shortest times the medians are: all layers one after another. Infinite without times."""
+        """Ratio of median to shortest times over all layers, infinite without times."""
         wholes = [
             (m, len(layer.names)) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
         ]
@@ -179,8 +224,7 @@ class Profile(Memoizing):
 
     @property
     def busy_message(self) -> str:
-        """The line that says that the host was busy while it was measured, with the layers of which that is most true;
-        '' where it was not."""
+        """The message that the host was busy, with the most affected layers; '' if it was not."""
         if self.median_to_min <= MAX_MEDIAN_TO_MIN:
             return ""
         wholes = [(m, one.names) for one in self.layers.values() for m in one.measurements if m.cut == "whole"]
@@ -188,14 +232,19 @@ class Profile(Memoizing):
         apart = [(m, names[0]) for m, names in wholes[:3] if m.median_s > MAX_MEDIAN_TO_MIN * m.min_s]
         named = ", ".join(f"{name} {format_seconds(m.median_s)} against {format_seconds(m.min_s)}" for m, name in apart)
         return (
-            f"{self.place}: its host was busy: medians are {self.median_to_min:.3g} times the shortest times, and at most "
-            f"{MAX_MEDIAN_TO_MIN:g} is taken (above all {named}): measure it again on an idle host"
+            f"{self.place}: its host was busy: medians are {self.median_to_min:.3g} times the shortest times (allowed: "
+            f"{MAX_MEDIAN_TO_MIN:g}; most of all {named}): measure it again on an idle host"
         )
 
     @memoized
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
-        """Seconds, without the call, by size along a cut; None where nothing was measured along it. extent: the size
-        at which the piece is the whole layer, where that is so: the last point then."""
+        """Return the seconds without the call by size along a cut; None if nothing was measured along it.
+
+        Args:
+            signature: Signature of the layer.
+            cut: The cut.
+            extent: Size at which the piece is the whole layer; it adds the last point.
+        """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
             return None
@@ -203,7 +252,11 @@ class Profile(Memoizing):
 
 
 def parse_profile(document: Any, place: str) -> Profile:
-    """Checks `document` against the schema; an error names `place` (the file), the key and what is allowed."""
+    """Return the profile in a JSON document.
+
+    Raises:
+        DicompilerError: The document does not match the schema. The error names `place` and the key.
+    """
     from dicompiler.base.schema import validate
 
     validate(document, "profile", place)
@@ -237,7 +290,7 @@ def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
 
 
 def load_profile(path: str | Path) -> Profile:
-    """Reads and checks a profile file."""
+    """Read and check a profile file."""
     from dicompiler.base.schema import load_json
 
     return parse_profile(load_json(path), str(path))
@@ -245,15 +298,24 @@ def load_profile(path: str | Path) -> Profile:
 
 @dataclass(frozen=True)
 class ProfileSet:
-    """Several profiles, one for each kind of device. others: the first holds for devices that none is of."""
+    """Profiles of several kinds of devices.
+
+    Attributes:
+        profiles: The profiles.
+        others: Whether the first profile holds for devices without one.
+    """
 
     profiles: tuple[Profile, ...]
     others: bool = False
 
     @classmethod
     def load(cls, files: Sequence[str], others: bool, force: bool = False) -> ProfileSet:
-        """Reads all files. DicompilerError for one that is missing, wrong, or without a measured layer, and unless
-        `force` for one that was measured on a busy host."""
+        """Read profile files.
+
+        Raises:
+            DicompilerError: A file is missing or invalid, has no measured layer, or (without `force`) is from a busy
+                host.
+        """
         profiles = tuple(load_profile(file) for file in files)
         for profile in profiles:
             if not profile.layers:
@@ -263,9 +325,11 @@ class ProfileSet:
         return cls(profiles, others)
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
-        """What was measured of a target's runtime on `device`, and what was not as in `scaled`: TLS, what leaves
-        together and in which order, and the ends of a frame; of older files slices too, or all, which is said once for
-        a file that holds for the device."""
+        """Return the measured costs of a target's runtime on a device, completed by the `scaled` ones.
+
+        Never measured are TLS, joint sending, the sending order and the ends of a frame. Old files lack more; a warning
+        says so once for each file.
+        """
         profile = self._find(device)
         if profile is None:
             return scaled
@@ -282,13 +346,16 @@ class ProfileSet:
         return replace(known, cold_call=profile.cold_call_s)
 
     def _find(self, device: Device) -> Profile | None:
-        """The first profile that holds for `device`."""
+        """Return the first profile that holds for a device, None if there is none."""
         named = (p for p in self.profiles if fnmatch.fnmatchcase(device.name, p.device))
         return next(named, self.profiles[0] if self.others else None)
 
     def for_device(self, layers: LayerGraph, device: Device) -> Profile:
-        """The first profile that holds for `device`. DicompilerError, naming both, where none does, and where it is of
-        another network than `layers`."""
+        """Return the first profile that holds for a device.
+
+        Raises:
+            DicompilerError: No profile holds for the device, or the profile is of another network.
+        """
         profile = self._find(device)
         if profile is None:
             known = ", ".join(f"{p.place} of {p.device!r}" for p in self.profiles)
@@ -318,8 +385,7 @@ def _warn_unmeasured(place: str, target: str, what: str) -> None:
 
 
 def layer_kind(layer: Layer) -> str:
-    """What kind a layer is of: its anchor's operator, with "Group" before it (GroupConv) for a convolution in groups,
-    depthwise ones too, whose operations take longer."""
+    """Return the kind of a layer: its anchor operator, with "Group" before it for grouped ones."""
     anchor = layer.nodes[layer.anchor]
     groups = anchor.attributes.get("group")
     return f"Group{anchor.op}" if isinstance(groups, int) and groups > 1 else anchor.op
@@ -327,8 +393,10 @@ def layer_kind(layer: Layer) -> str:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> str:
-    """A digest of all that a layer's time depends on but the device: operators, attributes, types and shapes, and how
-    its nodes hang together; names and values of weights are not in it. 64 hexadecimal digits."""
+    """Return a digest of all properties of a layer that its time depends on, except the device.
+
+    It covers operators, attributes, types, shapes and connections, but no names and no weight values. 64 hex digits.
+    """
     place: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []
     for i, node in enumerate(layer.nodes):
@@ -343,7 +411,7 @@ def layer_signature(layers: LayerGraph, layer: Layer) -> str:
 
 @memoized
 def network_digest(layers: LayerGraph) -> str:
-    """A digest of the layers' names, signatures and connections: the same for a retrained network."""
+    """Return a digest of the layers' names, signatures and connections, which a retrained network shares."""
     rows = [[layer.name, layer_signature(layers, layer), layer.inputs, layer.outputs] for layer in layers.layers]
     return _digest([rows, layers.inputs, layers.outputs])
 
@@ -357,14 +425,14 @@ def _tensor_entry(tensor: TensorInfo) -> list[Any]:
 
 
 def _input_entry(place: str, tensor: TensorInfo) -> list[Any]:
-    """Where it comes from, type and shape; of a small constant of whole numbers (a shape, axes) the values too."""
+    """Return the source, type and shape of an input, and the values of small integer constants."""
     whole = tensor.value is not None and tensor.value.dtype.kind in "iub"
     value = tensor.value.tolist() if tensor.value is not None and whole else None
     return ["constant" if tensor.is_constant else place, *_tensor_entry(tensor), value]
 
 
 def _to_json(value: Any) -> Any:
-    """An attribute as JSON can hold it; tensors and graphs as their bytes."""
+    """Return an attribute as JSON; tensors and graphs as their bytes."""
     if isinstance(value, list | tuple):
         return [_to_json(one) for one in value]
     if isinstance(value, bytes):

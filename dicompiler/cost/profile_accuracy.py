@@ -1,7 +1,6 @@
-"""How far models that rest on a profile are off what it measured: relative errors over its pieces.
+"""Relative errors of cost models that rest on a profile, against the profile's own measurements.
 
-Profile → errors of interpolating between measured sizes, of `linear` fitted to it, and of `roofline` at its best.
-Pieces that take less than an empty call do not count: beside the call nobody notices them.
+Pieces that take less than an empty call are ignored, because the call dominates their time.
 """
 
 from __future__ import annotations
@@ -16,12 +15,18 @@ from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.profile import LayerProfile, Profile
 
 QUANTILES = np.linspace(0, 1, 41)
-"""Shares of the samples: what rates and bandwidths are tried for `roofline`."""
+"""Quantiles of measured rates and bandwidths that are tried for `roofline`."""
 
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """|said / measured - 1| over `count` pieces: the median and the worst."""
+    """Relative errors |predicted / measured - 1|.
+
+    Attributes:
+        count: Number of pieces.
+        median: Median error as a share.
+        worst: Largest error as a share.
+    """
 
     count: int
     median: float
@@ -29,14 +34,16 @@ class ErrorSummary:
 
 
 def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -> ErrorSummary | None:
-    """pairs: (said, measured) in seconds. None where none is of more than `least`."""
+    """Return the errors of (predicted, measured) seconds; None if no piece takes `min_seconds`."""
     off = [abs(said / measured - 1) for said, measured in pairs if measured > min_seconds]
     return ErrorSummary(len(off), float(np.median(off)), max(off)) if off else None
 
 
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
-    """Of interpolating: each piece whose size lies between two others against what the curve says that did not see it.
-    None where no layer was cut into three sizes."""
+    """Return the error of interpolating between sizes; None if no layer was cut into three sizes.
+
+    Each piece whose size lies between two others is compared with the curve through the others.
+    """
     pairs = (pair for layer in profile.layers.values() for pair in _held_out_pairs(layer, profile.call_s))
     return summarize_errors(pairs, profile.call_s)
 
@@ -50,7 +57,7 @@ def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float,
 
 
 def linear_fit_error(profile: Profile) -> ErrorSummary | None:
-    """Of the cost model `linear`, fitted to the profile, on the pieces that it was fitted to."""
+    """Return the error of `linear`, fitted to the profile, on the pieces that it was fitted to."""
     known = fit_by_kind(profile.samples())
     pairs = ((known[kind].predict(flops, moved), seconds) for kind, flops, moved, seconds in profile.samples())
     return summarize_errors(pairs, profile.call_s)
@@ -58,7 +65,13 @@ def linear_fit_error(profile: Profile) -> ErrorSummary | None:
 
 @dataclass(frozen=True)
 class RooflineFit:
-    """Of the device: FLOP/s and bytes/s with which `roofline` errs least, and how much."""
+    """The device figures with which `roofline` has the least error.
+
+    Attributes:
+        rate: Compute rate in FLOP/s.
+        memory_bandwidth: Memory bandwidth in bytes/s.
+        error: Relative errors with these figures.
+    """
 
     rate: float
     memory_bandwidth: float
@@ -66,8 +79,7 @@ class RooflineFit:
 
 
 def fit_roofline(profile: Profile) -> RooflineFit | None:
-    """The rate and the memory bandwidth, of those that pieces reached, with the least median error. None where no piece
-    that computes counts."""
+    """Return the rate and memory bandwidth with the least median error; None without long pieces."""
     counted = [row[1:] for row in profile.samples() if min(row[1:]) > 0 and row[3] > profile.call_s]
     rows = np.array(counted, np.float64).reshape(-1, 3)
     if not len(rows):

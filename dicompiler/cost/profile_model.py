@@ -1,7 +1,4 @@
-"""The cost model `profile`: seconds that were measured on the devices, interpolated for sizes that were not.
-
-LayerGraph + Layer + region + Device → seconds, as every CostModel. The measurements are in profile files.
-"""
+"""The cost model `profile`: measured times, interpolated for sizes that were not measured."""
 
 from __future__ import annotations
 
@@ -27,7 +24,13 @@ from dicompiler.partition.bounds_inference import align_region, output_shape, re
 
 
 class ProfileBasedModel(CostModel):
-    """A cost model that may rest on profiles: `file` names them, `others` and `force` say which may be used."""
+    """A cost model that may rest on profiles.
+
+    Attributes:
+        file: Paths of the profiles.
+        others: Whether the first profile holds for devices without one.
+        force: Whether profiles from a busy host are accepted.
+    """
 
     file: tuple[str, ...]
     others: bool
@@ -38,27 +41,33 @@ class ProfileBasedModel(CostModel):
         return ProfileSet.load(self.file, self.others, self.force)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
-        """What the profile has measured of the target's runtime, unless option `runtime` says otherwise; without that
-        as `CostModel.runtime_costs`."""
+        """Return the measured costs of the target's runtime, unless option `runtime` overrides them."""
         asked = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)
         return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
 
     @abstractmethod
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Seconds of a share that runs alone, again and again, as it was profiled."""
+        """Return the seconds of a share that runs repeatedly on its own, as it was profiled."""
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """A whole layer has its neighbours in its session as a rule, a part exchanges with other devices.
-        DicompilerError for a profile of another network or device, naming both."""
+        """Return the seconds of a share in a frame.
+
+        A whole layer usually shares a session with its neighbours; a part exchanges tensors with other devices.
+
+        Raises:
+            DicompilerError: The profile is of another network or device.
+        """
         inside = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
         return self.seconds_in_frame(layers, layer, share, device, inside)
 
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
     ) -> float:
-        """By what the profile has measured of frames: see `Profile.in_frame`. What is said of a layer that was not
-        measured is said of frames already."""
+        """Return the seconds in a frame as the profile has measured frames, see `Profile.seconds_in_frame`.
+
+        Layers that were not measured are predicted for frames already.
+        """
         if not device.can_compute:
             return math.inf
         profile, alone_s = (
@@ -74,11 +83,11 @@ class ProfileBasedModel(CostModel):
 
 @dataclass(frozen=True)
 class ProfileModel(ProfileBasedModel):
-    """What `dicompiler profile` measured: of each layer the whole and tiles of it; sizes in between are interpolated.
-    Whole layers take together what the whole network was measured to take.
+    """Times measured by `dicompiler profile`; sizes in between are interpolated.
 
-    A part that is cut along several axes takes the whole layer's time, times what each cut alone leaves of it. Along
-    an axis that was not measured, and for layers that could not be, operations decide.
+    Whole layers together take the time that was measured for the whole network. The time of a part that is cut along
+    several axes is the whole layer's time multiplied by the share that each cut alone leaves of it. Operation counts
+    decide along axes that were not measured, and for layers that could not be measured.
     """
 
     name: ClassVar[str] = "profile"
@@ -93,7 +102,6 @@ class ProfileModel(ProfileBasedModel):
             raise ValueError("give at least one profile: file=PROFILE.json")
 
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """Measured or interpolated; by operations where the layer could not be measured."""
         profile = self._profiles.for_device(layers, device)
         if layer_signature(layers, layer) not in profile.layers:
             return AnalyticModel().seconds(layers, layer, share, device)
@@ -102,7 +110,6 @@ class ProfileModel(ProfileBasedModel):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """As `CostModel.fill`: devices with one profile share a column."""
         columns: dict[tuple[str, float, float], list[float]] = {}
         times = np.full((len(shares), len(devices)), np.inf)
         for i, device in enumerate(devices):
@@ -116,7 +123,6 @@ class ProfileModel(ProfileBasedModel):
 
 
 def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: LayerShare) -> float:
-    """Seconds of a share that runs alone, again and again."""
     region, reduce, merge = share
     name = layer_signature(layers, layer)
     whole = profile.whole_layer_s(name)
@@ -136,8 +142,11 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 
 
 def _remaining_share(profile: Profile, name: str, region: Region, everything: Region) -> float:
-    """What cutting down to `region` leaves of the time, as a factor of at most 1: along several axes the product of
-    what each leaves, but for what all of them leave at size 0 (weights are read as before), which stays once."""
+    """Return the share of the time that remains when a layer is cut to `region`, at most 1.
+
+    Along several axes it is the product of the shares of each cut. The part that every cut leaves even at size 0
+    (weights are read as before) is counted once.
+    """
     cuts = [
         (axis_cut(axis), stop - start, high - low)
         for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True))
@@ -151,14 +160,16 @@ def _remaining_share(profile: Profile, name: str, region: Region, everything: Re
 
 
 def _time_share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:
-    """The time of `size` of `extent` as a share of the whole's, at most 1; in proportion where nothing was measured."""
+    """Return the time of `size` of `extent` as a share of the whole, at most 1.
+
+    It is proportional to the size if nothing was measured.
+    """
     curve, whole = profile.curve(name, cut, extent), profile.whole_layer_s(name)
     return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
 
 
 def _merge_seconds(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
-    """Adding up `merge` partial sums of the whole output, and the absorbed nodes; bytes decide where that was not
-    measured."""
+    """Return the seconds of adding up partial sums of the whole output; by bytes if that was not measured."""
     curve = profile.curve(layer_signature(layers, layer), "merge")
     return (
         profile.byte_s * count_operations(layers, layer, merge=merge).moved_bytes

@@ -1,7 +1,4 @@
-"""Roofline: a cost model that knows the memory bandwidth beside the rate.
-
-LayerGraph + Layer + region + Device → seconds, as every CostModel.
-"""
+"""The cost model `roofline`, which considers the memory bandwidth in addition to the compute rate."""
 
 from __future__ import annotations
 
@@ -26,8 +23,9 @@ from dicompiler.ir.plan import LayerShare
 class RooflineModel(CostModel):
     """The slower of operations / rate and bytes moved / memory bandwidth.
 
-    Operations are counted as `analytic` does. Bytes: what a part reads of its inputs and weights and what it writes;
-    what the nodes of a layer hand to each other stays in caches.
+    Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
+    architectures", 2009. Operations are counted as in `analytic`. Bytes are those of the part's inputs, weights and
+    output; tensors between the nodes of a layer stay in caches.
     """
 
     name: ClassVar[str] = "roofline"
@@ -42,13 +40,11 @@ class RooflineModel(CostModel):
             parse_quantity(self.bandwidth, BANDWIDTH, "option 'bandwidth' of 'roofline'")
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        """The slower of both. DicompilerError for a device whose memory bandwidth nobody says."""
         return float(self.seconds_table(layers, layer, [share], [device])[0, 0])
 
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """As `CostModel.fill`."""
         operations = [count_flops(layers, layer, *s, pools=self.pools, elementwise=self.elementwise) for s in shares]
         moved = np.array([count_operations(layers, layer, *share).moved_bytes for share in shares], np.float64).reshape(
             -1, 1
@@ -57,7 +53,7 @@ class RooflineModel(CostModel):
         return np.maximum(seconds_at_rate(operations, devices), moved / widths)
 
     def _memory_bandwidth(self, device: Device) -> float:
-        """Bytes per second between the device and its memory."""
+        """Return the bytes/s between the device and its memory."""
         if device.memory_bandwidth or not device.can_compute:
             return device.memory_bandwidth or math.inf
         if not self.bandwidth:

@@ -1,7 +1,8 @@
-"""What a target's runtime takes of devices and lines beside the engine, in the letters of LogGP (Alexandrov 1995).
+"""Overheads of a target's runtime, in the parameters of LogGP: L, o, g, G.
 
-A message costs its sender o and each of its bytes a share of G, holds its line for g beside its bytes, comes L later,
-and costs its receiver o again. The line's part of G and of L are the network's own.
+Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model", 1995. A
+message costs its sender o plus a part of G for each byte, occupies its link for g in addition to its bytes, arrives L
+later, and costs its receiver o again. The link's own parts of G and L belong to the network of the platform.
 """
 
 from __future__ import annotations
@@ -13,21 +14,36 @@ from types import MappingProxyType
 from dicompiler.ir.cluster import Device, TransferMedium
 
 REFERENCE_FLOPS_PER_S = 128e9
-"""FLOP/s that a core of the host sustained (ResNet-50 in onnxruntime) on which the targets' costs were measured."""
+"""Compute rate of a core of the host on which targets measured their costs: ResNet-50 in onnxruntime."""
 
 
 @dataclass(frozen=True)
 class RuntimeCosts:
-    """Seconds, on one device. latency: from when a message has come until the device, which waits for it, is awake (L);
-    send, receive: of its processor for a message (o of both ends); byte: for each byte of it, at each end; gap: for
-    which a message that it sends holds its line beside its bytes (g). call: of a segment's call beside its computing;
-    cold: of that where the device has computed others since: its code and what it reads have left the caches;
-    slice, copy: of a slice, a join or a cast for the wire, and for each byte that it copies; end: for each byte of the
-    network's inputs and outputs between the device and whoever gives the frames, at both ends together; tls: for each
-    byte at each end, beside `byte`, in TLS. headers: what travels beside a message's bytes, as a share of them; no
-    time. joined: the share of `send` and of `receive` that a message takes which leaves together with an earlier one
-    for the same device. in_order: messages leave in the order in which they were ready, not the oldest frame's first.
-    ValueError for one below 0."""
+    """Costs of a target's runtime on one device.
+
+    Attributes:
+        latency: Seconds from the arrival of a message until the waiting device is awake (L).
+        send: Seconds of the sender's processor for each message (o).
+        receive: Seconds of the receiver's processor for each message (o).
+        per_byte: Seconds of the processor for each byte of a message, at each end (a part of G).
+        gap: Seconds for which a message occupies its link in addition to its bytes (g).
+        call: Seconds of a segment's call without its computing.
+        cold_call: Additional seconds of a call if the device has computed other segments since, because code and data
+            have left the caches.
+        per_copy: Seconds of a slice, join or wire cast, without its bytes.
+        per_copied_byte: Seconds for each byte that slices, joins and wire casts copy.
+        per_io_byte: Seconds for each byte of the network's inputs and outputs between the device and the caller, at
+            both ends together.
+        per_tls_byte: Additional seconds for each byte at each end with TLS.
+        header_share: Bytes sent in addition to a message's bytes, as a share of them.
+        coalesced_share: Share of `send` and `receive` that a message takes if it is sent together with an earlier one
+            to the same device.
+        in_order: Whether messages are sent in the order in which they become ready, instead of the oldest frame's
+            first.
+
+    Raises:
+        ValueError: A value is negative or infinite.
+    """
 
     latency: float = 0.0
     send: float = 0.0
@@ -50,33 +66,60 @@ class RuntimeCosts:
                 raise ValueError(f"{entry.name} must be at least 0, not {getattr(self, entry.name)!r}")
 
     def send_seconds(self, nbytes: int, is_coalesced: bool = False) -> float:
-        """Seconds of the sender's processor for a message; joined: it leaves together with an earlier one."""
+        """Return the seconds of the sender's processor for a message.
+
+        Args:
+            nbytes: Bytes of the message.
+            is_coalesced: Whether it is sent together with an earlier message to the same device.
+        """
         return self.send * (self.coalesced_share if is_coalesced else 1.0) + nbytes * self.per_byte
 
     def receive_seconds(self, nbytes: int, is_coalesced: bool = False) -> float:
-        """Seconds of the receiver's processor for a message; joined: it left together with an earlier one."""
+        """Return the seconds of the receiver's processor for a message.
+
+        Args:
+            nbytes: Bytes of the message.
+            is_coalesced: Whether it was sent together with an earlier message.
+        """
         return self.receive * (self.coalesced_share if is_coalesced else 1.0) + nbytes * self.per_byte
 
     def copy_seconds(self, times: int, nbytes: int) -> float:
-        """Seconds of so many slices, joins and casts, which copy so many bytes in all."""
+        """Return the seconds of slices, joins and wire casts.
+
+        Args:
+            times: Number of copies.
+            nbytes: Bytes that they copy in all.
+        """
         return times * self.per_copy + nbytes * self.per_copied_byte
 
     def link_seconds(self, link: TransferMedium, nbytes: int, message_s: float) -> float:
-        """Seconds for which a message that the device sends occupies a line, where each takes `message` beside."""
+        """Return the seconds for which a message of this device occupies a link.
+
+        Args:
+            link: The link.
+            nbytes: Bytes of the message.
+            message_s: The network's own seconds for each message.
+        """
         return link.transfer_s(nbytes * (1 + self.header_share), message_s + self.gap)
 
     @property
     def segment_call_s(self) -> float:
-        """Seconds of a segment's call, beside its computing, where the device computes several."""
+        """Seconds of a segment's call without its computing, on a device with several segments."""
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
-        """Seconds that calls take beside computing on a device with so many segments: a single one is never cold."""
+        """Return the seconds of all segment calls of a frame, without computing.
+
+        The call of a single segment is never cold.
+
+        Args:
+            segments: Number of the device's segments.
+        """
         return segments * (self.call + (self.cold_call if segments > 1 else 0.0))
 
     @property
     def with_tls(self) -> RuntimeCosts:
-        """Those of the same device where messages are in TLS."""
+        """The costs of the same device if messages are encrypted with TLS."""
         return replace(
             self,
             per_byte=self.per_byte + self.per_tls_byte,
@@ -85,7 +128,11 @@ class RuntimeCosts:
         )
 
     def scaled_by(self, factor: float) -> RuntimeCosts:
-        """Those of a device that takes `factor` times as long; nothing at all where that is 0."""
+        """Return the costs of a device that takes `factor` times as long; no costs if the factor is 0.
+
+        Args:
+            factor: Slowdown, at least 0.
+        """
         if not factor:
             return replace(FREE_RUNTIME, in_order=self.in_order)
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
@@ -94,15 +141,17 @@ class RuntimeCosts:
 
 
 FREE_RUNTIME = RuntimeCosts()
-"""Of a runtime that costs nothing, as the papers have it."""
+"""Costs of a runtime that takes no time, as in the papers."""
 NO_RUNTIMES: Mapping[str, RuntimeCosts] = MappingProxyType({})
-"""Device → costs, where no runtime is known."""
+"""Costs by device if no runtime is known."""
 
 
 def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
-    """What a runtime costs on a device, by what it costs on the reference host. A slice is plain code of the engine's,
-    for which nothing is awoken: see `slowness`. A byte that is copied is read and written, for which the memory's
-    bandwidth is the limit where it is known."""
+    """Return the costs on a device, given those on the reference host.
+
+    A copy is plain code of the engine that wakes no thread, so it scales with the square of `runtime_slowdown`. A
+    copied byte is read and written, so the memory bandwidth limits it if known.
+    """
     slower = runtime_slowdown(device)
     costs = replace(stated.scaled_by(slower), per_copy=stated.per_copy * slower**2)
     if not costs.per_copied_byte or not device.memory_bandwidth:
@@ -111,12 +160,14 @@ def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
 
 
 def runtime_slowdown(device: Device) -> float:
-    """How many times as long as the reference host a device takes for what a runtime does: the fourth root of how many
-    times slower its cores compute, and at least once as long: 2.5 times on a Raspberry Pi 4, 3.4 on a Pi 3.
+    """Return how many times longer a device takes for a runtime's work than the reference host.
 
-    Between two facts (docs/prediction.md): plain code takes 6 times as long on a Pi 4 (Geekbench 5 of one core: about
-    1 500 and 270 points), and what C++ over TCP is reported to take for an exchange there is no more than here, where
-    waking a processor and calling the system go through a hypervisor. A profile that was made on the board is better.
+    It is at least 1.
+
+    It is the fourth root of the ratio of the cores' compute rates: 2.5 on a Raspberry Pi 4, and 3.4 on a Pi 3. The
+    exponent lies between two facts (docs/prediction.md). Plain code takes 6 times as long on a Pi 4 (Geekbench 5 of one
+    core: about 1500 and 270 points). Exchanges over TCP in C++ are reported to take no longer there than here, where
+    waking a processor and system calls go through a hypervisor. A profile that was measured on the board is better.
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0
     return float(max(1.0, cores**0.25))

@@ -1,4 +1,4 @@
-"""What a simulation comes to: when each frame began and ended, what took time, and who waited for whom."""
+"""Results of the simulator: times of frames, and what devices and links did."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import Literal, NamedTuple
 
 
 class Span(NamedTuple):
-    """Something that took time, in seconds from the start of the first frame. compute: a segment on `device`; handle:
-    its runtime sends a message to `peer`, or takes one from it; message: bytes on the line from `device` to `peer`;
-    wait: `device` had nothing that it could do, for want of a message from `peer` ("": for want of a frame)."""
+    """A period of a simulation.
+
+    Attributes:
+        kind: "compute": a segment runs on `device`. "handle": the device's runtime sends a message to `peer` or takes
+            one from it. "message": bytes are on the link from `device` to `peer`. "wait": the device is idle for lack
+            of a message from `peer` ("": for lack of a frame).
+        device: Name of the device.
+        name: Name of the segment or tensor.
+        frame: Number of the frame.
+        start: Start in seconds after the start of the first frame.
+        end: End in seconds.
+        peer: The other device, '' for none.
+    """
 
     kind: Literal["compute", "handle", "message", "wait"]
     device: str
@@ -27,25 +37,34 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """frames: (start, end) of each, in seconds: from inputs on sources to outputs on all sinks; waited: before a device
-    began it. waits: device → device that it waited for → seconds. spans: in order of their ends; none if unwanted."""
+    """The result of a simulation.
+
+    Attributes:
+        frames: (start, end) of each frame in seconds: from inputs on the sources to outputs on all sinks.
+        totals: Seconds by device for each (kind, whether the device is the receiver).
+        waits: Seconds that each device waited, by device and the peer that it waited for.
+        spans: All periods in the order of their ends; empty if not requested.
+        queued_s: Seconds before a device began each frame.
+    """
 
     frames: tuple[tuple[float, float], ...]
     totals: Mapping[tuple[str, bool], Mapping[str, float]] = field(repr=False)
-    """(kind, whether its peer is meant) → device → seconds."""
     waits: Mapping[str, Mapping[str, float]] = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
     queued_s: tuple[float, ...] = ()
 
     @property
     def latency_s(self) -> float:
-        """Seconds of the first frame, which had the devices to itself if no other was on its way."""
+        """Seconds of the first frame, which has the devices to itself if one frame is in flight."""
         return self.frames[0][1] - self.frames[0][0]
 
     @property
     def period_s(self) -> float:
-        """Mean seconds between the ends of frames in the middle half of the stream: at its start and its end the
-        devices are not all at work. Of fewer than four frames: the whole time by their number."""
+        """Mean seconds between the ends of frames in the middle half of the stream.
+
+        At its start and end some devices are idle. For fewer than four frames it is the total time divided by their
+        number.
+        """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)
         if count < 4:
@@ -54,5 +73,8 @@ class SimulationResult:
         return (ends[last] - ends[first]) / (last - first)
 
     def total_seconds(self, kind: str, device: str, peer: bool = False) -> float:
-        """All seconds of "compute", "handle" or "message" of a device (`peer`: of messages to it, not from it)."""
+        """Return all seconds of "compute", "handle" or "message" of a device.
+
+        With `peer` they are those of messages to the device, not from it.
+        """
         return self.totals[kind, peer].get(device, 0.0)

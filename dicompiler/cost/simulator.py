@@ -1,7 +1,4 @@
-"""The simulator: plays a Program's own steps on a platform, event by event, for one frame or a stream of frames.
-
-Workload + Platform → Simulation: when each segment ran, when each message travelled, and who waited for whom.
-"""
+"""The simulator: plays the steps of a program on a platform, event by event."""
 
 from __future__ import annotations
 
@@ -21,8 +18,14 @@ from dicompiler.ir.platform import Platform
 
 @dataclass(slots=True, eq=False)
 class _DeviceState:
-    """What a device is at. ready: frames whose next job lacks nothing, the oldest first; inbox: messages that it has
-    still to take. Then its sums of seconds: `sent` and `received` on lines, `waited` by peer."""
+    """The state of a device.
+
+    Attributes:
+        ready: Heap of frames whose next job has all inputs, the oldest first.
+        inbox: Messages that arrived while the device was busy.
+        computed: Total seconds of computing; the following fields are totals too.
+        waited: Total seconds of waiting, by peer.
+    """
 
     number: int
     name: str
@@ -40,9 +43,18 @@ class _DeviceState:
 
 @dataclass(slots=True, eq=False)
 class _MessagePath:
-    """A message of each frame: seconds that it takes of its sender, on its way (None: on one host), to come on, and of
-    its receiver (beside: while that computes); whether it waits behind those of younger frames that were ready before;
-    the jobs that wait for it."""
+    """One message of every frame.
+
+    Attributes:
+        sending: Seconds of the sender's processor.
+        way: Flow on the network, None within a host.
+        seconds: Seconds on the link if alone.
+        latency: Seconds from leaving the link until the receiver is awake.
+        receiving: Seconds of the receiver's processor.
+        beside: Whether the receiver takes it on another core while it computes.
+        in_order: Whether messages of younger frames that were ready before are sent first.
+        readers: Numbers of the jobs that wait for it.
+    """
 
     name: str
     sender: _DeviceState
@@ -59,8 +71,15 @@ class _MessagePath:
 
 @dataclass(slots=True, eq=False)
 class _FrameState:
-    """A frame on its way. position: of each device the number of its next job; lacks: of each job how many messages it
-    lacks; last: of jobs that lack none any more the one that came last; missing: outputs; begun: the first job."""
+    """A frame in flight.
+
+    Attributes:
+        position: Number of the next job of each device.
+        lacks: Number of messages that each job still lacks.
+        last: For jobs that lack none, the message that arrived last.
+        missing: Number of outputs that are still to be delivered.
+        begun: Time at which the first job started.
+    """
 
     number: int
     role: _RoleSchedule
@@ -77,7 +96,7 @@ _Handler = Callable[[float, _FrameState, Any], None]  # with the device or the p
 
 
 class _RoleSchedule:
-    """A workload as it is played. Jobs are numbered device by device, those of a device up to its entry in `ends`."""
+    """The jobs of a role, numbered device by device. The jobs of device i end before `ends[i]`."""
 
     def __init__(
         self,
@@ -138,25 +157,33 @@ def _passage(
 def simulate(
     workload: Workload, platform: Platform, frames: int = 1, in_flight: int = 1, keep_spans: bool = True
 ) -> SimulationResult:
-    """Plays `frames` frames, at most `in_flight` of them on their way at once.
+    """Simulate frames on a platform.
 
-    A device computes one segment at a time: of the oldest frame that can go on the next one (as the runtimes do). What
-    its runtime takes for a message (`DeviceWork.runtime`) it takes of the same processor: after the segment that made
-    it, and when it came, but while a segment computes and there is another core, beside it. What one device sends to
-    another goes in the order in which it was ready, of the oldest frame first unless its runtime does not look at that
-    (`RuntimeCosts.in_order`); messages between different devices share
-    lines, on a switch the sender's outgoing and the receiver's incoming one, else the one medium, in equal parts, as
-    connections of TCP do. A message alone takes its bytes over the narrowest bandwidth on its way, the network's time
-    per message and its sender's gap, and arrives the latencies of the link and of its receiver's runtime later. Devices
-    of one host pass tensors at no cost but the runtime's. Frames go through the workload's roles in turn. spans:
-    whether to keep them; sums are kept in any case.
+    A device computes one segment at a time: the next one of the oldest frame that has its inputs, as the runtimes do.
+    Its runtime uses the same processor for messages (`DeviceWork.runtime`): sending after the segment that made the
+    tensor, and receiving when the message arrives. If a segment computes and there is another core, receiving runs in
+    parallel.
+
+    Messages between two devices are sent in the order in which they become ready, those of the oldest frame first
+    (unless `RuntimeCosts.in_order`). Messages between different devices share links equally, as TCP connections do: on
+    a switch the sender's outgoing and the receiver's incoming link, otherwise the one medium. A message alone takes its
+    bytes over the narrowest bandwidth, the network's time per message and its sender's gap. It arrives after the
+    latency of the link and of the receiver's runtime. Devices of a host exchange tensors at the cost of the runtime
+    alone.
+
+    Args:
+        workload: The program with predicted seconds. Frames use its roles in turn.
+        platform: The platform.
+        frames: Number of frames.
+        in_flight: Largest number of frames in flight.
+        keep_spans: Whether to keep the spans. Totals are always kept.
     """
     with gc_paused():
         return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans).run()
 
 
 class _EventSimulator:
-    """The state of a simulation. Events are (time, order of entry, what to do, with which frame, device or passage)."""
+    """The state of a simulation. Events are (time, order of entry, handler, frame, subject of the event)."""
 
     def __init__(self, work: Workload, platform: Platform, frames: int, in_flight: int, spans: bool) -> None:
         self.devices = [_DeviceState(number, device.device) for number, device in enumerate(work.devices)]
@@ -191,8 +218,12 @@ class _EventSimulator:
         return SimulationResult(frames, sums, waits, tuple(spans), waited)
 
     def _release(self, now: float, done: Iterable[int] = ()) -> None:
-        """The next frame's inputs are on their sources, and further ones' while a frame wants no output. done: devices
-        that are free now and have not gone on."""
+        """Start the next frame, and further ones while a frame has no outputs to wait for.
+
+        Args:
+            now: Time in seconds.
+            done: Devices that are free now and have not continued.
+        """
         while self.released < self.count:
             role = self.roles[self.released % len(self.roles)]
             frame = role.frame(self.released, now)
@@ -212,7 +243,7 @@ class _EventSimulator:
             self.ended[frame.number] = (now, now, 0.0)
 
     def _wait_for_states(self, frame: _FrameState) -> None:
-        """The frame's jobs lack the states that the frame before has still to make."""
+        """Make the jobs of a frame wait for the states that the frame before has not made yet."""
         made = self.made.pop(frame.number - 1, set())
         for reader, makers in frame.role.after.items() if frame.number else ():
             lacking = [job for job in makers if job not in made]
@@ -221,7 +252,7 @@ class _EventSimulator:
                 self.awaited.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
-        """The next frame's jobs that read what the job has made lack it no more."""
+        """Release jobs of the next frame that read the states that a job has made."""
         if frame.number + 1 == self.released:
             self.made.setdefault(frame.number, set()).add(job)
         for later, reader in self.awaited.pop((frame.number, job), ()):
@@ -230,7 +261,7 @@ class _EventSimulator:
                 heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _DeviceState) -> None:
-        """Starts what the device can do next, if it does nothing: a job of the oldest frame, or it takes a message."""
+        """Start the next work of an idle device: a job of the oldest frame, or a waiting message."""
         if device.busy:
             return
         if device.ready:
@@ -252,7 +283,7 @@ class _EventSimulator:
             self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
 
     def _done(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
-        """The device has computed a job."""
+        """Finish a job of a device."""
         role, number, start = frame.role, frame.position[device.number], device.started
         job = role.jobs[number]
         device.computed += now - start
@@ -276,12 +307,11 @@ class _EventSimulator:
         self._advance(now, device)
 
     def _free(self, now: float, _: _FrameState, device: _DeviceState) -> None:
-        """The device has nothing to send any more, or has taken a message."""
         device.busy, device.idle_since = False, now
         self._advance(now, device)
 
     def _post(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
-        """Sends messages one after another as fast as the runtime can; when that is done."""
+        """Send messages one after another and return the time at which that is done."""
         for message in messages:
             passage = frame.role.passages[message]
             done = now + passage.sending
@@ -307,13 +337,13 @@ class _EventSimulator:
             self.lines.enqueue(now, passage.way, (frame, passage), passage.seconds, rank)
 
     def _plan(self, frame: _FrameState) -> None:
-        """Notes when messages will have left, as lines are shared now."""
+        """Turn planned departures of messages into events."""
         for at, way, version in self.lines.departures:
             heappush(self.events, (at, next(self.order), self._due, frame, (way, version)))
         self.lines.departures.clear()
 
     def _due(self, now: float, _: _FrameState, due: tuple[Flow[_InFlightMessage], int]) -> None:
-        """A message has left, unless lines are shared otherwise since that was foreseen."""
+        """Finish a message on its links, unless its departure was planned anew since."""
         way, version = due
         if way.version != version:
             return
@@ -340,7 +370,7 @@ class _EventSimulator:
             passage.receiver.inbox.append((frame, passage))
 
     def _take(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
-        """An idle device takes a message."""
+        """Let an idle device take a message."""
         device, done = passage.receiver, now + passage.receiving
         if now > device.idle_since:
             self._note_wait(now, device, frame, passage)
@@ -366,7 +396,7 @@ class _EventSimulator:
             self.spans.append(Span("handle", device.name, passage.name, frame.number, now, done, peer.name))
 
     def _received(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
-        """The jobs that wait for the message lack it no more."""
+        """Release the jobs that wait for a message."""
         device, lacks = passage.receiver, frame.lacks
         for number in passage.readers:
             lacks[number] -= 1

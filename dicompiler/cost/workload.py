@@ -1,7 +1,4 @@
-"""A Program as the simulator plays it: per device the segments in order, with their seconds, and what passes between.
-
-Program + Routing + Platform + CostModel → Workload.   The steps are the Program's own; only the times are predicted.
-"""
+"""Workload of a program: its segments with predicted seconds, and its messages."""
 
 from __future__ import annotations
 
@@ -27,8 +24,15 @@ from dicompiler.ir.wire_dtype import effective_wire_dtypes
 
 @dataclass(frozen=True)
 class Message:
-    """One transfer: device indices of sender and receiver, bytes, and the name of its tensor. joined: it leaves
-    together with an earlier one for the same receiver, which costs the runtimes less."""
+    """A transfer of the program.
+
+    Attributes:
+        sender: Index of the sending device.
+        receiver: Index of the receiving device.
+        nbytes: Bytes of the tensor.
+        name: Name of the tensor.
+        is_coalesced: Whether it is sent together with an earlier one to the same device, which costs the runtimes less.
+    """
 
     sender: int
     receiver: int
@@ -39,10 +43,16 @@ class Message:
 
 @dataclass(frozen=True)
 class Job:
-    """One segment: seconds of computing, the messages that it waits for and those that it sends once it is done.
+    """A segment.
 
-    outputs: how many of the network's outputs it delivers. after: the device's jobs that must be done in the frame
-    before, because they make a state that this one reads.
+    Attributes:
+        name: Name of the segment.
+        seconds: Seconds of computing and of its call.
+        waits_for: Messages that it needs.
+        sends: Messages that it sends when it is done.
+        outputs: Number of the network's outputs that it delivers.
+        state_makers: Jobs of the same device that must be done in the frame before, because this job reads their
+            states.
     """
 
     name: str
@@ -55,9 +65,16 @@ class Job:
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """What a device does in a frame: `first` are the messages that it sends at once (inputs), then its jobs follow in
-    order. runtime: what its messages cost it. cores: with more than one, messages that come while it computes are taken
-    beside."""
+    """The work of a device in a frame.
+
+    Attributes:
+        device: Name of the device.
+        host: Name of its host.
+        initial_sends: Messages that it sends at once (graph inputs).
+        jobs: Its segments in order.
+        runtime: Costs of messages.
+        cores: Number of cores. With more than one, messages are received while a segment computes.
+    """
 
     device: str
     host: str
@@ -69,11 +86,14 @@ class DeviceWork:
 
 @dataclass(frozen=True)
 class Workload:
-    """What one frame comes to on every device. `messages` are numbered as the program's transfers.
+    """The work of one frame on every device.
 
-    seconds: of each task (in one made by hand of none). others: of a plan with replicas the workloads of its further
-    turns, for the same devices in the same order. ends_s: until the inputs have come from whoever gives the frames,
-    beside the first device, and the outputs have gone there, both beside the frame.
+    Attributes:
+        devices: Work by device.
+        messages: Messages, numbered as the program's transfers.
+        other_roles: Workloads of further replicas, for the same devices in the same order.
+        task_seconds: Seconds of each task; empty for a workload that is made by hand.
+        ends_s: Seconds to bring the inputs to the sources and the outputs to the caller, in addition to the frame.
     """
 
     devices: tuple[DeviceWork, ...]
@@ -84,7 +104,7 @@ class Workload:
 
     @property
     def roles(self) -> tuple[Workload, ...]:
-        """The workload of each role: frame i is entry i mod n."""
+        """The workload of each role. Frame i uses entry i mod n."""
         return (replace(self, other_roles=()), *self.other_roles)
 
 
@@ -95,9 +115,18 @@ def build_workload(
     cost: CostModel,
     runtime: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Workload:
-    """The program with predicted seconds, role by role while nothing is lost. What a task takes, with what slices,
-    joins and casts for it copy, is counted in the segment that holds its layer's anchor. runtime: what that costs on a
-    device (default: nothing)."""
+    """Return the workload of a program, for all roles without a failure.
+
+    The seconds of a task, with the copies of its slices, joins and casts, count in the segment that has the anchor of
+    its layer.
+
+    Args:
+        program: The program.
+        routing: The routing that it was built from.
+        platform: The platform.
+        cost: The cost model.
+        runtime: Costs of messages and calls by device; by default they are free.
+    """
     roles = zip(program.replica_roles, routing.replica_roles, strict=True)
     first, *others = (_role_workload(role, routes, platform, cost, runtime) for role, routes in roles)
     return replace(first, other_roles=tuple(others))
@@ -131,7 +160,10 @@ def _role_workload(
 
 
 def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
-    """One message to each source with all of its inputs, and one from each sink with all of its outputs."""
+    """Return the seconds to bring inputs to the sources and outputs from the sinks.
+
+    Each source gets one message with all of its inputs, and each sink sends one with all of its outputs.
+    """
     sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.is_fixed_size}
     first = program.devices[0].device
 
@@ -150,7 +182,6 @@ def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeC
 def _device_work(
     program: Program, device: DeviceProgram, seconds: Mapping[str, float], runtime: RuntimeCosts, cores: int
 ) -> DeviceWork:
-    """The device's steps, sorted by the segment that they follow."""
     sends: dict[int, list[int]] = {}
     received: dict[str, int] = {}
     latest = -1
@@ -179,18 +210,25 @@ def _device_work(
 
 
 class CopyCounts(NamedTuple):
-    """Slices, joins, casts and what stands around a look-up: how many, and the bytes that they copy."""
+    """Slices, joins, wire casts and nodes around lookups.
+
+    Attributes:
+        copies: Number of copies.
+        nbytes: Bytes that they copy.
+    """
 
     copies: int
     nbytes: int
 
 
 def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
-    """Task → what slices and joins for it copy in a frame of the first role: what it reads in another shape than
-    it is held in, and what is cut out of what it makes for other devices. What travels in a narrower type is copied
-    once more at each end, as many bytes as it has in its own type: a cast to float16 and back, or to int8, was measured
-    to take what a slice takes (a cast to bfloat16 up to four times that).
-    Beside that what stands around look-ups in some rows of a table."""
+    """Return the copies that each task makes in a frame of the first role.
+
+    A task copies inputs that it reads in another shape than they are stored in, and regions of its output for other
+    devices. A tensor with a narrower wire type is copied once more at each end, with the bytes of its own type: casts
+    to and from float16, and to int8, were measured to take as long as a slice (a cast to bfloat16 up to four times as
+    long). Nodes around lookups in some rows of a table are counted too.
+    """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {
         task_id(task): own for task in routing.tasks if (own := count_lookup_copies(routing.layers, task)).copies
@@ -222,8 +260,17 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
 
 def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
-    """What stands around the look-ups of a task in some rows of a table, as of slices: each node but the last makes as
-    many numbers as are looked up, the last what comes of them."""
+    """Count the nodes around a task's lookups in some rows of a table as if they were slices.
+
+    Each node but the last makes as many numbers as are looked up; the last makes the result.
+
+    Args:
+        layers: The layers of the network.
+        task: The task.
+
+    Returns:
+        Number of copies and their bytes.
+    """
     times = nbytes = 0
     for work in task.nodes:
         if work.piece is not None and work.piece.table_rows is not None:
@@ -241,13 +288,13 @@ def _count_joins(tree: Assembly) -> int:
 
 
 def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
-    """Bytes of these regions of a tensor in its own type."""
+    """Return the bytes of regions of a tensor in its own type."""
     dtype = routing.layers.tensors[key.tensor].dtype
     return sum(raw_nbytes(dtype, region_shape(region)) for region in regions)
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Segment name → seconds of the tasks whose anchors it holds. seconds: of each task."""
+    """Return the seconds of each segment: of the tasks whose anchors it has."""
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
     for device in program.devices:
@@ -264,13 +311,13 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
-    """Seconds that a task computes on its device."""
+    """Return the seconds that a task computes on its device."""
     about = (routing.layers, *_task_share(routing, task), platform.device(task.device))
     return cost.seconds_in_frame(*about, _local_input_nbytes(routing, task))
 
 
 def _local_input_nbytes(routing: Routing, task: Task) -> int:
-    """Bytes that the task reads as they were computed on its device, neither cut nor joined."""
+    """Return the bytes that a task reads exactly as its device computed them, neither cut nor joined."""
     found = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         if isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
@@ -279,13 +326,13 @@ def _local_input_nbytes(routing: Routing, task: Task) -> int:
 
 
 def task_flops(routing: Routing, task: Task) -> int:
-    """Floating-point operations of a task."""
+    """Return the floating-point operations of a task."""
     layer, share = _task_share(routing, task)
     return count_flops(routing.layers, layer, *share)
 
 
 def _task_share(routing: Routing, task: Task) -> tuple[Layer, LayerShare]:
-    """A task's layer and its share of it; it adds up the partial sums that it reads, if any."""
+    """Return the layer of a task and its share of it. A task that reads partial sums merges them."""
     layer = routing.layers.layer_by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     merge = sum(read.reduce is not None for read in routing.reads.get(task_id(task), ()))

@@ -187,13 +187,13 @@ def grouped_query_cost(operation: Operation, out: Shape, needs: Sequence[Shape])
 
 
 RULES = (
-    OperatorRule("Attention", attention, cost=attention_cost, stand_in="attended", constant_stand_ins="shift"),
+    OperatorRule("Attention", attention, cost=attention_cost, stand_in="attention", constant_stand_ins="shift"),
     OperatorRule(
         "MultiHeadAttention",
         multi_head,
         ORT_DOMAIN,
         cost=partial(attention_cost, past=6),
-        stand_in="attended",
+        stand_in="attention",
         constant_stand_ins="shift",
     ),
     OperatorRule(
@@ -201,7 +201,7 @@ RULES = (
         grouped_query,
         ORT_DOMAIN,
         cost=grouped_query_cost,
-        stand_in="attended",
+        stand_in="attention",
         constant_stand_ins="shift",
     ),
     *(OperatorRule("RotaryEmbedding", rotary_embedding, domain, stand_in="remainder") for domain in ("", ORT_DOMAIN)),

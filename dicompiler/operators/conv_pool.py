@@ -294,7 +294,7 @@ RULES = (
         reduction_length=conv_reduction_length,
         cost=conv_cost,
         read_share=window_read_share,
-        stand_in="itself",
+        stand_in="same_operator",
         constant_stand_ins=BIAS_STAND_IN,
     ),
     *counted_rules(conv_cost, "NhwcConv CausalConvWithState"),
@@ -305,17 +305,17 @@ RULES = (
         conv_transpose,
         reduction_length=conv_reduction_length,
         cost=conv_transpose_cost,
-        stand_in="itself",
+        stand_in="same_operator",
         constant_stand_ins=BIAS_STAND_IN,
     ),
     *counted_rules(conv_transpose_cost, "ConvTransposeWithDynamicPads"),
     *(
         OperatorRule(op, pool, cost=pool_cost, read_share=window_read_share, stand_in=stand_in)
-        for op, stand_in in {"MaxPool": "", "AveragePool": "window", "LpPool": "window"}.items()
+        for op, stand_in in {"MaxPool": "", "AveragePool": "pool", "LpPool": "pool"}.items()
     ),
     *counted_rules(pool_cost, "NhwcMaxPool MaxpoolWithMask QLinearAveragePool"),
     *(
-        OperatorRule(op, global_pool, cost=cost_per_input, stand_in="map")
+        OperatorRule(op, global_pool, cost=cost_per_input, stand_in="global_pool")
         for op in ("GlobalAveragePool", "GlobalLpPool")
     ),
     OperatorRule(

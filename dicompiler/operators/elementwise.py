@@ -84,8 +84,8 @@ STAND_INS = {
     "Neg": "Acos Acosh Asin Asinh Atan Atanh Cos Cosh Erf Exp Log Reciprocal Sin Sinh Softsign Sqrt Tan Tanh",
     "remainder": "HardSigmoid Sigmoid",
     "Sub": "Div Pow",
-    "itself": "Add Mul",
-    "mixed": "Shrink",
+    "same_operator": "Add Mul",
+    "weighted_sum": "Shrink",
     "Max": "Mean",
 }
 """Operators by stand-in in the exact check. Rectifiers are replaced by Relu, and bounded functions stay bounded."""
@@ -113,7 +113,7 @@ def _standard_rule(op: str) -> OperatorRule:
 RULES = (
     *(_standard_rule(op) for op in (*UNARY_OPERATORS, *BROADCASTING_OPERATORS, "BitCast")),
     *(
-        OperatorRule(op, elementwise, ORT_DOMAIN, is_elementwise=True, stand_in="mixed", constant_stand_ins="- shift")
+        OperatorRule(op, elementwise, ORT_DOMAIN, is_elementwise=True, stand_in="weighted_sum", constant_stand_ins="- shift")
         for op in ORT_OPERATORS
     ),
     OperatorRule(

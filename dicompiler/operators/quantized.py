@@ -86,7 +86,7 @@ _QLINEAR_MATMUL = partial(
 _QLINEAR_CONV_COST, _QLINEAR_CONV_READ_SHARE = partial(conv_cost, weight=3), partial(window_read_share, weight=3)
 RULES = (
     OperatorRule(
-        "QuantizeLinear", quantize_linear, is_elementwise=True, stand_in="bounded", constant_stand_ins="- factor"
+        "QuantizeLinear", quantize_linear, is_elementwise=True, stand_in="bounded_input", constant_stand_ins="- factor"
     ),
     OperatorRule("DequantizeLinear", quantize_linear, is_elementwise=True, constant_stand_ins="shift step"),
     OperatorRule(

@@ -175,25 +175,25 @@ RULES = (
     OperatorRule("LRN", lrn, cost=lrn_cost, stand_in="lrn"),
     *(OperatorRule(op, softmax, stand_in="softmax") for op in ("Softmax", "LogSoftmax")),
     OperatorRule("Hardmax", softmax),
-    OperatorRule("LpNormalization", partial(normalization_from_axis, count=1), stand_in="lp"),
-    OperatorRule("MeanVarianceNormalization", mean_variance, stand_in="mean variance"),
+    OperatorRule("LpNormalization", partial(normalization_from_axis, count=1), stand_in="lp_normalization"),
+    OperatorRule("MeanVarianceNormalization", mean_variance, stand_in="mean_variance_normalization"),
     OperatorRule(
         "InstanceNormalization",
         instance_normalization,
-        stand_in="instance",
+        stand_in="instance_normalization",
         constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
     ),
     OperatorRule(
-        "GroupNormalization", group_normalization, stand_in="group", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
+        "GroupNormalization", group_normalization, stand_in="group_normalization", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
     ),
     OperatorRule(
-        "LayerNormalization", normalization_from_axis, stand_in="layer", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
+        "LayerNormalization", normalization_from_axis, stand_in="layer_normalization", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
     ),
     *(
         OperatorRule(
             f"{kind}Normalization",
             normalization_from_axis,
-            stand_in="layer",
+            stand_in="layer_normalization",
             constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
         )
         for kind in RMS_NORMALIZATION_KINDS
@@ -205,11 +205,11 @@ RULES = (
             normalization_from_axis,
             ORT_DOMAIN,
             cost=partial(skip_normalization_cost, last=n),
-            stand_in="skipped",
+            stand_in="skip_normalization",
         )
         for kind, n in (("", 4), ("Simplified", 3))
     ),
-    *(OperatorRule(op, cumulative, stand_in="cumulated") for op in ("CumSum", "CumProd")),
+    *(OperatorRule(op, cumulative, stand_in="running_sum") for op in ("CumSum", "CumProd")),
     OperatorRule("TopK", top_k, cost=cost_per_input),
     *(
         OperatorRule(
@@ -218,11 +218,11 @@ RULES = (
             reduction_length=reduction_length,
             merge_operator=merge,
             cost=cost_per_input,
-            stand_in="itself" if merge == "Add" else "",
+            stand_in="same_operator" if merge == "Add" else "",
         )
         for op, merge in MERGE_OPERATORS.items()
     ),
-    *(OperatorRule(op, reduction_piece, cost=cost_per_input, stand_in="reduce") for op in UNMERGEABLE_REDUCTIONS),
+    *(OperatorRule(op, reduction_piece, cost=cost_per_input, stand_in="reduction") for op in UNMERGEABLE_REDUCTIONS),
     *(OperatorRule(op, reduction_piece, cost=cost_per_input) for op in ("ArgMax", "ArgMin")),
     *counted_rules(cost_per_input, "QLinearReduceMean ReduceSumInteger"),
 )

@@ -222,6 +222,6 @@ def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape])
 
 
 RULES = (
-    *(OperatorRule(op, resize, cost=interpolation_cost, stand_in="resampled") for op in ("Resize", "Upsample")),
-    OperatorRule("GridSample", grid_sample, cost=interpolation_cost, stand_in="resampled"),
+    *(OperatorRule(op, resize, cost=interpolation_cost, stand_in="resize") for op in ("Resize", "Upsample")),
+    OperatorRule("GridSample", grid_sample, cost=interpolation_cost, stand_in="resize"),
 )

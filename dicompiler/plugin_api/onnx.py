@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.recurrent_states import read_states, write_states
     from dicompiler.verify.calibration_samples import Samples, read_samples
     from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
-    from dicompiler.verify.executor import ProgramExecutor, run_model
-    from dicompiler.verify.levels import Optimization
+    from dicompiler.verify.executor import Optimization, ProgramExecutor, run_model
     from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
 
 __all__ = [

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.program import DeviceProgram, Program
     from dicompiler.verify.comparison import Check
-    from dicompiler.verify.levels import Optimization
+    from dicompiler.verify.executor import Optimization
     from dicompiler.verify.tolerances import Tolerance
 
 

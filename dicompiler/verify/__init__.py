@@ -1,5 +1,5 @@
-"""Verify: whether a split network computes what onnxruntime computes.
+"""Verification that a split network computes what onnxruntime computes.
 
-In: a Model, a Program, inputs. Out: outputs of both, checks with their differences; check models that are exact
-whatever the order of sums (`verify.exact`).
+Two checks complement each other. The exact check (`verify.exact`) proves the geometry of a split with integers, bit by
+bit. The comparison with real weights (`comparison`, `tolerances`) checks the numbers that users get.
 """

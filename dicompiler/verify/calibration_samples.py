@@ -1,7 +1,4 @@
-"""Samples of a network's inputs, from a file: what ranges of its tensors are measured with.
-
-.npz file + the network's inputs → a list of inputs by name, checked
-"""
+"""Samples of a network's inputs from an .npz file, with which value ranges are measured."""
 
 from __future__ import annotations
 
@@ -22,33 +19,43 @@ Samples = list[dict[str, NDArray[Any]]]
 
 
 def read_samples(path: Path, inputs: tuple[TensorSpec, ...]) -> Samples:
-    """The samples in a file, checked against the network's inputs: an array for each, samples one after another along a
-    first axis of its own. DicompilerError for what does not fit."""
+    """Read samples and check them against the network's inputs.
+
+    Args:
+        path: An .npz file with one array for each input: the samples stacked along a new first axis.
+        inputs: The network's inputs.
+
+    Returns:
+        One dict of arrays by input name for each sample.
+
+    Raises:
+        DicompilerError: The file cannot be read, or an array does not fit its input.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no .npz file of arrays"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not an .npz file of arrays"
         raise DicompilerError(f"{path}: the samples cannot be read: {reason}") from None
-    known = [value.name for value in inputs]
+    names = [value.name for value in inputs]
     for name in arrays:
-        if name not in known:
-            raise DicompilerError(f"{path}: the network has no input {name!r}{did_you_mean(name, known)}")
+        if name not in names:
+            raise DicompilerError(f"{path}: the network has no input {name!r}{did_you_mean(name, names)}")
     for value in inputs:
         _check_array(path, value, arrays)
-    counts = {len(arrays[name]) for name in known}
+    counts = {len(arrays[name]) for name in names}
     if not counts:
-        raise DicompilerError(f"{path}: the network has no inputs: nothing of it can be calibrated")
+        raise DicompilerError(f"{path}: the network has no inputs, so it cannot be calibrated")
     if len(counts) > 1:
-        raise DicompilerError(f"{path}: its arrays hold {sorted(counts)} samples: give as many for every input")
-    return [{name: arrays[name][i] for name in known} for i in range(*counts)]
+        raise DicompilerError(f"{path}: its arrays hold {sorted(counts)} samples: give the same number for every input")
+    return [{name: arrays[name][i] for name in names} for i in range(*counts)]
 
 
 def _check_array(path: Path, value: TensorSpec, arrays: Mapping[str, NDArray[Any]]) -> None:
     if value.shape is None:
         raise DicompilerError(f"{path}: input {value.name!r} has no static shape: fix its dimensions (--shape)")
     if value.name not in arrays:
-        raise DicompilerError(f"{path}: no samples of input {value.name!r}: give some of every input")
+        raise DicompilerError(f"{path}: no samples of input {value.name!r}: give samples of every input")
     array, dtype = arrays[value.name], np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
     shape = value.shape
     if array.ndim != len(shape) + 1 or array.shape[1:] != shape or not len(array):
@@ -59,4 +66,4 @@ def _check_array(path: Path, value: TensorSpec, arrays: Mapping[str, NDArray[Any
     if array.dtype != dtype:
         raise DicompilerError(f"{path}: samples of input {value.name!r} are of type {array.dtype}: give {dtype}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise DicompilerError(f"{path}: samples of input {value.name!r} hold NaN or infinity: leave such samples out")
+        raise DicompilerError(f"{path}: samples of input {value.name!r} hold NaN or infinity: remove these samples")

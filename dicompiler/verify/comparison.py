@@ -1,7 +1,4 @@
-"""Whether a split network computes what onnxruntime computes: outputs compared by type, transfers by their bytes.
-
-In: outputs of the whole model and of the split one, or a model and how to split it. Out: Checks, each with numbers.
-"""
+"""Comparison of a split network with onnxruntime: outputs within tolerances, transfers by their bytes."""
 
 from __future__ import annotations
 
@@ -26,9 +23,13 @@ from dicompiler.verify.tolerances import RELATIVE_TOLERANCES, Tolerance
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was verified: its name, whether it held, and what was found beside what is allowed.
+    """The result of one check.
 
-    applies: False where it cannot be verified of this network; it counts as passed, and `detail` says why.
+    Attributes:
+        name: Name of the check or of the output that was compared, such as "exact" or "bytes".
+        passed: Whether the check held.
+        detail: The difference found and the difference allowed, or the reason why the check does not apply.
+        applies: False if this network cannot be checked in this way. The check then counts as passed.
     """
 
     name: str
@@ -39,12 +40,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one artifact."""
+    """All checks of one artifact.
+
+    Attributes:
+        checks: The checks in the order in which they were made.
+    """
 
     checks: tuple[Check, ...]
 
     @property
     def passed(self) -> bool:
+        """Whether every check passed."""
         return all(check.passed for check in self.checks)
 
 
@@ -56,71 +62,94 @@ def compare_value(
     tolerance: Tolerance | None = None,
     extra_tolerance: float = 0.0,
 ) -> Check:
-    """Whether `got` is `reference`: same type and shape, NaN in the same places, values within what is allowed. By
-    default that is the type's tolerance (bit-equal for integers and bool, and for all types where `exact`). more: what
-    is allowed beside that, as a share of max|reference|."""
+    """Compare a value with its reference.
+
+    Types and shapes must be equal, NaN and infinity must be at the same places, and finite values must lie within the
+    tolerance. Lists and maps are compared entry by entry.
+
+    Args:
+        name: Name of the value, which becomes the name of the check.
+        reference: The value that onnxruntime computed.
+        actual: The value to check.
+        exact: Require bit-equal values. Integers and bool must always be bit-equal.
+        tolerance: The allowed difference. By default it follows from the type of the reference.
+        extra_tolerance: A further allowed difference, as a share of max|reference|.
+
+    Returns:
+        The check, with the largest difference in its detail.
+    """
     if not isinstance(reference, np.ndarray) or not isinstance(actual, np.ndarray):
         return _compare_nested(name, reference, actual, exact, tolerance, extra_tolerance)
     if reference.dtype != actual.dtype or reference.shape != actual.shape:
-        detail = f"{actual.dtype} {actual.shape} where onnxruntime gives {reference.dtype} {reference.shape}"
+        detail = f"{actual.dtype} {actual.shape}, but onnxruntime computes {reference.dtype} {reference.shape}"
         return Check(name, False, detail)
-    floating = str(reference.dtype) in RELATIVE_TOLERANCES
-    tolerance = tolerance or (Tolerance(RELATIVE_TOLERANCES[str(reference.dtype)]) if floating else None)
+    is_float = str(reference.dtype) in RELATIVE_TOLERANCES
+    tolerance = tolerance or (Tolerance(RELATIVE_TOLERANCES[str(reference.dtype)]) if is_float else None)
     if tolerance is None or exact:
-        differ = int(np.sum(~_equal_or_nan(reference, actual))) if floating else int(np.sum(reference != actual))
-        return Check(name, differ == 0, "bit-equal" if differ == 0 else f"{differ} of {reference.size} elements differ")
+        count = int(np.sum(~_equal_or_nan(reference, actual))) if is_float else int(np.sum(reference != actual))
+        return Check(name, count == 0, "bit-equal" if count == 0 else f"{count} of {reference.size} elements differ")
     if extra_tolerance and tolerance.step is None:
         tolerance = Tolerance(tolerance.limit + extra_tolerance)
     return _compare_values(name, reference, actual, tolerance)
 
 
 def compare_type_only(name: str, reference: Any, actual: Any, random_node: onnx.NodeProto) -> Check:
-    """As `compare`, of what depends on random numbers that `cause` draws: only its type and rank are the same each
-    time."""
+    """Compare the type and rank of a value that depends on random numbers drawn by `random_node`."""
     if isinstance(reference, np.ndarray) and isinstance(actual, np.ndarray):
         if reference.dtype != actual.dtype or reference.ndim != actual.ndim:
             return compare_value(name, reference, actual)
     elif type(reference) is not type(actual):
         return compare_value(name, reference, actual)
-    detail = f"{random_node.op_type} {random_node.name!r} draws random numbers before it, others in each run: its type alone is compared"
+    detail = (
+        f"it depends on random numbers of {random_node.op_type} {random_node.name!r}, which differ in each run: "
+        "only its type is compared"
+    )
     return Check(name, True, detail, applies=False)
 
 
-def _compare_nested(name: str, reference: Any, got: Any, exact: bool, allowed: Tolerance | None, more: float) -> Check:
-    """As `compare`, of what is no tensor: lists and maps entry by entry, numbers as tensors; all else must be equal."""
-    if isinstance(reference, list) and isinstance(got, list):
-        pairs = dict(enumerate(zip(reference, got, strict=False)))
-        alike = len(reference) == len(got)
-    elif isinstance(reference, dict) and isinstance(got, dict):
-        pairs = {key: (reference[key], got[key]) for key in reference if key in got}
-        alike = list(reference) == list(got)
-    elif isinstance(reference, float) and isinstance(got, float):
-        return compare_value(name, np.asarray(reference, np.float32), np.asarray(got, np.float32), exact, allowed, more)
+def _compare_nested(
+    name: str, reference: Any, actual: Any, exact: bool, tolerance: Tolerance | None, extra_tolerance: float
+) -> Check:
+    """Compare lists and maps entry by entry, floats as tensors, and all else for equality."""
+    if isinstance(reference, list) and isinstance(actual, list):
+        pairs = dict(enumerate(zip(reference, actual, strict=False)))
+        is_same_form = len(reference) == len(actual)
+    elif isinstance(reference, dict) and isinstance(actual, dict):
+        pairs = {key: (reference[key], actual[key]) for key in reference if key in actual}
+        is_same_form = list(reference) == list(actual)
+    elif isinstance(reference, float) and isinstance(actual, float):
+        return compare_value(
+            name, np.asarray(reference, np.float32), np.asarray(actual, np.float32), exact, tolerance, extra_tolerance
+        )
     else:
-        same = bool(repr(reference) == repr(got))
-        return Check(name, same, "equal" if same else f"{one_line(repr(got))} where onnxruntime gives {reference!r}")
-    if not alike:
-        return Check(name, False, f"{len(got)} entries where onnxruntime gives {len(reference)}, or of other names")
-    checks = [(key, compare_value(name, *pair, exact, allowed, more)) for key, pair in pairs.items()]
+        is_equal = bool(repr(reference) == repr(actual))
+        detail = "equal" if is_equal else f"{one_line(repr(actual))}, but onnxruntime computes {reference!r}"
+        return Check(name, is_equal, detail)
+    if not is_same_form:
+        detail = f"{len(actual)} entries, but onnxruntime computes {len(reference)}, or their names differ"
+        return Check(name, False, detail)
+    checks = [(key, compare_value(name, *pair, exact, tolerance, extra_tolerance)) for key, pair in pairs.items()]
     wrong = next((f"[{key!r}]: {check.detail}" for key, check in checks if not check.passed), "")
-    return Check(name, not wrong, wrong or f"{len(checks)} entries, each as onnxruntime gives it")
+    return Check(name, not wrong, wrong or f"{len(checks)} entries, equal to onnxruntime's")
 
 
 def _equal_or_nan(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.bool_]:
     return np.asarray((a == b) | (np.isnan(a) & np.isnan(b)))
 
 
-def _compare_values(name: str, reference: NDArray[Any], got: NDArray[Any], tolerance: Tolerance) -> Check:
-    wide, other = reference.astype(np.float64), got.astype(np.float64)
-    finite = np.isfinite(wide)
-    if not np.array_equal(finite, np.isfinite(other)) or not np.all(_equal_or_nan(wide[~finite], other[~finite])):
-        return Check(name, False, "NaN or infinity in other places than onnxruntime puts them")
-    difference = float(np.max(np.abs(wide[finite] - other[finite]), initial=0.0))
+def _compare_values(name: str, reference: NDArray[Any], actual: NDArray[Any], tolerance: Tolerance) -> Check:
+    expected, computed = reference.astype(np.float64), actual.astype(np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(computed)) or not np.all(
+        _equal_or_nan(expected[~finite], computed[~finite])
+    ):
+        return Check(name, False, "NaN or infinity at other places than in onnxruntime's result")
+    difference = float(np.max(np.abs(expected[finite] - computed[finite]), initial=0.0))
     if tolerance.step is not None:
-        steps = round(difference / tolerance.step, 3)  # a dequantised number is rounded itself
+        steps = round(difference / tolerance.step, 3)  # Dequantized values are rounded themselves.
         detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.limit:g})"
         return Check(name, steps <= tolerance.limit, detail)
-    largest = float(np.max(np.abs(wide[finite]), initial=0.0))
+    largest = float(np.max(np.abs(expected[finite]), initial=0.0))
     share = difference / largest if largest else difference
     detail = f"differs by {share:.1e} of max|reference| (allowed: {tolerance.limit:.0e})"
     return Check(name, share <= tolerance.limit, detail)
@@ -133,58 +162,70 @@ def check_exact(
     rules: Rules | None = None,
     layers: LayerGraph | None = None,
 ) -> Check:
-    """Proves the geometry: integer-valued check models of the same graph, split the same way, are bit-equal.
+    """Prove the geometry of a split by integer check models.
 
-    `split` compiles a model by the plan in question. By default as many seeds as it takes to read every tap and every
-    input channel of every convolution. A layer is left out, and named, where an operator rounds for which nothing
-    exact can stand; all of it does not apply where onnxruntime refuses the check model. Every role of a plan with
-    replicas or losses is checked. rules: as `check_model` takes them. layers: those of `model`, which the result
-    counts; in those that stay whole more is exact.
+    A check model of the same graph, split in the same way, must give the same bits as the whole check model.
+
+    The check does not apply if onnxruntime refuses the check model. Nodes for which no exact integer computation exists
+    are excluded and named in the detail. Every role of a plan with replicas or failure plans is checked.
+
+    Args:
+        model: The normalised network.
+        split: Compiles a model by the plan to check.
+        seeds: Seeds of the check models. By default as many as are needed to read every tap and every input channel.
+        rules: Operator rules by (domain, operator type). By default the built-in ones.
+        layers: The layers of `model`. They allow more stand-ins in layers that no plan cuts, and a count of checked
+            layers.
     """
-    chosen = range(seeds_needed(model)) if seeds is None else seeds
-    read, each, treatment = ReadMasks(), "", Relaxation()
-    for seed in chosen:
-        try:  # one check model is held at a time, as it is as large as the network
-            treatment, read, roles, failed = _check_seed(
-                build_check_model(model, seed, rules, treatment, layers), split, read
+    used_seeds = range(seeds_needed(model)) if seeds is None else seeds
+    masks, role_note, relaxation = ReadMasks(), "", Relaxation()
+    for seed in used_seeds:
+        try:  # Check models are as large as the network, so only one is kept in memory at a time.
+            relaxation, masks, roles, failed = _check_seed(
+                build_check_model(model, seed, rules, relaxation, layers), split, masks
             )
         except NotExactError as error:
             return Check("exact", True, str(error).removeprefix("exact check: "), applies=False)
         if len(roles) > 1:
-            each = f", each in {len(roles)} {'roles' if roles[-1] else 'replicas'}"
+            role_note = f", each in {len(roles)} {'roles' if roles[-1] else 'replicas'}"
         if failed:
-            lost = roles[failed[0]]
-            name = f"without {', '.join(lost)}" if lost else f"replica {failed[0]}"
-            return Check("exact", False, f"seed {seed}: {f'{name}: ' if each else ''}{failed[1]}")
-    models = f"bit-equal for {len(chosen)} check models ({read.coverage}){each}"
-    return Check("exact", True, models + _layer_summary(treatment.excluded, layers))
+            failed_devices = roles[failed[0]]
+            name = f"without {', '.join(failed_devices)}" if failed_devices else f"replica {failed[0]}"
+            return Check("exact", False, f"seed {seed}: {f'{name}: ' if role_note else ''}{failed[1]}")
+    models = f"bit-equal for {len(used_seeds)} check models ({masks.coverage}){role_note}"
+    return Check("exact", True, models + _layer_summary(relaxation.excluded, layers))
 
 
 def _check_seed(
-    checked: CheckModel, split: Callable[[Model], Program], read: ReadMasks
+    check_model: CheckModel, split: Callable[[Model], Program], masks: ReadMasks
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
-    """Of a check model: its treatment; what is read with it and before; without whom each role is; which role differs
-    first, and how."""
-    reference = run_model(checked.model, checked.inputs, is_single_use=True)
-    roles = split(checked.model).roles
+    """Compare one check model with its split version.
+
+    Returns:
+        The relaxation that was needed, the weights read so far, the failed devices of each role, and the first role
+        that differs with a description of the difference (None if all are equal).
+    """
+    reference = run_model(check_model.model, check_model.inputs, is_single_use=True)
+    roles = split(check_model.model).roles
     results = (
-        _first_difference(reference, ProgramExecutor(role, is_single_use=True).run(checked.inputs)) for role in roles
+        _first_difference(reference, ProgramExecutor(role, is_single_use=True).run(check_model.inputs))
+        for role in roles
     )
-    failed = next(((number, why) for number, why in enumerate(results) if why), None)
-    return checked.relaxation, read.including(checked.model), [role.failed for role in roles], failed
+    first_failure = next(((number, difference) for number, difference in enumerate(results) if difference), None)
+    return check_model.relaxation, masks.including(check_model.model), [role.failed for role in roles], first_failure
 
 
-def _layer_summary(left: Mapping[str, str], layers: LayerGraph | None) -> str:
-    """How many layers were checked, and why each other one was not. left: name of a node → why."""
-    reasons = "".join(f"; left out: {why}" for why in left.values())
+def _layer_summary(excluded: Mapping[str, str], layers: LayerGraph | None) -> str:
+    """Return the number of checked layers and the reasons for each excluded node."""
+    reasons = "".join(f"; left out: {reason}" for reason in excluded.values())
     if layers is None:
         return reasons
-    without = sum(any(node.name in left for node in layer.nodes) for layer in layers.layers)
-    return f", {len(layers.layers) - without} of {len(layers.layers)} layers{reasons}"
+    excluded_count = sum(any(node.name in excluded for node in layer.nodes) for layer in layers.layers)
+    return f", {len(layers.layers) - excluded_count} of {len(layers.layers)} layers{reasons}"
 
 
 def _first_difference(reference: Mapping[str, Any], execution: Execution) -> str:
-    """The first output that is not bit-equal, in words; '' where there is none."""
+    """Describe the first output or state that is not bit-equal; '' if there is none."""
     for device, outputs in execution.delivered.items():
         for name, value in outputs.items():
             check = compare_value(name, reference[name], value, exact=True)
@@ -200,32 +241,49 @@ def _first_difference(reference: Mapping[str, Any], execution: Execution) -> str
 def check_transfers(
     predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1, role_noun: str = "replicas"
 ) -> Check:
-    """Whether every transfer carried just the bytes that were predicted.
+    """Check that every transfer carried exactly the predicted bytes.
 
-    predicted: `Program.all_transfers`. sent: bytes by their index. frames: how many each role played.
-    what: what roles are called.
+    Args:
+        predicted: The transfers of all roles (`Program.all_transfers`).
+        sent: Bytes that were sent, by transfer index.
+        frames: Number of frames that each role computed.
+        roles: Number of roles.
+        role_noun: The word for roles in the detail: "replicas" or "roles".
     """
     for transfer in predicted:
-        expected, got = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
-        if expected != got:
-            detail = (
-                f"{transfer.value.name!r} {transfer.sender}→{transfer.receiver}: {got} bytes sent, {expected} predicted"
-            )
-            return Check("bytes", False, detail)
+        expected, actual = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
+        if expected != actual:
+            place = f"{transfer.value.name!r} {transfer.sender}→{transfer.receiver}"
+            return Check("bytes", False, f"{place}: {actual} bytes sent, {expected} predicted")
     total = sum(transfer.value.nbytes for transfer in predicted)
-    each = "a frame" if roles == 1 else f"in a frame of each of {roles} {role_noun}"
-    return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes {each}: as predicted")
+    per_frame = "a frame" if roles == 1 else f"in a frame of each of {roles} {role_noun}"
+    return Check("bytes", True, f"{len(predicted)} transfers, {total} bytes {per_frame}: as predicted")
 
 
 def graph_inputs(model: Model) -> tuple[TensorSpec, ...]:
-    """The graph's inputs that are no initializers."""
+    """Return the graph inputs that are not initializers.
+
+    Args:
+        model: The network.
+
+    Returns:
+        Name, type and shape of each input, in graph order.
+    """
     tensors = model.tensors()
     known = [tensors[value.name] for value in model.proto.graph.input]
     return tuple(TensorSpec(t.name, t.dtype, t.shape) for t in known if not t.is_constant)
 
 
 def random_inputs(values: Sequence[TensorSpec], seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Seeded inputs for graph inputs of static shape: normal for floats, 0 or 1 for bool, 0 to 7 for integers."""
+    """Draw seeded inputs: normally distributed floats, bools, and integers from 0 to 7.
+
+    Args:
+        values: The inputs, with static shapes.
+        seed: Seed of the random numbers.
+
+    Returns:
+        An array for each input, by name.
+    """
     rng = np.random.default_rng(seed)
     inputs: dict[str, NDArray[Any]] = {}
     for value in values:

@@ -1,7 +1,4 @@
-"""A deadline for onnxruntime: whatever is made or run with it within the block ends by then, or is stopped.
-
-In: seconds, and what for. Out: a DicompilerError of one line where they have passed. Ctrl-C works meanwhile.
-"""
+"""A deadline for onnxruntime: model loading and runs within a block are stopped when the time is over."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from dicompiler.base.errors import DicompilerError
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""Seconds in which onnxruntime ends once it is told to; making a session it does not listen."""
+"""Seconds to wait for onnxruntime to stop. It ignores the request while it creates a session."""
 
 
 class DeadlineExceededError(DicompilerError):
@@ -29,14 +26,19 @@ class DeadlineExceededError(DicompilerError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """`seconds` from when it was made."""
+    """A point in time, given in seconds after its creation.
+
+    Attributes:
+        seconds: Allowed time in seconds.
+        started_at: Creation time in seconds of the monotonic clock.
+    """
 
     seconds: float
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def remaining_s(self) -> float:
-        """Seconds; none where it has passed."""
+        """Remaining seconds, 0 if the deadline has passed."""
         return max(0.0, self.started_at + self.seconds - time.monotonic())
 
 
@@ -45,7 +47,7 @@ _CURRENT: ContextVar[tuple[Deadline, str] | None] = ContextVar("deadline", defau
 
 @contextmanager
 def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
-    """Within, `stoppable` holds to the deadline; `level` opens the error."""
+    """Apply a deadline to all `run_interruptibly` calls within the block; `place` opens the error message."""
     token = _CURRENT.set(None if deadline is None else (deadline, place))
     try:
         yield
@@ -54,37 +56,48 @@ def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
 
 
 def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
-    """What `call` gives, which hands the options on to onnxruntime; they stop it at the deadline, if there is one."""
+    """Call a function that uses onnxruntime, and stop it at the current deadline.
+
+    Args:
+        place: The model or segment that runs, for the error message.
+        call: The function. It must pass the run options that it gets to onnxruntime.
+
+    Returns:
+        The result of the function.
+
+    Raises:
+        DeadlineExceededError: The deadline of the enclosing `deadline_scope` has passed.
+    """
     options, current = ort.RunOptions(), _CURRENT.get()
-    options.log_severity_level = 4  # it reports that it was stopped
+    options.log_severity_level = 4  # Otherwise onnxruntime logs that it was stopped.
     if current is None:
         return call(options)
-    deadline, level = current
-    done: list[Any] = []
-    failed: list[BaseException] = []
-    ended = threading.Event()  # a join that Ctrl-C interrupts takes the thread for dead
+    deadline, scope = current
+    results: list[Any] = []
+    errors: list[BaseException] = []
+    ended = threading.Event()  # join() is not used, because after Ctrl-C it considers the thread dead.
 
     def work() -> None:
         try:
-            done.append(call(options))
+            results.append(call(options))
         except BaseException as error:
-            failed.append(error)
+            errors.append(error)
         finally:
             ended.set()
 
-    # A thread of its own, as onnxruntime hears no signal; nobody waits for it where it cannot be stopped.
+    # onnxruntime does not react to signals, so it runs in a thread. A thread that cannot be stopped is abandoned.
     try:
         threading.Thread(target=work, daemon=True).start()
         ended.wait(deadline.remaining_s)
     finally:
-        late = not ended.is_set()
+        is_late = not ended.is_set()
         options.terminate = True
         ended.wait(GRACE_S)
-    if late:
+    if is_late:
         raise DeadlineExceededError(
-            f"{level}: {place}: not done after {deadline.seconds:g} s in all: give it longer (--timeout)"
+            f"{scope}: {place}: not finished after {deadline.seconds:g} s in all: allow more time (--timeout)"
         )
-    if failed:
-        raise failed[0]
-    result: T = done[0]
+    if errors:
+        raise errors[0]
+    result: T = results[0]
     return result

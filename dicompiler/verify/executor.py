@@ -1,7 +1,6 @@
-"""Runs a Program, or a whole Model, in this process with onnxruntime: the reference of tests and of `verify`.
+"""Execution of programs and whole models in this process with onnxruntime.
 
-In: a Program and the graph's inputs. Out: its outputs, and the bytes that each transfer carried, which are checked
-against what the program predicts.
+Tests and `verify` take its results as the reference.
 """
 
 from __future__ import annotations
@@ -10,14 +9,14 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from numpy.typing import NDArray
 
-from dicompiler.base.errors import DicompilerError, did_you_mean
+from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
 from dicompiler.base.input_arrays import coerce_input
 from dicompiler.base.ort_session import create_session
 from dicompiler.ir.onnx.model import Model
@@ -26,24 +25,43 @@ from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, 
 from dicompiler.ir.recurrent_states import inputs_with_states, read_state_pieces
 from dicompiler.ir.regions import to_slices
 from dicompiler.verify.deadline import run_interruptibly
-from dicompiler.verify.levels import Optimization
 
+Optimization = Literal["none", "basic", "extended", "all"]
+"""Graph optimization levels of onnxruntime.
+
+"all" is onnxruntime's default, the fastest level, and the one that users compare with. All levels up to "extended" give
+the same bits. "all" gives the same bits only for integer-valued floats.
+
+In networks in QDQ form only "all" computes on integers, if onnxruntime finds a pattern to fuse. It may find other
+patterns in the parts of a network than in the whole, and integers round differently (see `tolerances`).
+"""
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
-# Types that onnxruntime computes with but does not exchange with numpy.
 _NON_NUMPY_TYPES = ("bfloat16", "float8", "float4", "int4", "int2")
+"""Types that onnxruntime computes with but does not exchange with NumPy."""
 
 
 class SegmentRunner(Protocol):
-    """A model in a runtime."""
+    """A model that is loaded into a runtime."""
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every output by name."""
+        """Return every output by name."""
 
 
 class OrtSession:
-    """One ONNX model in onnxruntime, on one thread. Initializers that are hollows take their data from `weights`.
+    """One ONNX model in onnxruntime, on one thread.
 
-    The data goes to onnxruntime by itself and never into a protobuf message, so that it may be over 2 GB.
+    The data of placeholder initializers goes to onnxruntime directly and never into a protobuf message, so that it may
+    exceed 2 GB.
+
+    Args:
+        proto: The model.
+        weights: Data of the placeholder initializers, by name.
+        place: The model's name at the start of error messages.
+        optimization: Graph optimization level of onnxruntime.
+        is_single_use: Whether the model is run once. onnxruntime then makes no second, reordered copy of the weights.
+
+    Raises:
+        DicompilerError: onnxruntime refuses the model.
     """
 
     def __init__(
@@ -54,33 +72,31 @@ class OrtSession:
         optimization: Optimization = "extended",
         is_single_use: bool = False,
     ) -> None:
-        """`place` opens the errors: DicompilerError where onnxruntime refuses the model. once: it is run once: a
-        second copy of the weights in another order would not pay."""
         self.place = place
         options = ort.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{_LEVELS[optimization]}")
-        if optimization != "all":  # what is fused differs from a whole network to its parts, and rounds otherwise
+        if optimization != "all":  # Fused integer operators round differently, and parts are fused differently.
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         if is_single_use:
             options.add_session_config_entry("session.disable_prepacking", "1")
         names = [tensor.name for tensor in proto.graph.initializer if is_placeholder(tensor)]
-        # onnxruntime promises no copy: the values stay alive as long as the session.
+        # onnxruntime may not copy the values, so they must live as long as the session.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
             self._session = run_interruptibly(place, lambda _: create_session(proto.SerializeToString(), options))
         except DicompilerError:
             raise
-        except Exception as error:  # onnxruntime's errors share no other base
-            raise DicompilerError(f"{place}: onnxruntime cannot load it: {_line(error)}") from error
+        except Exception as error:  # onnxruntime's errors have no other common base class.
+            raise DicompilerError(f"{place}: onnxruntime cannot load it: {one_line(str(error))}") from error
         self.outputs = tuple(value.name for value in self._session.get_outputs())
-        kinds = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
-        self._has_non_numpy_types = any(name in kind for kind in kinds for name in _NON_NUMPY_TYPES)
+        types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        self._has_non_numpy_types = any(name in kind for kind in types for name in _NON_NUMPY_TYPES)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Every output by name, as arrays (lists and dicts for values that are not tensors)."""
+        """Return every output by name: arrays, and lists and dicts for values that are not tensors."""
         feeds = {name: _in_c_order(value) for name, value in inputs.items()}
         with self._ort_errors_translated():
             if not self._has_non_numpy_types:
@@ -94,35 +110,38 @@ class OrtSession:
 
     @contextmanager
     def _ort_errors_translated(self) -> Iterator[None]:
-        """DicompilerError where onnxruntime cannot run it."""
+        """Turn errors of onnxruntime into DicompilerError."""
         try:
             yield
         except DicompilerError:
             raise
-        except Exception as error:  # see above
-            raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {_line(error)}") from error
+        except Exception as error:
+            raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {one_line(str(error))}") from error
 
     def bind(self, memory: Mapping[str, Any]) -> Callable[[], object]:
-        """Runs it on what lies in `memory`, again and again: it reads its inputs there, in C order (of types below a
-        byte a copy), and writes those of its outputs there that are tensors of numbers and of a fixed shape. Where
-        an input is none, it is run on what `memory` holds then."""
-        names = [one.name for one in self._session.get_inputs()]
+        """Return a function that runs the model on fixed memory.
+
+        Inputs are read from the arrays in `memory`. Numeric outputs of static shape are written to the arrays of their
+        names. If an input is not numeric, the returned function runs the model on the current contents of `memory`
+        instead.
+        """
+        names = [value.name for value in self._session.get_inputs()]
         if not all(_is_numeric_array(memory[name]) for name in names):
             return lambda: self.run({name: memory[name] for name in names})
         binding, others = self._session.io_binding(), list[str]()
         with self._ort_errors_translated():
             for name in names:
                 binding.bind_ortvalue_input(name, to_ort(memory[name]))
-            for one in self._session.get_outputs():
-                name, fixed = one.name, all(isinstance(size, int) for size in one.shape)
-                if fixed and _is_numeric_array(memory.get(name)):
+            for value in self._session.get_outputs():
+                name, is_static = value.name, all(isinstance(size, int) for size in value.shape)
+                if is_static and _is_numeric_array(memory.get(name)):
                     binding.bind_ortvalue_output(name, to_ort(memory[name]))
                 else:
                     others.append(name)
 
         def call() -> None:
             with self._ort_errors_translated():
-                for name in others:  # anew: what it made of the last inputs would be taken for its place
+                for name in others:  # Otherwise the output of the last run would be reused as memory.
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
 
@@ -134,17 +153,13 @@ def _is_numeric_array(value: Any) -> bool:
 
 
 def _in_c_order(value: Any) -> Any:
-    """Arrays in C order, which onnxruntime requires; numpy scalars as arrays of rank 0."""
+    """Return arrays in C order, as onnxruntime requires, and NumPy scalars as arrays of rank 0."""
     return np.asarray(value, order="C") if isinstance(value, (np.ndarray, np.generic)) else value
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def to_ort(array: NDArray[Any]) -> ort.OrtValue:
-    """An onnxruntime value on the array's own memory (types below a byte: on a packed copy)."""
-    if array.dtype.isbuiltin != 2:  # 2: a type that another package has added to numpy
+    """Return an onnxruntime value that shares the array's memory (a packed copy for types below one byte)."""
+    if array.dtype.isbuiltin != 2:  # 2 marks a type that another package has added to NumPy.
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
     packed = Weight.from_array(array)
@@ -156,7 +171,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
 
 
 def from_ort(value: ort.OrtValue) -> Any:
-    """The value as an array of its own; also for types that onnxruntime does not give to numpy."""
+    """Return a copy of the value as an array, also for types that onnxruntime does not convert to NumPy."""
     if not value.is_tensor() or not any(name in value.data_type() for name in _NON_NUMPY_TYPES):
         return value.numpy()
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
@@ -166,7 +181,7 @@ def from_ort(value: ort.OrtValue) -> Any:
 def with_initial_states(
     states: Sequence[TensorSpec], inputs: Mapping[str, Any], is_first_frame: bool = False
 ) -> Mapping[str, Any]:
-    """`inputs` with all states, those that are not there as zeros, if one is there or it is the first frame."""
+    """Return the inputs with zeros for missing states, if any state is given or in the first frame."""
     if not is_first_frame and not any(state.name in inputs for state in states):
         return inputs
     types = {state.name: onnx.helper.tensor_dtype_to_np_dtype(state.dtype) for state in states}
@@ -174,22 +189,25 @@ def with_initial_states(
 
 
 def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """`inputs` in the order of `values` and contiguous. DicompilerError for a missing, unknown or unfitting one."""
-    known = [value.name for value in values]
+    """Return the inputs in the order of `values` and in C order.
+
+    Raises:
+        DicompilerError: An input is missing, unknown, or of another type or shape.
+    """
+    names = [value.name for value in values]
     for name in inputs:
-        if name not in known:
-            raise DicompilerError(f"the network has no input {name!r}{did_you_mean(name, known)}")
+        if name not in names:
+            raise DicompilerError(f"the network has no input {name!r}{did_you_mean(name, names)}")
     return {value.name: _check_input(value, inputs) for value in values}
 
 
 def _check_input(value: TensorSpec, inputs: Mapping[str, Any]) -> Any:
     if value.name not in inputs:
         raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
-    given = inputs[value.name]
     if value.dtype == onnx.TensorProto.UNDEFINED:  # a sequence or an optional value
-        return given
+        return inputs[value.name]
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
-    return coerce_input(given, dtype, value.shape, f"input {value.name!r}")
+    return coerce_input(inputs[value.name], dtype, value.shape, f"input {value.name!r}")
 
 
 def run_model(
@@ -199,28 +217,42 @@ def run_model(
     optimization: Optimization = "extended",
     is_single_use: bool = False,
 ) -> dict[str, Any]:
-    """The outputs of the whole model from one session: what every split is compared with.
+    """Run a whole model in one onnxruntime session. Every split is compared with its results.
 
-    `outputs`: names of tensors, also inner ones, to return in place of the graph's outputs. Of states a placed model
-    reads its pieces. once: see `Session`.
+    Args:
+        model: The network. A placed model is given whole states and reads its pieces of them.
+        inputs: An array for each graph input, by name.
+        outputs: Names of tensors to return instead of the graph outputs; they may be inner tensors.
+        optimization: Graph optimization level of onnxruntime.
+        is_single_use: Whether the session is used once, see `OrtSession`.
+
+    Returns:
+        The outputs by name.
+
+    Raises:
+        DicompilerError: onnxruntime cannot load or run the model.
     """
     proto = model.proto
     if outputs is not None:
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
-        known = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
+        infos = {value.name: value for value in (*proto.graph.value_info, *proto.graph.input, *proto.graph.output)}
         del proto.graph.output[:]
-        proto.graph.output.extend(known.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
+        proto.graph.output.extend(infos.get(name) or onnx.ValueInfoProto(name=name) for name in outputs)
     session = OrtSession(proto, model.weights, "the whole model", optimization, is_single_use)
     return session.run(inputs_with_states(read_state_pieces(proto)[0], inputs))
 
 
 @dataclass(frozen=True)
 class Execution:
-    """What a program computed for one frame. outputs: by name, of the first device that delivers each.
+    """The results of a program for one frame.
 
-    delivered: every sink device's outputs. sent: bytes by transfer index. values: every tensor on every device, where
-    that was asked for. kept: what is kept of states for the next frame, of each device's program.
+    Attributes:
+        outputs: Graph outputs by name, each from the first device that delivers it.
+        sent: Bytes sent, by transfer index.
+        delivered: Outputs by sink device and name.
+        values: Every tensor by device and name, if requested.
+        kept_states: State pieces that devices keep for the next frame.
     """
 
     outputs: dict[str, Any]
@@ -232,7 +264,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class _SingleUseSession:
-    """A model whose session is made where it runs, and is given back."""
+    """A segment runner that creates its session for each run and frees it afterwards."""
 
     make_session: Callable[[], OrtSession]
 
@@ -241,7 +273,15 @@ class _SingleUseSession:
 
 
 class ProgramExecutor:
-    """A program with its sessions made, to be run for many frames. States are kept from one to the next."""
+    """A program with loaded sessions, which runs many frames and keeps states between them.
+
+    Args:
+        program: The program.
+        optimization: Graph optimization level of onnxruntime.
+        make_runner: Creates the runner of a segment, instead of an onnxruntime session.
+        is_single_use: Whether one frame is run. Each session is then created when its turn comes, so that only one
+            holds weights at a time.
+    """
 
     def __init__(
         self,
@@ -250,73 +290,87 @@ class ProgramExecutor:
         make_runner: Callable[[Segment], SegmentRunner] | None = None,
         is_single_use: bool = False,
     ) -> None:
-        """`make`: what runs a segment in place of onnxruntime. once: it is run for one frame: each session is made when
-        its turn comes, so that one of them holds weights at a time."""
         self.program = program
-        self._functions: dict[str, Any] = {}
+        self._kept_states: dict[str, Any] = {}
         self._sends = [_sends_by_segment(device) for device in program.devices]
 
-        def session(s: Segment) -> SegmentRunner:
-            about = s.model, program.weights, f"segment {s.name!r} of device {s.device!r}", optimization, is_single_use
-            return _SingleUseSession(lambda: OrtSession(*about)) if is_single_use else OrtSession(*about)
+        def make_session(s: Segment) -> SegmentRunner:
+            arguments = (
+                s.model,
+                program.weights,
+                f"segment {s.name!r} of device {s.device!r}",
+                optimization,
+                is_single_use,
+            )
+            return _SingleUseSession(lambda: OrtSession(*arguments)) if is_single_use else OrtSession(*arguments)
 
         self._sessions = [
-            [(make_runner or session)(segment) for segment in device.segments] for device in program.devices
+            [(make_runner or make_session)(segment) for segment in device.segments] for device in program.devices
         ]
 
     def run(self, inputs: Mapping[str, Any], keep_values: bool = False) -> Execution:
-        """Plays the program for one frame; where `inputs` has states, those begin anew, and zeros are what they begin
-        with. DicompilerError where a transfer or an order is not as predicted."""
+        """Run the program for one frame.
+
+        Args:
+            inputs: Arrays by input name. If a state is given, all states restart from the given values or zeros.
+            keep_values: Return every tensor of every device in `Execution.values`.
+
+        Returns:
+            The results of the frame.
+
+        Raises:
+            DicompilerError: An input does not fit, or a transfer or the order of the steps is not as predicted.
+        """
         program = self.program
-        feed = with_initial_states(program.states, inputs, not self._functions)
-        anew = any(state.name in feed for state in program.states)
-        given = check_inputs((*program.inputs, *(program.states if anew else ())), feed)
-        held = {d.device: {name: given[name] for name in d.sources} for d in program.devices}
+        feed = with_initial_states(program.states, inputs, not self._kept_states)
+        restarts = any(state.name in feed for state in program.states)
+        arrays = check_inputs((*program.inputs, *(program.states if restarts else ())), feed)
+        memory = {d.device: {name: arrays[name] for name in d.sources} for d in program.devices}
         for device in program.devices:
             for state in device.states:
-                held[device.device][state.value.name] = (
-                    given[state.past][to_slices(state.region)] if anew else self._functions[state.value.name]
+                memory[device.device][state.value.name] = (
+                    arrays[state.past][to_slices(state.region)] if restarts else self._kept_states[state.value.name]
                 )
         sent = [0] * len(program.transfers)
         for sends in self._sends:
-            self._send(sends[0], held, sent)
+            self._send(sends[0], memory, sent)
         for device_index, index in program.segment_order:
             device = program.devices[device_index]
-            segment, local = device.segments[index], held[device.device]
+            segment, local = device.segments[index], memory[device.device]
             missing = [name for name in segment.inputs if name not in local]
             if missing:
                 raise DicompilerError(
-                    f"segment {segment.name!r} of device {device.device!r} reads {missing[0]!r} before it is there"
+                    f"segment {segment.name!r} of device {device.device!r} reads {missing[0]!r} before it is available"
                 )
             local.update(self._sessions[device_index][index].run({name: local[name] for name in segment.inputs}))
-            self._send(self._sends[device_index][index + 1], held, sent)
+            self._send(self._sends[device_index][index + 1], memory, sent)
         delivered = {
-            d.device: {output: held[d.device][name] for name, output in d.sinks.items()}
+            d.device: {output: memory[d.device][name] for name, output in d.sinks.items()}
             for d in program.devices
             if d.sinks
         }
         first = {name: value for outputs in reversed(delivered.values()) for name, value in outputs.items()}
         outputs = {value.name: first[value.name] for value in program.outputs}
         kept = [
-            (state, held[device.device][state.written_name]) for device in program.devices for state in device.states
+            (state, memory[device.device][state.written_name]) for device in program.devices for state in device.states
         ]
-        self._functions = {state.value.name: array for state, array in kept}
-        return Execution(outputs, tuple(sent), delivered, held if keep_values else {}, kept)
+        self._kept_states = {state.value.name: array for state, array in kept}
+        return Execution(outputs, tuple(sent), delivered, memory if keep_values else {}, kept)
 
-    def _send(self, indices: Sequence[int], held: Mapping[str, dict[str, Any]], sent: list[int]) -> None:
+    def _send(self, indices: Sequence[int], memory: Mapping[str, dict[str, Any]], sent: list[int]) -> None:
         for index in indices:
             transfer = self.program.transfers[index]
-            name, to = transfer.value.name, held[transfer.receiver]
-            if name not in held[transfer.sender]:
+            name, received = transfer.value.name, memory[transfer.receiver]
+            if name not in memory[transfer.sender]:
                 raise DicompilerError(f"{_describe_transfer(transfer)}: the sender does not have it yet")
-            if name in to:
+            if name in received:
                 raise DicompilerError(f"{_describe_transfer(transfer)}: the receiver has it already")
-            to[name] = _check_sent_array(transfer, held[transfer.sender][name])
-            sent[index] += to[name].nbytes
+            received[name] = _check_sent_array(transfer, memory[transfer.sender][name])
+            sent[index] += received[name].nbytes
 
 
 def _sends_by_segment(device: DeviceProgram) -> list[list[int]]:
-    """The transfers that the device sends before its first segment, after its first, after its second, …"""
+    """Return the transfers to send before the first segment, after the first, and so on."""
     sends: list[list[int]] = [[]]
     for step in device.steps:
         if step.kind == "run":

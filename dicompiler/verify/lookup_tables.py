@@ -1,8 +1,8 @@
-"""Inputs whose numbers are rows of a table, as they are or after a step that is known: what a client can check.
+"""Inputs whose values index the rows of a table, which a client checks before it sends them.
 
-In: a model, names of its inputs. Out: for each the tables, what is added to its numbers first, and which of them are
-looked up. A number that goes through anything else (a Clip, a product, a sum with another input) is the engine's to
-check: it may be right there.
+Model + input names → for each input its tables, the offset added to the values first, and the part that is looked up.
+Values that pass through any other operator (a Clip, a product, a sum of two inputs) are left to onnxruntime to check,
+because that operator may bring them into range.
 """
 
 from __future__ import annotations
@@ -22,19 +22,26 @@ from dicompiler.ir.regions import Region, full_region
 from dicompiler.verify.index_inputs import INDEXING_OPS, InputUse, find_readers, input_extent
 
 TableRows = tuple[str, int]
-"""A table's name, and how many rows it has."""
+"""Name of a table and its number of rows."""
 ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
-"""Operators that keep how many rows there are."""
+"""Operators that keep the number of rows."""
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
-"""Operators that hand on every number of an input, elsewhere: of Concat of any, of the others of the first."""
+"""Operators that move the values of an input: Concat of all inputs, the others of the first."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
-"""Whole numbers of so many bits that a sum with a constant does not begin anew at the other end."""
+"""Integer types whose sum with a constant does not wrap around."""
 
 
 @dataclass(frozen=True)
 class _IndexValues:
-    """Numbers of a graph input that a tensor holds: those of `region` (None: all, of a shape that is not known), each
-    cast to `type` ("": as it is), which drops higher bits, and with `offset` added; `inplace`: where they were."""
+    """Values of a graph input that a tensor holds.
+
+    Attributes:
+        tensor: The tensor that holds them now.
+        region: The region of the graph input that it holds; None for all of an input of unknown shape.
+        offset: The number that was added to each value.
+        is_in_place: Whether the values are still at their places in the region.
+        cast_type: The type to which they were cast, which drops higher bits; '' for none.
+    """
 
     tensor: str
     region: Region | None
@@ -43,41 +50,47 @@ class _IndexValues:
     cast_type: str = ""
 
 
-def check_indices(model: Model, given: Mapping[str, Any]) -> None:
-    """DicompilerError, naming the input, the number and the table, where a number is no row of a table that it is
-    looked up in, or written to: a token beyond the vocabulary, a position beyond a cache."""
-    for name, tables in find_lookup_tables(model, given).items():
-        check_index_range(given[name], tables, f"input {name!r}")
+def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
+    """Raise an error if an input value is not a row of a table that it indexes.
+
+    Raises:
+        DicompilerError: A value is out of range, such as a token beyond the vocabulary. The error names input and
+            table.
+    """
+    for name, tables in find_lookup_tables(model, inputs).items():
+        check_index_range(inputs[name], tables, f"input {name!r}")
 
 
 def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Input → the tables whose rows its numbers are, by what `check_rows` takes; of those that are as long the first.
-    Without the inputs that are none."""
+    """Return the tables that each input indexes, as arguments of `check_index_range`.
+
+    Among tables with the same number of rows only the first is returned. Inputs without tables are omitted.
+    """
     tensors, readers = model.tensors(), find_readers(model)
     makers = {name: node for node in model.proto.graph.node for name in node.output}
-    found: dict[str, list[dict[str, Any]]] = {}
+    tables_by_input: dict[str, list[dict[str, Any]]] = {}
     for name in names:
         tables: dict[tuple[Any, ...], dict[str, Any]] = {}
-        for handed, (node, place) in _index_uses(name, tensors, readers):
-            rows = _TABLES.get((node.domain.removeprefix("ai.onnx"), node.op_type, place), _no_table)(node, tensors)
+        for values, (node, index) in _index_uses(name, tensors, readers):
+            rows = _TABLES.get((node.domain.removeprefix("ai.onnx"), node.op_type, index), _no_table)(node, tensors)
             if rows is None or rows[1] < 1:
                 continue
-            least = -rows[1] if node.op_type in INDEXING_OPS else 0
-            own: dict[str, Any] = {"table": _original_table(rows[0], makers), "rows": rows[1], "least": least}
-            if handed.cast_type:
-                own["type"] = handed.cast_type
-            if handed.offset:
-                own["offset"] = handed.offset
-            if handed.region is not None and handed.region != full_region(tensors[name].shape or ()):
-                own["region"] = [list(interval) for interval in handed.region]
-            tables.setdefault((rows[1], least, handed.cast_type, handed.offset, handed.region), own)
+            min_index = -rows[1] if node.op_type in INDEXING_OPS else 0
+            entry: dict[str, Any] = {"table": _original_table(rows[0], makers), "rows": rows[1], "least": min_index}
+            if values.cast_type:
+                entry["type"] = values.cast_type
+            if values.offset:
+                entry["offset"] = values.offset
+            if values.region is not None and values.region != full_region(tensors[name].shape or ()):
+                entry["region"] = [list(interval) for interval in values.region]
+            tables.setdefault((rows[1], min_index, values.cast_type, values.offset, values.region), entry)
         if tables:
-            found[name] = list(tables.values())
-    return found
+            tables_by_input[name] = list(tables.values())
+    return tables_by_input
 
 
 def _original_table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
-    """The tensor whose rows a node takes, or writes, before it was turned."""
+    """Return the name of a table before Cast, Identity and Transpose."""
     while name in makers and makers[name].op_type in ROW_PRESERVING_OPS:
         name = makers[name].input[0]
     return name
@@ -86,61 +99,72 @@ def _original_table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
 def _index_uses(
     name: str, tensors: Mapping[str, TensorInfo], readers: Mapping[str, list[InputUse]]
 ) -> Iterator[tuple[_IndexValues, InputUse]]:
-    """Who reads whole numbers of a graph input, and what it reads of them."""
+    """Yield the nodes that read integer values of a graph input, with the values that they read."""
     if _numpy_dtype(tensors[name]).kind not in "iu":
         return
     shape = tensors[name].shape
-    waiting = [_IndexValues(name, None if shape is None else full_region(shape), is_in_place=shape is not None)]
-    seen = set(waiting)
-    while waiting:
-        handed = waiting.pop()
-        for node, place in readers.get(handed.tensor, ()):
-            yield handed, (node, place)
-            further = _after_node(handed, node, place, tensors)
-            if further is not None and further not in seen:
-                seen.add(further)
-                waiting.append(further)
+    pending = [_IndexValues(name, None if shape is None else full_region(shape), is_in_place=shape is not None)]
+    seen = set(pending)
+    while pending:
+        values = pending.pop()
+        for node, index in readers.get(values.tensor, ()):
+            yield values, (node, index)
+            next_values = _after_node(values, node, index, tensors)
+            if next_values is not None and next_values not in seen:
+                seen.add(next_values)
+                pending.append(next_values)
 
 
 def _after_node(
-    handed: _IndexValues, node: onnx.NodeProto, place: int, tensors: Mapping[str, TensorInfo]
+    values: _IndexValues, node: onnx.NodeProto, index: int, tensors: Mapping[str, TensorInfo]
 ) -> _IndexValues | None:
-    """What `node` hands on; None where a number that is no row may become one, or is not known to be read."""
-    if node.domain or (place and node.op_type not in ("Add", "Concat")):
+    """Return the values behind a node; None if the node may change whether they are in range."""
+    if node.domain or (index and node.op_type not in ("Add", "Concat")):
         return None
-    handed = replace(handed, tensor=node.output[0])
+    values = replace(values, tensor=node.output[0])
     if node.op_type == "Identity":
-        return handed
+        return values
     if node.op_type == "Cast":
         return _after_cast(
-            handed, tensors.get(node.input[0]), next(one.i for one in node.attribute if one.name == "to")
+            values,
+            tensors.get(node.input[0]),
+            next(attribute.i for attribute in node.attribute if attribute.name == "to"),
         )
     if node.op_type in REARRANGING_OPS:
-        return replace(handed, is_in_place=False)
+        return replace(values, is_in_place=False)
     if node.op_type in ("Add", "Sub"):
-        other, given = _constant_values(tensors, node.input[1 - place]), tensors.get(node.input[place])
-        if other is None or len(other) != 1 or given is None or given.dtype not in INDEX_TYPES:
+        constant, source = _constant_values(tensors, node.input[1 - index]), tensors.get(node.input[index])
+        if constant is None or len(constant) != 1 or source is None or source.dtype not in INDEX_TYPES:
             return None
-        added = int(other[0]) if node.op_type == "Add" else -int(other[0])
-        return replace(handed, offset=handed.offset + added)
-    return _after_slice(handed, node, tensors) if node.op_type == "Slice" else None
+        offset = int(constant[0]) if node.op_type == "Add" else -int(constant[0])
+        return replace(values, offset=values.offset + offset)
+    return _after_slice(values, node, tensors) if node.op_type == "Slice" else None
 
 
-def _after_cast(handed: _IndexValues, given: TensorInfo | None, to: int) -> _IndexValues | None:
-    """To a type that cannot hold all of them numbers lose their higher bits; floats are not followed: they round."""
-    if to not in INDEX_TYPES or given is None or _numpy_dtype(given).kind not in "iu":
+def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> _IndexValues | None:
+    """Return the values behind a Cast to an integer type; None for floats, because they round."""
+    if dtype not in INDEX_TYPES or source is None or _numpy_dtype(source).kind not in "iu":
         return None
-    return handed if np.can_cast(_numpy_dtype(given), INDEX_TYPES[to]) else replace(handed, cast_type=INDEX_TYPES[to])
+    return (
+        values
+        if np.can_cast(_numpy_dtype(source), INDEX_TYPES[dtype])
+        else replace(values, cast_type=INDEX_TYPES[dtype])
+    )
 
 
-def _after_slice(handed: _IndexValues, node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> _IndexValues | None:
-    """The numbers that a Slice with known bounds and steps of 1 takes."""
-    bounds, given = [_constant_values(tensors, name) for name in node.input[1:]], tensors.get(node.input[0])
-    if not handed.is_in_place or handed.region is None or given is None or len(given.shape or ()) != len(handed.region):
-        return None  # a sum can have put axes before theirs
+def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> _IndexValues | None:
+    """Return the values behind a Slice with constant bounds and steps of 1."""
+    bounds, source = [_constant_values(tensors, name) for name in node.input[1:]], tensors.get(node.input[0])
+    if (
+        not values.is_in_place
+        or values.region is None
+        or source is None
+        or len(source.shape or ()) != len(values.region)
+    ):
+        return None  # A broadcast sum may have added leading axes.
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
         return None
-    region, starts, ends = list(handed.region), bounds[0], bounds[1]
+    region, starts, ends = list(values.region), bounds[0], bounds[1]
     axes = bounds[2] if len(bounds) > 2 and node.input[3] else range(len(starts))
     steps = bounds[3] if len(bounds) > 3 else ()
     if axes is None or steps is None or any(step != 1 for step in steps):
@@ -149,7 +173,7 @@ def _after_slice(handed: _IndexValues, node: onnx.NodeProto, tensors: Mapping[st
         low, high = region[int(axis)]
         first, last, _ = slice(int(start), int(end)).indices(high - low)
         region[int(axis)] = (low + first, low + max(first, last))
-    return replace(handed, region=tuple(region))
+    return replace(values, region=tuple(region))
 
 
 def _constant_values(tensors: Mapping[str, TensorInfo], name: str) -> list[Any] | None:
@@ -158,7 +182,6 @@ def _constant_values(tensors: Mapping[str, TensorInfo], name: str) -> list[Any] 
 
 
 def _numpy_dtype(tensor: TensorInfo) -> np.dtype[Any]:
-    """As numpy has it; of what is no tensor, objects."""
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.dtype) if tensor.dtype else object)
 
 
@@ -166,35 +189,35 @@ def _no_table(_node: onnx.NodeProto, _tensors: Mapping[str, TensorInfo]) -> Tabl
     return None
 
 
-def _rows_of_input(of: int, axis: int | None = 0) -> _FindRows:
-    """Input `of`, along `axis`, or the attribute of that name."""
+def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
+    """Return a function for the rows of input `of` along `axis` (None: the attribute `axis`)."""
 
-    def found(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-        count = input_extent(of, axis)(node, [tensors.get(name) for name in node.input])
-        return None if count is None else (node.input[of], count)
+    def find_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
+        count = input_extent(index, axis)(node, [tensors.get(name) for name in node.input])
+        return None if count is None else (node.input[index], count)
 
-    return found
+    return find_rows
 
 
 def _scatter_nd_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """With places of several numbers each counts along another axis."""
+    """Return the rows of a ScatterND whose indices have one component."""
     indices = tensors[node.input[1]].shape if node.input[1] in tensors else None
     return _rows_of_input(0)(node, tensors) if indices and indices[-1] == 1 else None
 
 
 def _rotary_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Of positions that nothing is turned by, none is read."""
-    turns = any(one.name == "do_rotary" and one.i for one in node.attribute)
-    return _rows_of_input(7)(node, tensors) if turns else None
+    """Return the rows of GroupQueryAttention's rotary table, which is read if `do_rotary` is set."""
+    is_rotated = any(attribute.name == "do_rotary" and attribute.i for attribute in node.attribute)
+    return _rows_of_input(7)(node, tensors) if is_rotated else None
 
 
 def _cache_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Rows are written to the cache that is made, which can have more than the one that is given."""
-    made = tensors.get(node.output[1]) if len(node.output) > 1 else None
-    past = _rows_of_input(3, 2)(node, tensors)
-    if made is None or made.shape is None or len(made.shape) != 4:
+    """Return the rows of the cache that is written, which may be longer than the given one."""
+    cache = tensors.get(node.output[1]) if len(node.output) > 1 else None
+    past_rows = _rows_of_input(3, 2)(node, tensors)
+    if cache is None or cache.shape is None or len(cache.shape) != 4:
         return None
-    return past if past is not None and past[1] == made.shape[2] else (made.name, made.shape[2])
+    return past_rows if past_rows is not None and past_rows[1] == cache.shape[2] else (cache.name, cache.shape[2])
 
 
 _FindRows = Callable[[onnx.NodeProto, Mapping[str, TensorInfo]], TableRows | None]
@@ -208,5 +231,4 @@ _TABLES: Mapping[tuple[str, str, int], _FindRows] = {
     (ORT_DOMAIN, "GroupQueryAttention", 9): _rotary_rows,
     (ORT_DOMAIN, "RotaryEmbedding", 1): _rows_of_input(2),
 }
-"""(domain, operator, place of the input) → the table of which it has numbers of rows: tokens, positions, rows of a
-cache."""
+"""(domain, operator, input index) → function that finds the indexed table."""

@@ -1,4 +1,4 @@
-"""The inputs that a network is run with: those that were given, else seeded random ones that it can take."""
+"""The inputs of a verification run: the user's, or random ones that the network accepts."""
 
 from __future__ import annotations
 
@@ -14,55 +14,70 @@ from dicompiler.ir.onnx.weights import is_fixed_size
 from dicompiler.ir.recurrent_states import read_states
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler.verify.executor import check_inputs, with_initial_states
+from dicompiler.verify.executor import Optimization, check_inputs, with_initial_states
 from dicompiler.verify.index_inputs import find_value_limits, limit_values
-from dicompiler.verify.levels import Optimization
 from dicompiler.verify.lookup_tables import check_indices
 from dicompiler.verify.non_tensor_inputs import random_non_tensor_inputs, to_ort_inputs
 
 STATEFUL_FRAMES = 4
-"""Frames in a row with which a network with states is verified."""
+"""Number of consecutive frames with which a network with states is verified."""
 
 
 def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = None, seed: int = 0) -> dict[str, Any]:
-    """`inputs`, checked; None: seeded random ones, in range where an input is a number of a token, a position, a class
-    or a mask. States that are not given begin as zeros. DicompilerError for a missing, unknown or unfitting one,
-    and for a number outside the table that it is looked up in."""
+    """Return checked inputs for one frame.
+
+    Args:
+        model: The network.
+        inputs: The user's inputs; None draws random ones. Random tokens, positions, classes and masks stay in range.
+        seed: Seed of the random inputs.
+
+    Returns:
+        The inputs by name. States that are not given are zeros.
+
+    Raises:
+        DicompilerError: An input is missing, unknown, of another type or shape, or indexes a row that its table lacks.
+    """
     values = graph_inputs(model)
     if inputs is not None:
-        pasts = dict(read_states(model.proto) or ())
+        states = dict(read_states(model.proto) or ())
         inputs = to_ort_inputs(model, inputs)
-        given = check_inputs(
-            values, with_initial_states([value for value in values if value.name in pasts], inputs, is_first_frame=True)
+        checked = check_inputs(
+            values,
+            with_initial_states([value for value in values if value.name in states], inputs, is_first_frame=True),
         )
-        check_indices(model, given)
-        return given
-    numbers = random_inputs([value for value in values if is_fixed_size(value.dtype)], seed)
+        check_indices(model, checked)
+        return checked
+    tensors = random_inputs([value for value in values if is_fixed_size(value.dtype)], seed)
     return check_inputs(
-        values, limit_values(numbers, find_value_limits(model), seed) | random_non_tensor_inputs(model, seed)
+        values, limit_values(tensors, find_value_limits(model), seed) | random_non_tensor_inputs(model, seed)
     )
 
 
-def remove_states(model: Model, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs of a frame in which states are what the frame before made."""
-    pasts = dict(read_states(model.proto) or ())
-    return {name: value for name, value in given.items() if name not in pasts}
+def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs without states, for frames whose states come from the frame before."""
+    states = dict(read_states(model.proto) or ())
+    return {name: value for name, value in inputs.items() if name not in states}
 
 
 def first_and_later_inputs(
     model: Model, inputs: Mapping[str, NDArray[Any]] | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a run is given in its first frame and in all others: the same, but states, if given, in the first alone."""
-    given = prepare_inputs(model, inputs)
+    """Return the inputs of the first frame of a run and those of all later frames.
+
+    They differ only in states: given states are used in the first frame alone.
+    """
+    first = prepare_inputs(model, inputs)
     if not read_states(model.proto):
-        return given, given
-    later = remove_states(model, given)
-    return (later if inputs is None else given), later
+        return first, first
+    later = remove_states(model, first)
+    return (later if inputs is None else first), later
 
 
 def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> list[dict[str, Any]]:
-    """`given_inputs` of a frame; of a model with states of STEPS in a row, states in the first, and otherwise other
-    numbers in each where they are random."""
+    """Return the frames to verify: one, or STATEFUL_FRAMES if the model has states.
+
+    Random inputs differ from frame to frame. States are given in the first frame alone.
+    """
     if not read_states(model.proto):
         return [prepare_inputs(model, inputs)]
     frames = [prepare_inputs(model, inputs, 0 if inputs is not None else seed) for seed in range(STATEFUL_FRAMES)]
@@ -72,32 +87,35 @@ def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None)
 def reference_outputs(
     model: Model, frames: Sequence[Mapping[str, Any]], optimization: Optimization = "extended"
 ) -> list[dict[str, Any]]:
-    """What onnxruntime makes of frames in a row, with states fed back. One frame without states is computed once."""
-    pairs, state, made = read_states(model.proto) or (), dict[str, Any](), list[dict[str, Any]]()
+    """Return the outputs of onnxruntime for consecutive frames, with states fed back.
+
+    A repeated frame of a model without states is computed once.
+    """
+    pairs, state, results = read_states(model.proto) or (), dict[str, Any](), list[dict[str, Any]]()
     values = [value for value in graph_inputs(model) if value.name in dict(pairs)]
     for i, frame in enumerate(frames):
         if not pairs and i and frame is frames[0]:
-            made.append(made[0])
+            results.append(results[0])
             continue
         feed = with_initial_states(values, {**state, **frame}, is_first_frame=True)
-        made.append(executor.run_model(model, feed, optimization=optimization))
-        state = {past: made[-1].pop(present) for past, present in pairs}
-    return made
+        results.append(executor.run_model(model, feed, optimization=optimization))
+        state = {past: results[-1].pop(present) for past, present in pairs}
+    return results
 
 
 _LOAD_ERRORS = ("cannot be loaded", "onnxruntime cannot load it")
-"""What an error says of a model that no inputs make right."""
+"""Parts of error messages about models that cannot be loaded, whatever their inputs are."""
 
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Says, where the network cannot be computed with random inputs, that one can give better ones, and which."""
+    """Append advice to errors of onnxruntime that random inputs may have caused: which inputs to give."""
     try:
         yield
     except DicompilerError as error:
-        of_inputs = "onnxruntime" in str(error).lower() and not any(words in str(error) for words in _LOAD_ERRORS)
-        if inputs is not None or not of_inputs:
+        may_be_inputs = "onnxruntime" in str(error).lower() and not any(text in str(error) for text in _LOAD_ERRORS)
+        if inputs is not None or not may_be_inputs:
             raise
         names = ", ".join(value.name for value in graph_inputs(model))
-        more = f"; its inputs were random numbers: give arrays that it takes (--inputs X.npz with {names})"
-        raise type(error)(f"{error}{more}") from error
+        hint = f"; its inputs were random: give inputs that it accepts (--inputs X.npz with {names})"
+        raise type(error)(f"{error}{hint}") from error

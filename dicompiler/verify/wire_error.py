@@ -1,6 +1,6 @@
-"""What narrowing does to the numbers that travel: their ranges on samples, what a type cannot hold, what may differ.
+"""Effects of narrow wire types: value ranges, unrepresentable values, and the error bound.
 
-In: a program with `Wire.exact`, whose transfers carry what would be narrowed, as it is. Out: ranges; a Check; a share.
+All functions work on a program that was made with `Wire.exact`: its transfers carry the values before narrowing.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from dicompiler.verify.comparison import Check
 from dicompiler.verify.executor import ProgramExecutor
 
 ROUNDING_ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 255}
-"""What one narrowing changes a number by at most, as a share: of itself by the rounding to 11 and 8 bits of mantissa,
-of the largest of its tensor by half a step of int8, where the range is as far on both sides of 0."""
+"""Largest relative error of one narrowing, by wire type.
+
+float16 and bfloat16 round to 11 and 8 bits of mantissa. For int8 it is half a step, as a share of the tensor's largest
+value, if its range is symmetric around 0.
+"""
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 class SentTensor(NamedTuple):
-    """What a transfer carries before it is narrowed; name: see `range_name`."""
+    """A tensor that a transfer carries, before narrowing.
+
+    Attributes:
+        transfer: The transfer.
+        name: Name of the tensor's value range, see `range_name`.
+        values: The values before narrowing.
+    """
 
     transfer: Transfer
     name: str
@@ -35,7 +44,7 @@ class SentTensor(NamedTuple):
 
 
 def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) -> Iterator[SentTensor]:
-    """What would be narrowed when `program`, made with `Wire.exact`, is given these frames; of every role."""
+    """Yield the tensors that would be narrowed when the program is run on these frames, for every role."""
     for role in program.roles:
         segments = [segment for device in role.devices for segment in device.segments]
         nodes = [node for segment in segments for node in segment.model.graph.node]
@@ -50,53 +59,78 @@ def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) 
 
 
 def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> dict[str, ValueRange]:
-    """The lowest and the highest number of each tensor that travels, over all samples, by `range_name`. DicompilerError
-    for NaN and infinity."""
+    """Return the lowest and the highest value of each sent tensor over all samples, by `range_name`.
+
+    Raises:
+        DicompilerError: A tensor holds NaN or infinity, which int8 cannot represent.
+    """
     ranges: dict[str, ValueRange] = {}
     for transfer, name, values in iterate_sent_tensors(program, list(samples)):
         if not np.isfinite(values).all():
             raise DicompilerError(
                 f"wire: tensor {name!r}, from {transfer.sender!r} to {transfer.receiver!r}, holds NaN or infinity for "
-                "these samples, and int8 has neither: let it travel as it is, or as float16"
+                "these samples, which int8 cannot represent: send it in its own type or as float16"
             )
         low, high = ranges.get(name, (np.inf, -np.inf))
         ranges[name] = min(low, float(values.min(initial=low))), max(high, float(values.max(initial=high)))
-    return {name: found for name, found in ranges.items() if found[0] <= found[1]}
+    return {name: (low, high) for name, (low, high) in ranges.items() if low <= high}
 
 
 def check_wire_range(program: Program, routing: Routing, wire: WireFormat, inputs: Mapping[str, Any]) -> Check:
-    """Whether the types in which tensors travel can hold what they are for these inputs. program: with `Wire.exact`;
-    routing, wire: the plan's own. It fails where a number becomes infinite that is not, and where int8 is NaN's."""
+    """Check that the wire types can represent the sent values for these inputs.
+
+    The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 holds NaN or infinity.
+
+    Args:
+        program: The program, made with `Wire.exact`.
+        routing: The routing of the plan with its own wire types.
+        wire: The wire types of the plan.
+        inputs: Inputs of one frame.
+    """
     keys = {box.key for role in routing.roles for box in role.received_boxes}
-    known = {range_name(key): effective_wire_dtypes(routing.layers).get(key.tensor, "") for key in keys}
-    count, beyond, odd, largest = 0, 0, 0, 0.0
+    wire_dtypes = {range_name(key): effective_wire_dtypes(routing.layers).get(key.tensor, "") for key in keys}
+    transfer_count, clipped_count, non_finite_count, largest = 0, 0, 0, 0.0
     for transfer, name, values in iterate_sent_tensors(program, [inputs]):
-        kind, finite = known[name], np.isfinite(values)
-        top = float(np.abs(values[finite]).max(initial=0.0))
+        wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
+        largest_here = float(np.abs(values[is_finite]).max(initial=0.0))
         place = f"{name!r}, from {transfer.sender!r} to {transfer.receiver!r},"
-        count, largest, odd = count + 1, max(largest, top), odd + (not finite.all())
-        if kind == "int8" and not finite.all():
-            return Check("wire", False, f"{place} holds NaN or infinity, and int8 has neither: send it as float16")
-        if kind == "float16" and np.isinf(_to_float16(values[finite])).any():
-            detail = f"{place} holds {top:.3g}, which float16 cannot ({MAX_FLOAT16:g} at most): send it as bfloat16"
+        transfer_count, largest, non_finite_count = (
+            transfer_count + 1,
+            max(largest, largest_here),
+            non_finite_count + (not is_finite.all()),
+        )
+        if wire_dtype == "int8" and not is_finite.all():
+            detail = f"{place} holds NaN or infinity, which int8 cannot represent: send it as float16"
             return Check("wire", False, detail)
-        if kind == "int8":
+        if wire_dtype == "float16" and np.isinf(_to_float16(values[is_finite])).any():
+            detail = f"{place} holds {largest_here:.3g}, above float16's largest {MAX_FLOAT16:g}: send it as bfloat16"
+            return Check("wire", False, detail)
+        if wire_dtype == "int8":
             low, high = wire.ranges[name]
-            beyond += bool(((values < low) | (values > high)).any())
-    more = f"; {odd} with NaN or infinity, which travel as such" if odd else ""
-    more += f"; {beyond} with numbers beyond the range of the samples, which travel as its ends" if beyond else ""
-    return Check("wire", True, f"{wire}: {count} transfers narrowed, the largest number {largest:.3g}{more}")
+            clipped_count += bool(((values < low) | (values > high)).any())
+    notes = f"; {non_finite_count} with NaN or infinity, which are sent as such" if non_finite_count else ""
+    notes += f"; {clipped_count} with values outside the samples' range, which are clipped" if clipped_count else ""
+    return Check("wire", True, f"{wire}: {transfer_count} transfers narrowed, largest value {largest:.3g}{notes}")
 
 
 def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # that is what is looked for
+    with np.errstate(over="ignore"):  # The caller looks for overflows.
         return values.astype(np.float16)
 
 
 def wire_error_bound(routing: Routing) -> float:
-    """The share of max|reference| by which an output may differ for what is narrowed on the way to it: what each
-    narrowing changes a number by, times how many there are in a row. A network that enlarges such errors may differ by
-    more: then this type is not for it."""
-    used = effective_wire_dtypes(routing.layers)
-    sent = {used[box.key.tensor] for role in routing.roles for box in role.received_boxes if box.key.tensor in used}
-    return max((ROUNDING_ERRORS.get(kind, 0.0) for kind in sent), default=0.0) * max_narrowings_on_path(routing)
+    """Return the share of max|reference| by which narrowing may change an output.
+
+    It is the rounding error of one narrowing times the largest number of narrowings on a path. A network that amplifies
+    such errors may exceed it; then the wire type does not suit the network.
+    """
+    wire_dtypes = effective_wire_dtypes(routing.layers)
+    sent = {
+        wire_dtypes[box.key.tensor]
+        for role in routing.roles
+        for box in role.received_boxes
+        if box.key.tensor in wire_dtypes
+    }
+    return max((ROUNDING_ERRORS.get(wire_dtype, 0.0) for wire_dtype in sent), default=0.0) * max_narrowings_on_path(
+        routing
+    )

@@ -1,4 +1,4 @@
-"""The built-in passes, provided through the same hook as any plugin's."""
+"""The built-in passes, registered through the same hook as those of plugins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_passes() -> Iterable[type[Pass]]:
-    """From a model to layers, annotations by hand, and the one pass that rewrites."""
+    """Return the passes in the order of a usual pipeline."""
     from dicompiler_passes.channel_partition import FusePass, LipPass, LopPass
     from dicompiler_passes.form_layers import FormLayers
     from dicompiler_passes.infer_shapes import InferShapes

@@ -1,4 +1,4 @@
-"""What the annotating passes share: which layers and devices they speak of, and how their parts enter the plan."""
+"""Base classes of annotating passes, and the selection of layers by name."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ MAX_PARTS = 1 << 16  # parts of a layer
 
 @dataclass(frozen=True)
 class AnnotationPass(Pass):
-    """Base of the passes that edit the plan of the layers they name and leave the model as it is.
+    """Base class of passes that edit the plan of the layers they name and leave the model as it is.
 
-    layers: names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`); default: all that can be cut so. The
-    name of any other node of the model file stands for the layer that it went into.
-    devices: where the parts go, in order; default: the platform's computing devices, without a platform d0, d1, ….
+    Attributes:
+        layers: Names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`). By default all layers that the
+            pass can cut. The name of any other node of the model file stands for the layer that contains it.
+        devices: Devices of the parts, in order. By default the platform's computing devices, without a platform d0, d1,
+            ….
+        missing_layers_hint: What to tell users who name no layers, for a pass that cannot take them all.
     """
 
     layers: tuple[str, ...] = ()
@@ -59,10 +62,10 @@ class AnnotationPass(Pass):
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """The new parts, by layer name."""
+        """Return the new parts by layer name."""
 
     def part_count(self) -> int:
-        """How many devices are wanted at most: the option `parts`, where there is one."""
+        """Return the largest number of parts of a layer: the option `parts` if the pass has it."""
         return int(getattr(self, "parts", 1))
 
     def run(self, compilation: PipelineState) -> PipelineState:
@@ -88,7 +91,7 @@ class AnnotationPass(Pass):
         return replace(compilation, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """The layers that this pass can annotate, one by one: what it takes where none is named."""
+        """Return the layers that this pass can annotate one by one, if no layers are named."""
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
         return tuple(layer for layer in graph.layers if self._supports(graph, layer, devices))
@@ -105,7 +108,11 @@ class AnnotationPass(Pass):
     def strip_regions(
         self, graph: LayerGraph, layer: Layer, label: AxisLabel, parts: int, shares: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """The layer's output in `parts` strips along an axis; raises where it has too few rows or channels."""
+        """Return the layer's output as `parts` strips along an axis.
+
+        Raises:
+            DicompilerError: The output has fewer rows, columns or channels than parts.
+        """
         axis = labelled_axis(graph, layer, label)
         whole = full_region(output_shape(graph, layer))
         intervals = split_axis(graph, layer, axis, shares or [1.0] * parts)
@@ -115,7 +122,7 @@ class AnnotationPass(Pass):
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """(device, lane) for each of `parts` parts in order: neighbours together, one lane per part of a device.
+        """Return the device and lane of each part: neighbours on one device, in lanes of their own.
 
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
@@ -124,22 +131,22 @@ class AnnotationPass(Pass):
         return [(device, lane) for i, device in enumerate(used) for lane in range(each + (i < more))]
 
     def make_parts(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
-        """A part for each region, spread over the devices."""
+        """Return a part for each region, distributed over the devices."""
         homes = self.assign_devices(len(regions), devices)
         return [Part(device, region, lane=lane) for (device, lane), region in zip(homes, regions, strict=True)]
 
     def error(self, message: str) -> DicompilerError:
-        """The error of this pass with that message."""
+        """Return an error with the name of this pass."""
         return DicompilerError(f"{self.name}: {message}")
 
 
 @dataclass(frozen=True)
 class LayerAnnotationPass(AnnotationPass):
-    """Base of the annotations that take each layer by itself."""
+    """Base class of annotating passes that treat each layer on its own."""
 
     @abstractmethod
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        """The new parts of one layer."""
+        """Return the new parts of one layer."""
 
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
@@ -148,7 +155,7 @@ class LayerAnnotationPass(AnnotationPass):
 
 
 def select_layers(lineage: NodeOrigins, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
-    """The layers that names, patterns and ranges mean, in layer order."""
+    """Return the layers that names, patterns and ranges select, in layer order."""
     names = [layer.name for layer in lineage.layers.layers]
     chosen: set[str] = set()
     for item in wanted:
@@ -167,7 +174,7 @@ def select_layers(lineage: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 
 
 def _layers_named(lineage: NodeOrigins, name: str, place: str) -> list[str]:
-    """The layer of that name, else those that the model file's node of that name is in or has become a part of."""
+    """Return the layer of that name, or the layers with the model file's node of that name."""
     known = lineage.layers.layer_by_name
     called = [name] if name in known else [layer.name for layer in lineage.layers_of(name)]
     if not called and name in lineage.first_output_by_name:

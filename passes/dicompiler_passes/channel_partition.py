@@ -1,4 +1,4 @@
-"""The annotating passes that cut weights: lop (output channels), lip (input channels), fuse (lop then lip)."""
+"""The annotating passes `lop` (output channels), `lip` (input channels) and `fuse` (both)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPas
 
 @dataclass(frozen=True)
 class LopPass(LayerAnnotationPass):
-    """Layer output partitioning: each device computes a range of output channels with its share of the weights.
+    """Partition layers by output: each device computes a range of output channels.
 
     fc1 (channels 0:8) ⇒ fc1@d0 (0:4, weights 0:4), fc1@d1 (4:8, weights 4:8)
     """
@@ -36,8 +36,10 @@ class LopPass(LayerAnnotationPass):
 def merging_parts(
     annotation: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
 ) -> list[Part]:
-    """The parts that sum: `one` (the first device, all of it), `scatter` (each device a range of channels),
-    `all` (every device all of it)."""
+    """Return the parts that add partial sums up.
+
+    `one`: the first device, everything. `scatter`: each device a range of channels. `all`: every device everything.
+    """
     homes = annotation.assign_devices(parts, devices)
     if merge == "one":
         return [Part(homes[0][0], lane=homes[0][1])]
@@ -50,7 +52,7 @@ def merging_parts(
 
 @dataclass(frozen=True)
 class LipPass(LayerAnnotationPass):
-    """Layer input partitioning: each device sums over a range of input channels; mergers add the partial sums.
+    """Partition layers by input: each device sums over a range of input channels.
 
     fc1 (sum over 0:8) ⇒ fc1@d0 (sum over 0:4) + fc1@d1 (sum over 4:8) → d0
     """
@@ -75,7 +77,7 @@ class LipPass(LayerAnnotationPass):
 
 
 def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
-    """Why there are no partial sums of a layer."""
+    """Return why a layer has no partial sums."""
     quantised = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
     rounded = "it is quantised, and partial sums of rounded numbers are others" if quantised else ""
     return layer.whole_reason or rounded or "its anchor is grouped or sums over none"
@@ -83,7 +85,7 @@ def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
 
 @dataclass(frozen=True)
 class FusePass(AnnotationPass):
-    """LOP in the first layer, LIP in the last, on the same devices and without exchange in between.
+    """Cut the first layer by output and the last by input, without exchange in between.
 
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """
@@ -114,7 +116,7 @@ class FusePass(AnnotationPass):
         return result
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """The range of the last layer's input channels that `tile` of the first layer's output becomes."""
+        """Return the range of the last layer's input channels that `tile` of the first layer's output becomes."""
         extent = reduction_length(graph, last)
         if extent is None:
             raise self.error(
@@ -132,7 +134,7 @@ class FusePass(AnnotationPass):
 
 
 def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
-    """The regions of the layers in between that a range of the last layer's input channels needs."""
+    """Return the regions of the layers in between that a range of the last layer's input channels needs."""
     task = make_share_task(graph, last, LayerShare(reduce=reduce))
     if not between:
         return {}
@@ -144,7 +146,7 @@ def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, r
 def _region_of_first(
     graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
 ) -> Region | None:
-    """What the chain from the last layer back needs of the first layer's output; None where it needs anything else."""
+    """Return the region of the first layer's output that the chain needs; None for more."""
     regions = _regions_between(graph, between, last, reduce)
     readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]
     readers.append(make_share_task(graph, last, LayerShare(reduce=reduce)))

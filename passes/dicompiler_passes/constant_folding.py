@@ -1,6 +1,6 @@
-"""Constant folding: what depends on constants only is computed once, here, by onnxruntime itself.
+"""Constant folding: onnxruntime computes at compile time what depends on constants only.
 
-In: a Graph. Out: the same graph, in which the results are initializers and the nodes that made them are gone.
+Graph ⇒ the same graph, in which the results are initializers and the nodes that made them are gone
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from dicompiler_passes.shape_checks import propagate_shapes
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 
 UNFOLDED_OPS = ("DequantizeLinear",)
-"""Operators whose result is larger than what they are given: a quantised weight stays so up to where it is read."""
+"""Operators whose result is larger than their inputs, such as a dequantized weight."""
 
 NON_TENSOR_OPS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
-"""Operators whose result is no tensor, so that no initializer can hold it."""
+"""Operators whose result is not a tensor, so that no initializer can hold it."""
 
 MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
-"""Bytes that one folded tensor, and all that a pass folds, may have: what comes to more is computed when the model
-runs, as it stands."""
+"""Largest number of bytes of one folded tensor. Nodes with larger results stay."""
 
 FOLDING_TIMEOUT_S = 60.0
-"""What onnxruntime may take for folding."""
+"""Largest number of seconds that onnxruntime may take for folding."""
 
 BOUNDED_OUTPUT_OPS = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators whose results have a size that nobody knows before, and that is no larger than what they are given."""
+"""Operators whose results have an unknown size that is not larger than their inputs."""
 
 _BRANCH_ONLY_OPS = ("Constant", "Identity", "If")  # what control flow that only chooses consists of
 _MAX_VISIBLE_BYTES = 2**16  # bytes of a constant that shape inference sees: it may be a shape
@@ -57,13 +56,20 @@ _CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "st
 
 
 def fold_constants(graph: ModelGraph) -> None:
-    """Computes every node whose inputs are all constants, and what follows from it.
+    """Compute every node whose inputs are all constants, and then the nodes that depend on the results.
 
-    Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w.
-    Not folded: DequantizeLinear, random operators, operators of other domains, control flow that computes something or
-    reads tensors around it, what is too large (LARGEST), and what onnxruntime cannot compute: then the node stays. An
-    initializer that is a graph input too is not constant. A graph output that is constant is an initializer afterwards.
-    DicompilerError where onnxruntime takes longer than SECONDS.
+    Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w
+
+    Not folded are:
+
+    * DequantizeLinear, random operators and operators of other domains,
+    * control flow that computes something or reads tensors around it,
+    * results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute.
+
+    An initializer that is also a graph input is not constant. A constant graph output is an initializer afterwards.
+
+    Raises:
+        DicompilerError: onnxruntime takes longer than FOLDING_TIMEOUT_S.
     """
     _store_as_weights(graph)
     while _fold_once(graph):
@@ -71,7 +77,7 @@ def fold_constants(graph: ModelGraph) -> None:
 
 
 def _fold_once(graph: ModelGraph) -> bool:
-    """Whether more can be folded once these results are known: sizes may follow from them."""
+    """Fold once, and return True if the results may allow more folding because sizes may follow from them."""
     outputs = {tensor.name for tensor in graph.outputs}
     known: set[str] = set()
     pending: list[gs.Node] = []
@@ -98,7 +104,7 @@ def _fold_once(graph: ModelGraph) -> bool:
 
 
 def _store_as_weights(graph: ModelGraph) -> None:
-    """Makes weights of large initializers that are typed lists or sparse."""
+    """Make weights of large initializers that are typed lists or sparse."""
     for constant in [constant for constant in graph.initializers if _needs_storing(constant._values)]:
         constant.source, constant.values = None, constant.values
         graph.initializers.remove(constant)
@@ -106,14 +112,14 @@ def _store_as_weights(graph: ModelGraph) -> None:
 
 
 def _needs_storing(values: NDArray[Any] | LazyValues) -> bool:
-    """Whether the data is sparse, or in a typed field (float_data …) where it would be a weight as raw data."""
+    """Return True if the data is sparse, or in a typed field (float_data, …) although it is large."""
     if not isinstance(values, ConstantValues) or values.weight is not None:
         return isinstance(values, SparseValues)
     return not values.source.HasField("raw_data") and values.is_large
 
 
 def _is_foldable(graph: ModelGraph, node: gs.Node, known: Collection[str]) -> bool:
-    """Whether the node gives the same tensors each time, and those from constants and what is `known` alone."""
+    """Return True if the node always gives the same tensors, from constants and the `known` tensors alone."""
     if not all(graph.is_constant(tensor) or tensor.name in known for tensor in node.inputs if tensor.name):
         return False
     if node.domain not in STANDARD_DOMAINS or node.op in (*UNFOLDED_OPS, *NON_TENSOR_OPS):
@@ -125,7 +131,6 @@ def _is_foldable(graph: ModelGraph, node: gs.Node, known: Collection[str]) -> bo
 
 
 def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
-    """A Constant node's value."""
     ((name, value),) = node.attrs.items()
     if name == "sparse_value":
         return to_dense(value.attribute.sparse_tensor)
@@ -136,8 +141,10 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Those of the nodes `pending` whose results are known to be small enough, by shape inference, and that depend on
-    such nodes alone."""
+    """Return the nodes whose results are small enough by shape inference.
+
+    They depend on such nodes alone.
+    """
     model, feeds = _build_model(graph, pending, [], {})
     for name in [name for name, array in feeds.items() if array.nbytes <= _MAX_VISIBLE_BYTES]:
         model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
@@ -161,14 +168,14 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
 
 
 def _nbytes(kind: onnx.TypeProto.Tensor) -> int | None:
-    """Bytes of a tensor; None where its shape or type is not known."""
+    """Return the bytes of a tensor; None if its shape or type is unknown."""
     dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim]
     known = kind.HasField("shape") and kind.elem_type and -1 not in dims
     return raw_nbytes(kind.elem_type, tuple(dims)) if known else None
 
 
 def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Makes initializers of what the nodes `pending` compute for others. Returns those that it could compute."""
+    """Store results as initializers, and return the nodes that could be computed."""
     inner = {id(node) for node in pending}
     read = {name for node in graph.nodes if id(node) not in inner for name in names_read(node)}
     read |= {tensor.name for tensor in graph.outputs}
@@ -191,13 +198,13 @@ def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
 
 
 class _RejectedError(Exception):
-    """onnxruntime cannot compute it, or not what it needs."""
+    """onnxruntime cannot compute a node or one of its inputs."""
 
 
 def _build_model(
     graph: ModelGraph, nodes: Sequence[gs.Node], wanted: Sequence[str], found: Mapping[str, NDArray[Any]]
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """`nodes` as a model with the outputs `wanted`, and the inputs for it: constants, and what is `found`."""
+    """Return nodes as a model with the outputs `wanted`, and the values of its inputs."""
     results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
     needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}
     inner = onnx.GraphProto(name="constants", node=map(export_node, nodes))
@@ -218,7 +225,7 @@ def _build_model(
 def _run_nodes(
     graph: ModelGraph, nodes: Sequence[gs.Node], wanted: Sequence[str], found: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """The values of `wanted`, which `nodes` make of constants and of `found`."""
+    """Return the values of `wanted`."""
     import onnxruntime
 
     model, feeds = _build_model(graph, nodes, wanted, found)

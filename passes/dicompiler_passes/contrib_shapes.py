@@ -1,7 +1,4 @@
-"""Shapes of what onnx's inference does not know: onnxruntime's own operators, and those of ai.onnx.ml.
-
-In: a model without weights, and what onnx has inferred. Out: value_info with static shapes, of what lacks it.
-"""
+"""Shapes that ONNX inference does not find: operators of onnxruntime and of ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def _same_shape(shape: Shape, given: _Attributes) -> Shape:  # noqa: ARG001
 
 
 def _row_per_input_row(columns: Callable[[_Attributes], int]) -> Callable[[Shape, _Attributes], Shape]:
-    """A row for each row of the input; one row of what is a vector."""
+    """Return a shape function with one row for each row of the input, and one row for a vector."""
     return lambda shape, given: (shape[0] if len(shape) > 1 else 1, columns(given))
 
 
@@ -39,13 +36,13 @@ OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     "ArrayFeatureExtractor": lambda shape, given: (*(shape[:-1] or (1,)), given[""]),  # of a vector one row
     "FeatureVectorizer": _row_per_input_row(lambda given: sum(given["inputdimensions"])),
 }
-"""Operator of ai.onnx.ml → the shape of its result in floating point, by that of its input and its attributes."""
+"""Operator of ai.onnx.ml → output shape, from the input shape and the attributes."""
 CLASSIFIER_OPS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 
 
 def infer_contrib_shapes(bare: onnx.ModelProto, known: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """What can be said of tensors without a static shape, by name."""
+    """Return value infos with static shapes for tensors that lack one, by name."""
     own, ask = dict[str, onnx.ValueInfoProto](), False
     for node in bare.graph.node:
         unknown = [name for name in node.output if name and (name not in known or known[name].shape is None)]
@@ -83,7 +80,7 @@ def _infer_ml_node(node: onnx.NodeProto, known: Mapping[str, TensorInfo]) -> dic
 
 
 def _ask_onnxruntime(bare: onnx.ModelProto, known: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """What onnxruntime says, which knows its own operators; nothing where it refuses the model without its weights."""
+    """Return the shapes that onnxruntime infers; none if it refuses the model without its weights."""
     import onnxruntime
 
     names = [n for node in bare.graph.node for n in node.output if n and (n not in known or known[n].shape is None)]
@@ -107,4 +104,4 @@ def _ask_onnxruntime(bare: onnx.ModelProto, known: Mapping[str, TensorInfo]) -> 
 
 
 _ORT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}
-"""How onnxruntime calls types."""
+"""ONNX types by the names that onnxruntime uses."""

@@ -1,6 +1,6 @@
-"""Forms layers: each anchor operator takes in the element-wise nodes that follow it.
+"""The pass `form-layers`: each anchor operator takes in the element-wise nodes that follow it.
 
-Model (normalised, shapes inferred) → LayerGraph
+Model (normalised, shapes inferred) ⇒ LayerGraph
 """
 
 from __future__ import annotations
@@ -25,30 +25,35 @@ from dicompiler.plugin_api.onnx import (
 from dicompiler_passes.qdq_grouping import dequantize_by_reader
 
 _CONCAT_TYPES_BEFORE_OPSET_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16)
-"""What Concat takes before opset 4."""
+"""Types that Concat accepts before opset 4."""
 
 
 @dataclass(frozen=True)
 class FormLayers(Pass):
-    """Groups nodes into layers: anchor + the element-wise nodes that only it feeds.
+    """Group nodes into layers: an anchor and the element-wise nodes that only it feeds.
 
     Conv → BatchNormalization → Relu       ⇒  one layer, anchored at Conv
-    Conv → Add(shortcut) → Relu            ⇒  one layer, the shortcut comes in
-    DequantizeLinear → Conv → QuantizeLinear  ⇒  one layer, anchored at Conv: quantised numbers go in and out
-    A → (no static shape) → B              ⇒  one layer, always whole
+    Conv → Add(shortcut) → Relu            ⇒  one layer, with the shortcut as an input
+    DequantizeLinear → Conv → QuantizeLinear  ⇒  one layer, anchored at Conv: its inputs and outputs are quantized
+    A → (no static shape) → B              ⇒  one layer that no plan cuts
     """
 
     name: ClassVar[str] = "form-layers"
     provides: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, compilation: PipelineState) -> PipelineState:
+        """Set the layers."""
         from dicompiler.plugin_api import registry
 
         return replace(compilation, layers=form_layers(compilation.model, registry().operator_rules))
 
 
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
-    """The layers of `model`. Raises where a graph input has no static shape, and where an output is no node's work."""
+    """Return the layers of a model.
+
+    Raises:
+        DicompilerError: A graph input has no static shape, or no node makes a graph output.
+    """
     graph = model.proto.graph
     tensors = {
         name: tensor if is_fixed_size(tensor.dtype) else replace(tensor, shape=None)
@@ -81,7 +86,7 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
 
 
 def _nodes(model: Model) -> Iterator[Node]:
-    """The graph's nodes as rules see them, in file order (ONNX demands that it is topological)."""
+    """Yield the graph's nodes as rules see them, in file order, which is topological."""
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
         # A stand-in of the exact check is cut just as the operator that it stands for.
@@ -102,7 +107,7 @@ def _nodes(model: Model) -> Iterator[Node]:
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """An attribute as int, float, str, list …; strings that are no UTF-8, tensors and graphs stay as they are."""
+    """Return an attribute's value; strings are decoded, and tensors and graphs stay as they are."""
     if attribute.type == onnx.AttributeProto.STRING:
         return attribute.s.decode("utf-8", "surrogateescape")
     return onnx.helper.get_attribute_value(attribute)
@@ -110,7 +115,13 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 @dataclass(frozen=True)
 class _Group:
-    """Nodes that become a layer, with the index of the anchor among them and why it is whole ('' if it is not)."""
+    """Nodes that become a layer.
+
+    Attributes:
+        nodes: The nodes in order.
+        anchor: Index of the anchor among them.
+        reason: Why no plan can cut the layer, '' if plans can.
+    """
 
     nodes: tuple[Node, ...]
     anchor: int = 0
@@ -118,7 +129,7 @@ class _Group:
 
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """Tensor → names of the nodes that read it; a graph output is read by '' as well."""
+    """Return the names of the nodes that read each tensor; '' stands for the graph output."""
     found: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
@@ -127,8 +138,12 @@ def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, froz
 
 
 def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
-    """One group per node, but nodes joined by an edge that cannot be cut (no static shape, or captured by control
-    flow) together, with all that lies between them."""
+    """Return one group for each node, but join nodes around edges that cannot be cut.
+
+    All nodes between them are joined too.
+
+    Edges without static shape, and tensors that control flow captures, cannot be cut.
+    """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     leader = dict(enumerate(range(len(nodes))))
 
@@ -159,7 +174,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
 
 
 def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
-    """What dequantises a node's inputs goes into its group, before it; the node stays the anchor."""
+    """Move DequantizeLinear nodes into the group that reads them; the reader stays the anchor."""
     alone = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
     before = dequantize_by_reader(nodes, readers, lambda node: node.name in alone)
@@ -173,8 +188,11 @@ def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, froze
 
 
 def _cyclic_groups(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """The sets of groups that depend on each other both ways: strongly connected components, by Tarjan's algorithm
-    without recursion. before: group → groups that it depends on."""
+    """Yield the strongly connected components of groups, by Tarjan's algorithm without recursion.
+
+    Args:
+        before: Groups that each group depends on.
+    """
     number: dict[int, int] = {}  # in the order of visits
     low: dict[int, int] = {}  # the earliest that is reached and open
     opened: dict[int, None] = {}
@@ -204,10 +222,14 @@ def _cyclic_groups(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class _NodeLinks:
-    """What absorbing asks of the nodes; each node's inputs are gone through once, however many they are.
+    """What absorbing needs to know of nodes. Each node's inputs are visited once, however many there are.
 
-    nodes: by name. readers: see `_readers`. position: node → its place. last: node → who makes its last operand
-    ('': nobody). fitting: element-wise node → the static shape of its one output.
+    Attributes:
+        nodes: Nodes by name.
+        readers: Names of the nodes that read each tensor, see `_readers`.
+        position: Position of each node.
+        last_producer: For each node, the node that makes its last operand, '' for none.
+        elementwise_shapes: Static shape of the one output of each element-wise node.
     """
 
     nodes: Mapping[str, Node]
@@ -229,8 +251,11 @@ class _NodeLinks:
         return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
 
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
-        """Those whose last-produced operand is made inside, or by one of them that is ready: the layer that a residual
-        Add goes to. The others wait for an operand of a later round, as the last Mul of x·clip(x + 3)."""
+        """Return the nodes whose last operand is made in the layer, or by another ready node.
+
+        A residual Add so goes to the layer whose result comes last. Others wait for an operand of a later round, such
+        as the last Mul of x·clip(x + 3).
+        """
         asked, known = set(names), dict[str, bool]()
         for name in names:
             path, at = [], name
@@ -242,7 +267,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Lets each anchor take in the element-wise nodes after it, for as long as just one tensor leaves."""
+    """Let each anchor take in the nodes after it, as long as one tensor leaves the layer."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     taken: set[int] = set()
@@ -263,10 +288,11 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 
 
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
-    """The element-wise nodes that read `output`, the one that leaves the nodes `inside`, if taking them all in leaves
-    again one output. They are added to `inside`, also where they are too few.
+    """Return the element-wise nodes that read `output`, if one tensor leaves with them.
 
-    x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both at once).
+    x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both at once)
+
+    The nodes are added to `inside`, even if the result is empty.
     """
     shape = graph.tensors[output].shape
     found: list[Node] = []
@@ -289,7 +315,7 @@ def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: L
 
 
 def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
-    """The static shape of the one output of an element-wise node of which all is static; None for any other."""
+    """Return the static shape of the one output of an element-wise node; None for any other node."""
     used = [name for name in node.outputs if name]
     if not graph.rule_of(node).is_elementwise or len(used) != 1:
         return None
@@ -298,8 +324,10 @@ def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
 
 
 def _computes_whole(node: Node, graph: LayerGraph) -> bool:
-    """Whether the node, of an element-wise operator, computes all of its static output at once all the same: in
-    training mode a Dropout draws, and a BatchNormalization takes the mean, for the tensor as a whole."""
+    """Return True if a node of an element-wise operator computes all of its output at once nevertheless.
+
+    In training mode a Dropout draws, and a BatchNormalization takes the mean, for the whole tensor.
+    """
     corner = tuple((0, min(1, extent)) for extent in graph.operation_of(node).out_shape)
     return graph.rule_of(node).is_elementwise and graph.make_piece(node, corner).out != corner
 
@@ -323,7 +351,7 @@ def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozense
 
 
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
-    """'' where the layer can be cut."""
+    """Return why the layer cannot be cut, '' if it can."""
     anchor = group.nodes[group.anchor]
     if not graph.rule_of(anchor).can_cut:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
@@ -347,10 +375,10 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
 
 
 def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Topological order, ties by the order in the file: a layer may wait for a shortcut that comes in late.
+    """Return the layers in topological order, with ties in file order.
 
-    Products of one tensor with matrices stand side by side: what others need of keys and values leaves together then.
-    Behind them stand those that a product of tensors takes row by row: queries can wait until that has left.
+    Products of one tensor with several matrices follow each other, so that keys and values are sent together. Queries,
+    which a product of tensors reads row by row, come after them, because they can wait until that is sent.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
@@ -382,7 +410,10 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
-    """The products that lead, through layers of one input each, to the first operand of a product of two tensors."""
+    """Return the products that lead to the first operand of a product of two tensors.
+
+    All layers between have one input.
+    """
     found: set[int] = set()
     for layer in layers:
         anchor = layer.nodes[layer.anchor]

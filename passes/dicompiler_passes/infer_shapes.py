@@ -1,7 +1,6 @@
-"""The pass `infer-shapes`: gives the graph's inputs their sizes and every tensor its type and shape.
+"""The pass `infer-shapes`: set input sizes, and infer every tensor's type and shape.
 
-In: a Model, and sizes for the dimensions that it leaves open. Out: the model with value_info for all that onnx can
-infer, in which the computations of shapes have become constants.
+Model + sizes of open dimensions ⇒ model with value_info for all tensors, and constants instead of shape computations
 """
 
 from __future__ import annotations
@@ -26,20 +25,19 @@ from dicompiler_passes.shape_checks import check_nodes, check_sizes, infer_check
 from dicompiler_passes.unfuse import unfuse
 
 _USUAL_IMAGE_SHAPE, _USUAL_SEQUENCE_SHAPE = (1, 3, 224, 224), (128,)
-"""Sizes that inputs often have: those of a picture; behind the first those of a text, or of a recording."""
+"""Usual input sizes for examples in error messages: an image, and the length of a text or recording."""
 
 
 @dataclass(frozen=True)
 class InferShapes(Pass):
-    """Sets the inputs' sizes, infers every tensor's shape, and folds what computes shapes.
+    """Set input sizes, infer every tensor's shape, and fold the nodes that compute shapes.
 
-    x: [N, 3, H, W], shape=x=1x3x224x224         ⇒  x: [1, 3, 224, 224]; N, H, W are known wherever they stand
+    x: [N, 3, H, W], shape=x=1x3x224x224         ⇒  x: [1, 3, 224, 224]; N, H and W are replaced everywhere
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
-    Split → a, b into equal shares               ⇒  Slice → a, Slice → b
+    Split → a, b into equal parts                ⇒  Slice → a, Slice → b
     node of which only the shape was read        ⇒  (gone)
 
-    shape: `input=1x3x224x224`, for any number of inputs, `past*=1x8x128x64` for several alike; a dimension that is a
-    number already must be the same. In a pipeline's text it is quoted: infer-shapes{shape="x=1x3x224x224"}.
+    In the text of a pipeline the option is quoted: infer-shapes{shape="x=1x3x224x224"}.
     """
 
     name: ClassVar[str] = "infer-shapes"
@@ -47,12 +45,21 @@ class InferShapes(Pass):
     shape: tuple[str, ...] = ()
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replaces the model. UsageError for an unknown input; DicompilerError where a dimension is left open."""
+        """Replace the model.
+
+        Raises:
+            UsageError: An input does not exist.
+            DicompilerError: A dimension is still open, or a size contradicts the model.
+        """
         return replace(compilation, model=infer_shapes(compilation.model, parse_shapes(self.shape)))
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
-    """("x=1x3x224x224",) → {"x": (1, 3, 224, 224)}; `x=` is a scalar. UsageError for anything else."""
+    """Parse input shapes: ("x=1x3x224x224",) → {"x": (1, 3, 224, 224)}. `x=` is a scalar.
+
+    Raises:
+        UsageError: A text has another form, or an input has two shapes.
+    """
     shapes: dict[str, Shape] = {}
     for text in texts:
         name, equals, dims = text.rpartition("=")
@@ -66,7 +73,7 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
 
 
 def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
-    """The model with the sizes `shapes` of its inputs, and all that follows from them."""
+    """Return the model with these input shapes and all shapes that follow from them."""
     graph = model.graph()
     _bind_shapes(graph, shapes)
     hints: list[onnx.ValueInfoProto] = []
@@ -90,7 +97,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
 
 
 def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
-    """Gives the graph's inputs their shapes, and named dimensions ("N") their size wherever they stand."""
+    """Set the shapes of the graph's inputs, and the sizes of named dimensions ("N") everywhere."""
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -107,7 +114,7 @@ def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
 
 
 def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
-    """Sets one input's shape, and the `sizes` of its named dimensions."""
+    """Set one input's shape, and the sizes of its named dimensions."""
     text = "x".join(map(str, shape))
     if not _is_tensor(tensor):
         raise DicompilerError(f"shape {tensor.name}={text}: this input is no tensor: leave it out")
@@ -126,17 +133,17 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
 
 
 def _is_tensor(tensor: Variable) -> bool:
-    """Whether the graph's input is a tensor and no sequence, map or optional."""
+    """Return True if the graph input is a tensor and not a sequence, map or optional value."""
     return tensor.info is not None and tensor.info.type.HasField("tensor_type")
 
 
 def _is_static(size: int | str | None) -> bool:
-    """Whether the dimension is a size; some exporters write -1 for an open one."""
+    """Return True if the dimension is a size. Some exporters write -1 for an open one."""
     return isinstance(size, int) and size >= 0
 
 
 def _check_static(tensor: Variable) -> None:
-    """DicompilerError where the input's shape is not known; an input that is no tensor has none."""
+    """Raise an error if the input is a tensor whose shape is not known."""
     if not _is_tensor(tensor):
         return
     if tensor.shape is None:
@@ -150,7 +157,7 @@ def _check_static(tensor: Variable) -> None:
 
 
 def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
-    """The remedy: a size for each dimension, its own where it is known, or where it is one of `named`."""
+    """Return the remedy: a size for each dimension, known sizes as they are."""
     known = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_USUAL_IMAGE_SHAPE)]
     usual = _USUAL_IMAGE_SHAPE if len(known) == len(_USUAL_IMAGE_SHAPE) else (1, *_USUAL_SEQUENCE_SHAPE * len(known))
     sizes = [size if _is_static(size) else usual[axis] for axis, size in enumerate(known)]
@@ -161,10 +168,10 @@ def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> 
 
 
 def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
-    """The model without weights, with the value_info that onnx infers from its inputs.
+    """Return the model without weights, with the value_info that ONNX infers from its inputs.
 
-    What the file said before (`hints`, of outputs too), and after that what onnxruntime says, counts only where onnx
-    finds no static shape, as after an operator that it does not know: an exporter may have written other sizes there.
+    If ONNX finds no static shape for a tensor (such as behind an unknown operator), the file's own shape is used, and
+    then the one that onnxruntime infers. The file comes second because an exporter may have written other sizes.
     """
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)
@@ -192,13 +199,12 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
 
 
 def _has_static_shape(value: onnx.ValueInfoProto) -> bool:
-    """Whether the file says a static shape."""
     tensor = value.type.tensor_type
     return tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:
-    """The model without weights in which only inputs and initializers have shapes."""
+    """Return the model without weights in which only inputs and initializers have shapes."""
     bare = model.without_weights()
     del bare.graph.value_info[:]
     for value in bare.graph.output:
@@ -208,7 +214,7 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
 
 
 def _fold_shapes(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Shape and Size of a tensor of static shape → their value; whether there was one."""
+    """Replace Shape and Size of tensors of static shape by constants; return True if there was one."""
     gone: list[gs.Node] = []
     for node in graph.nodes:
         if node.op not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS or not node.inputs:

@@ -1,7 +1,6 @@
-"""The pass `keep-states`: says which graph inputs and outputs are states, kept from frame to frame where they are made.
+"""The pass `keep-states`: declare states, which stay on the device that makes them.
 
-In: a Model with shapes, and patterns. Out: the same with its states in its metadata (see `ir.states`); of a cache that
-grows by the new rows the last ones are kept, as many as there were.
+The pairs are written to the model's metadata (`ir.recurrent_states`).
 """
 
 from __future__ import annotations
@@ -37,20 +36,21 @@ USUAL_PATTERNS = (
     "c_0=c_n",
     "state=stateN",
 )
-"""What exporters call states: optimum and onnxruntime (caches of keys and values), icefall (speech), PyTorch's names of
-what an LSTM returns, Silero (speech)."""
+"""Names of states in models of common exporters.
+
+optimum and onnxruntime (key/value caches), icefall (speech), PyTorch (results of an LSTM), Silero (speech).
+"""
 
 
 @dataclass(frozen=True)
 class KeepStates(Pass):
-    """Declares pairs of graph input and output as states, which a device keeps from frame to frame.
+    """Declare pairs of graph input and output as states, which a device keeps from frame to frame.
 
-    past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: in the next frame past.0 is what present.0 was
+    past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: in the next frame past.0 is the former present.0
     present.0 = Concat(past.0, new) (1, 8, 65, 32)    ⇒  … → Slice → present.0/kept: the last 64 rows are the state
 
-    state: `past*=present*`, for any number of pairs: `*` stands for the same text on both sides; auto: the usual names
-    of exporters, as far as they fit; none: no states. The second kind takes a mask over all rows and positions as
-    inputs of the model: rows that are not there yet are zeros, which only a mask tells from others.
+    The second form needs inputs for a mask over all rows and for positions: rows that do not exist yet are zeros, and
+    only a mask tells them from others.
     """
 
     name: ClassVar[str] = "keep-states"
@@ -59,12 +59,17 @@ class KeepStates(Pass):
     state: tuple[str, ...] = (AUTO,)
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replaces the model. UsageError for a pattern that fits nothing, DicompilerError for a pair that cannot be."""
+        """Replace the model.
+
+        Raises:
+            UsageError: A pattern matches nothing.
+            DicompilerError: A pair cannot be a state.
+        """
         return replace(compilation, model=keep_states(compilation.model, self.state))
 
 
 def keep_states(model: Model, texts: Sequence[str]) -> Model:
-    """The model with the states that `texts` say."""
+    """Return the model with the states that the patterns select."""
     if NONE in texts and len(texts) > 1:
         raise UsageError("state: 'none' stands alone: leave out the other patterns, or 'none'")
     asked = [text for text in texts if text not in (AUTO, NONE)]
@@ -83,7 +88,11 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
 
 
 def _match_pattern(text: str, ins: Sequence[str], outs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The pairs of a pattern. UsageError where it has none, or an input has no output."""
+    """Yield the pairs of a pattern.
+
+    Raises:
+        UsageError: The pattern matches no input, or an input has no output.
+    """
     past, equals, present = text.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
         raise UsageError(f"state {text!r} is not of the form past*=present*, with at most one * on each side")
@@ -97,7 +106,7 @@ def _match_pattern(text: str, ins: Sequence[str], outs: Sequence[str]) -> Iterat
 
 
 def _candidate_pairs(text: str, ins: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(input, the output that it would have) of a pattern."""
+    """Yield each input that matches a pattern, with the name of its output."""
     past, _, present = text.partition("=")
     pattern = re.escape(past).replace(r"\*", "(.*)")
     for name in ins:
@@ -116,7 +125,7 @@ def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
 def _find_usual_pairs(
     model: Model, tensors: Mapping[str, TensorInfo], ins: Sequence[str], outs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
-    """The pairs of the usual names that fit; says which they are, and why others are none."""
+    """Return the pairs with usual names that can be states; log them, and the reason why others cannot."""
     fits: dict[tuple[str, str], int] = {}
     refused: list[str] = []
     for text in USUAL_PATTERNS:
@@ -138,7 +147,7 @@ def _find_usual_pairs(
 
 
 def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
-    """How many rows the output is longer (0: as large); why it cannot be a state, in words."""
+    """Return how many rows the output has more than the input, or why it cannot be a state."""
     before, after = tensors[past], tensors[present]
     ends = f"input {past!r} {_describe_tensor(before)} and output {present!r} {_describe_tensor(after)}"
     if before.dtype != after.dtype:
@@ -167,7 +176,7 @@ def _describe_tensor(tensor: TensorInfo) -> str:
 
 
 def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
-    """Whether the output is the input with new rows behind it."""
+    """Return True if the output is the input with new rows behind it."""
     maker = next((node for node in model.proto.graph.node if present in node.output), None)
     if maker is None or maker.op_type != "Concat" or maker.input[0] != past:
         return False
@@ -176,14 +185,14 @@ def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
 
 
 def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], rows: int) -> bool:
-    """Whether the model is told which of that many rows count, and where the new ones stand."""
+    """Return True if the model has inputs for a mask over `rows` rows and for positions."""
     ins = [tensors[value.name] for value in model.proto.graph.input]
     masked = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in ins)
     return masked and any("position" in tensor.name.lower() for tensor in ins)
 
 
 def _with_states(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
-    """The model with these states, its graph's outputs in the same places."""
+    """Return the model with these states; its outputs keep their places."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph, tensors, pairs = proto.graph, model.tensors(), list[tuple[str, str]]()
@@ -198,8 +207,11 @@ def _with_states(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
 def _slice_last_rows(
     graph: onnx.GraphProto, past: TensorInfo, present: str, more: int, opset: int, taken: dict[str, int]
 ) -> str:
-    """Adds a Slice of the output, which is its last rows, in its place; the name of that. It stands right behind what
-    makes the output, so that the next frame need not wait for the rest of this one."""
+    """Replace an output by a Slice of its last rows and return the name of that.
+
+    The Slice follows the node that makes the output directly, so that the next frame need not wait for the rest of this
+    one.
+    """
     assert past.shape is not None
     output = next(value for value in graph.output if value.name == present)
     sizes = [dim.dim_value for dim in output.type.tensor_type.shape.dim]

@@ -1,6 +1,6 @@
-"""The pass `normalise`: brings any legal model into the form that all later passes rely on.
+"""The pass `normalise`: bring any valid model into the form that all later passes rely on.
 
-In: a loaded Model. Out: one whose weights are initializers, whose outputs come from nodes and whose every node is read.
+Weights are initializers, every graph output is made by a node, and every node is read.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from dicompiler_passes.shape_checks import propagate_shapes
 
 @dataclass(frozen=True)
 class Normalise(Pass):
-    """Makes weights of what is constant, and of each output the work of a node.
+    """Make constants initializers, let a node make each output, and remove unread nodes.
 
     Constant, ConstantOfShape, Transpose(w) …    ⇒  (initializer)
-    initializer that is a graph input too        ⇒  (initializer), its value is compiled in; IR 3 becomes 4
+    initializer that is also a graph input       ⇒  (initializer), its value is compiled in; IR 3 becomes 4
     Split → a, b                                 ⇒  Slice → a, Slice → b
     MatMul(w) → Split → q, k                     ⇒  MatMul(w[:, :n]) → q, MatMul(w[:, n:]) → k
     Dropout → y, mask (unread)                   ⇒  Dropout → y
     DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
     scores → ZipMap → output                     ⇒  scores → Identity → output
     SequenceConstruct(a, b) → output             ⇒  a → output_0, b → output_1
-    labels that are words → output               ⇒  their numbers → output
+    string labels → output                       ⇒  their indices → output
     w → output, x → output, a → output twice     ⇒  Identity → output
-    node or initializer that nobody reads        ⇒  (gone)
+    unread node or initializer                   ⇒  (gone)
     """
 
     name: ClassVar[str] = "normalise"
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replaces the model; every node that stays keeps its name."""
+        """Replace the model. Nodes that stay keep their names."""
         return replace(compilation, model=normalise(compilation.model))
 
 
 def normalise(model: Model) -> Model:
-    """The model in normal form. Doing it twice changes nothing."""
+    """Return the model in normal form. A second call changes nothing."""
     graph = model.graph()
     fix_initializers(graph)
     graph.prune()
@@ -65,5 +65,5 @@ def normalise(model: Model) -> Model:
 
 
 def _infer_shapes(model: Model) -> Model:
-    """The model with what shape inference finds already (a Split into equal shares must know the extent)."""
+    """Return the model with inferred shapes: a Split into equal parts needs the extent."""
     return Model(propagate_shapes(model.without_weights()), model.weights)

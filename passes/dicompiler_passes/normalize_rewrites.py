@@ -1,7 +1,4 @@
-"""The rewrites that bring a model into its normal form; each takes a graph and edits it.
-
-In: a Graph. Out: the same graph, in which outputs come from nodes, Splits are Slices and nothing is unread.
-"""
+"""The rewrites of the pass `normalise`. Each edits a graph in place."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
 
 def fix_initializers(graph: ModelGraph) -> None:
-    """Initializers are no longer graph inputs, so that a caller cannot override them: their value is compiled in.
+    """Remove initializers from the graph inputs, so that their values are compiled in.
 
-    IR version 3 demands that they are inputs, so it becomes 4, which differs from 3 in just this.
+    IR version 3 requires them as inputs, so it becomes 4, which differs in nothing else.
     """
     graph.overridable_names.clear()
     graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
 
 
 def outputs_from_nodes(graph: ModelGraph) -> None:
-    """Every graph output gets a node of its own that makes it: an Identity where there is none.
+    """Give every graph output its own node, an Identity if needed.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
     a → output a and again output a        ⇒  a and Identity(a) → a_1
@@ -54,7 +51,7 @@ def outputs_from_nodes(graph: ModelGraph) -> None:
 
 
 def trim_outputs(graph: ModelGraph) -> None:
-    """Optional outputs that nobody reads go: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
+    """Remove unread optional outputs: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
     own = [node for node in graph.nodes if node.domain in STANDARD_DOMAINS and onnx.defs.has(node.op)]
     several = [
         node for node in graph.nodes if node.op in SKIP_NORMALIZATIONS and node.domain not in STANDARD_DOMAINS
@@ -69,8 +66,10 @@ def trim_outputs(graph: ModelGraph) -> None:
 
 
 def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
-    """Whether output `index` of the operator, of the standard or one of SKIPS, may be left out: of an attention that
-    is given a cache onnxruntime makes the next one."""
+    """Return True if output `index` of the operator may be omitted.
+
+    Attention with a cache must make the next cache.
+    """
     op = node.op
     if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
         return False
@@ -84,12 +83,12 @@ def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
 
 
 def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Each used output of a Split gets a Slice, or a product (see severing), of its own; whether there was one.
+    """Replace each Split by Slices or products (`split_products`); return True if there was one.
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
 
-    Because a layer has one output that is cut. A Split stays where its sizes are not known: not constant, or equal
-    shares of an axis that is not static in `tensors` (run infer-shapes).
+    A layer has one output that is cut, so a Split could not be cut. A Split stays if its sizes are unknown: computed,
+    or equal parts of an axis of unknown extent (infer-shapes finds it).
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
     known = {id(node): cuts for node in splits if (cuts := _split_intervals(node, graph.opset, tensors)) is not None}
@@ -111,10 +110,10 @@ def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> boo
 def _split_intervals(
     node: gs.Node, opset: int, tensors: Mapping[str, TensorInfo]
 ) -> tuple[int, Sequence[Interval]] | None:
-    """The axis and, per output, the interval of it that a Split cuts out; None where that is not known.
+    """Return the axis of a Split and the interval of each output; None if they are unknown.
 
-    The sizes are an input from opset 13 on (and in opset 1), an attribute before; without them the shares are equal,
-    and from opset 18 on the last may be smaller.
+    Sizes are an input since opset 13 (and in opset 1), an attribute before. Without them the parts are equal, and since
+    opset 18 the last may be smaller.
     """
     axis = int(node.attrs.get("axis", 0))
     source = tensors.get(node.inputs[0].name)
@@ -139,11 +138,11 @@ def _split_intervals(
 
 
 def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Range gets scalars; whether there was one that did not.
+    """Make the inputs of Range scalars; return True if one was not.
 
     (x of shape [1]) → Range                ⇒  x → Reshape → Range
 
-    onnxruntime computes such a Range, yet refuses to load it where it can see the shape, as in a part of the model.
+    onnxruntime computes such a Range, but refuses to load it if it knows the shape, as in a part of the model.
     """
     changed = False
     for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD_DOMAINS]:
@@ -163,7 +162,7 @@ def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> 
 
 
 def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
-    """A Slice of the split's input for output `index`; attributes before opset 10, inputs from then on."""
+    """Return a Slice of the split's input for output `index`; bounds are attributes before opset 10."""
     node = split.copy([split.inputs[0]], [split.outputs[index]])
     node.op, node.name, node.attrs = "Slice", graph.unused_node_name(f"{split.name}_{index}"), {}
     for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():
@@ -177,5 +176,5 @@ def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interva
 
 
 def int64_array(*values: int) -> NDArray[np.int64]:
-    """A vector of 64-bit integers."""
+    """Return a vector of 64-bit integers."""
     return np.array(values, np.int64)

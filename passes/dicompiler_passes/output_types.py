@@ -1,6 +1,6 @@
-"""Outputs that no device can send become what they are made of: sequences of maps or tensors, and words.
+"""Replacement of outputs that devices cannot send: sequences of maps or tensors, and strings.
 
-In: a Graph. Out: the same graph, whose outputs are tensors of numbers. A warning says what a caller gets now.
+A warning tells users what they get instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _SEQUENCE_OPS = ("SequenceConstruct", "SplitToSequence")
 
 
 def maps_to_tensors(graph: ModelGraph) -> None:
-    """An output that is a sequence of maps becomes the tensor that it is made of: scores → ZipMap → output  ⇒
-    scores → Identity → output. Nothing but tensors goes from device to device. A warning says so."""
+    """Replace outputs that are sequences of maps by the tensors that the maps are made of.
+
+    scores → ZipMap → output  ⇒  scores → Identity → output
+    """
     outputs = {tensor.name: i for i, tensor in enumerate(graph.outputs)}
     for node in graph.nodes:
         if (node.op, node.domain) == ("ZipMap", "ai.onnx.ml") and node.outputs[0].name in outputs:
@@ -42,12 +44,14 @@ def maps_to_tensors(graph: ModelGraph) -> None:
 
 
 _LABEL_ATTRIBUTES = {"TreeEnsembleClassifier": "classlabels_int64s"}
-"""How classifiers call the numbers of their classes; all others classlabels_ints."""
+"""Attribute of integer labels by classifier; all other classifiers use classlabels_ints."""
 
 
 def labels_to_indices(graph: ModelGraph) -> None:
-    """Labels that are words become their numbers, where they are nothing but an output: LinearClassifier
-    (classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1). A warning says so."""
+    """Replace string labels that are only outputs by their indices.
+
+    LinearClassifier(classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1)
+    """
     classifiers = [node for node in graph.nodes if node.domain == "ai.onnx.ml" and node.op.endswith("Classifier")]
     read = {name for node in graph.nodes for name in names_read(node)} if classifiers else set()
     outputs = {tensor.name for tensor in graph.outputs}
@@ -72,16 +76,18 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
-    """Whether an output is a sequence of tensors whose number a node tells."""
+    """Return True if an output is a sequence made by a node that tells its length."""
     outputs = {tensor.name for tensor in graph.outputs}
     return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in outputs for node in graph.nodes)
 
 
 def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> None:
-    """An output that is a sequence becomes its tensors, in the same place: SequenceConstruct(a, b) → y  ⇒
-    Identity(a) → y_0, Identity(b) → y_1; SplitToSequence(x) → y  ⇒  Split(x) → y_0, y_1. A warning says so.
+    """Replace outputs that are sequences by their tensors, in the same place.
 
-    One whose number of tensors is not known stays: of a loop, or split in a way that is computed.
+    SequenceConstruct(a, b) → y  ⇒  Identity(a) → y_0, Identity(b) → y_1
+    SplitToSequence(x) → y       ⇒  Split(x) → y_0, y_1
+
+    Sequences of unknown length stay, such as those of a loop or of a split with computed sizes.
     """
     outputs = [tensor.name for tensor in graph.outputs]
     for node in [node for node in graph.nodes if node.op in _SEQUENCE_OPS and node.domain in STANDARD_DOMAINS]:
@@ -111,7 +117,7 @@ def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -
 
 
 def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
-    """An Identity for each tensor that a sequence is made of."""
+    """Return an Identity for each tensor of a sequence."""
     made = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(node.inputs))]
     return [
         gs.Node("Identity", graph.unused_node_name(output.name), inputs=[tensor], outputs=[output], domain=node.domain)
@@ -120,8 +126,7 @@ def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
 
 
 def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[str, TensorInfo]) -> list[gs.Node]:
-    """A Split into the same pieces, each without the axis where the sequence has it no more; none where it is not known
-    into which."""
+    """Return a Split into a sequence's pieces, with Squeezes if needed; [] if unknown."""
     sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:
         return []
@@ -147,7 +152,7 @@ def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[
 
 
 def _piece_sizes(node: gs.Node, tensors: Mapping[str, TensorInfo]) -> Sequence[int]:
-    """The extents of a SplitToSequence's pieces along its axis; none where they are not known."""
+    """Return the extents of a SplitToSequence's pieces along its axis; () if unknown."""
     source = tensors.get(node.inputs[0].name)
     if source is None or source.shape is None:
         return ()

@@ -1,6 +1,6 @@
-"""Partition, the one pass that rewrites: every part of every layer becomes nodes on its device.
+"""The pass `partition`, the only one that rewrites the model by the plan.
 
-Model + LayerGraph + Plan ──route──► Routing ──► placed Model: one legal ONNX graph, every node on a device
+Model + LayerGraph + Plan ──route──► Routing ──► placed Model: one legal ONNX graph with a device for every node
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dicompiler.plugin_api.regions import partition
 
 @dataclass(frozen=True)
 class PartitionPass(Pass):
-    """Rewrites the model as the plan says: parts on devices, slices and concatenations between them.
+    """Rewrite the model by the plan: parts on devices, with slices and concatenations between them.
 
     Conv                 ⇒  Slice → Conv@d0 ┐
                             Slice → Conv@d1 ┴→ Concat

@@ -1,7 +1,4 @@
-"""What is rewritten in a float32 network before it is quantised, so that fewer numbers are rounded.
-
-In: a normalised Model in float32. Out: one that computes the same but for float rounding.
-"""
+"""Rewrites of a float32 network before quantization, so that fewer values are rounded."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from dicompiler.plugin_api.onnx import ModelGraph, names_read
 
 
 def simplify_for_quantization(model: Model) -> Model:
-    """Norms go into the matrix products before them, and averages over whole images are called so."""
+    """Return the network with folded batch normalizations and global average pools."""
     graph = model.graph()
     _fold_batch_norms(graph)
     _use_global_average(graph, Model(onnx.shape_inference.infer_shapes(model.without_weights())))
@@ -27,9 +24,9 @@ def simplify_for_quantization(model: Model) -> Model:
 
 
 def _fold_batch_norms(graph: ModelGraph) -> None:
-    """onnxruntime folds norms into convolutions, but not into this.
+    """Fold batch normalizations into Gemm nodes, which onnxruntime does not do.
 
-    Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (where nothing else reads the Gemm)
+    Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (if nothing else reads the Gemm)
     """
     counts = Counter(name for node in graph.nodes for name in names_read(node))
     counts.update(tensor.name for tensor in graph.outputs)
@@ -58,7 +55,10 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The weights of a Gemm (as they lie there) and its bias, each output times its factor; alpha and beta are in."""
+    """Return the weight (in its layout) and bias of a Gemm with each output scaled.
+
+    Its alpha and beta are included.
+    """
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)
     rows = factor[:, None] if gemm.attrs.get("transB", 0) else factor
@@ -66,7 +66,10 @@ def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _use_global_average(graph: ModelGraph, inferred: Model) -> None:
-    """AveragePool with one window, the image ⇒ GlobalAveragePool"""
+    """Replace average pools over the whole image.
+
+    AveragePool with one window, the image ⇒ GlobalAveragePool
+    """
     tensors = inferred.tensors()
     for node in graph.nodes:
         shape = tensors[node.inputs[0].name].shape if node.op == "AveragePool" else None

@@ -1,6 +1,7 @@
-"""Quantised networks in QDQ form: which nodes belong together, so that a layer takes and gives quantised numbers.
+"""Grouping of quantized networks in QDQ form, so that a layer reads and makes quantized tensors.
 
-QuantizeLinear stays with what makes its input, as any element-wise node does; DequantizeLinear goes to what reads it.
+QuantizeLinear stays with the node that makes its input, like any element-wise node. DequantizeLinear goes to the node
+that reads it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ DEQUANTIZE_OP = "DequantizeLinear"
 
 
 def duplicate_dequantize(graph: ModelGraph) -> None:
-    """A DequantizeLinear of its own for every node that reads one.
+    """Give every node that reads a DequantizeLinear its own copy.
 
-    DQ → a, b  ⇒  DQ → a, DQ → b    (a graph output keeps the one that there was)
+    DQ → a, b  ⇒  DQ → a, DQ → b    (a graph output keeps the original)
     """
     makers = {node.outputs[0].name: node for node in graph.nodes if node.op == DEQUANTIZE_OP}
     if not makers:
@@ -40,9 +41,9 @@ def duplicate_dequantize(graph: ModelGraph) -> None:
 def dequantize_by_reader(
     nodes: Sequence[Node], readers: Mapping[str, frozenset[str]], may_join: Callable[[Node], bool]
 ) -> dict[str, list[Node]]:
-    """Name of a node → the DequantizeLinear nodes that go to its layer, in order: those that nothing else reads.
+    """Return the DequantizeLinear nodes in each node's layer: those that no other node reads.
 
-    `alone`: whether a node may be joined with others.
+    `may_join` tells whether a node may be joined with others.
     """
     by_name = {node.name: node for node in nodes}
     found: dict[str, list[Node]] = {}

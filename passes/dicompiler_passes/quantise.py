@@ -1,6 +1,6 @@
-"""The pass `quantise`: a float32 network becomes one of 8-bit integers, with ranges from samples of its inputs.
+"""The pass `quantise`: turn a float32 network into 8-bit integers, with ranges from samples.
 
-In: a Model in float32 and a file of samples. Out: a Model in QDQ form, made by onnxruntime's static quantiser.
+Model in float32 + samples ⇒ model in QDQ form, by onnxruntime's static quantizer
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from dicompiler_passes.normalise import normalise
 from dicompiler_passes.prequantize import simplify_for_quantization
 
 MIN_OPSET = 13
-"""The first in which weights have a scale for each channel."""
+"""First opset in which weights have a scale for each channel."""
 
 
 @dataclass(frozen=True)
 class Quantise(Pass):
-    """Quantises weights for each channel, activations for each tensor, both to 8 bits; what follows compares with this.
+    """Quantize weights by channel and activations by tensor, to 8 bits.
+
+    Later results are compared with the quantized network.
 
     x → Conv → Relu → y  ⇒  x → Quantize → Dequantize → Conv(Dequantize(w)) → Quantize → Dequantize → y
 
-    calibrate: an .npz file with an array for each input, samples one after another along a first axis of its own:
-    32 samples of an input of shape (1, 3, 96, 96) are an array of shape (32, 1, 3, 96, 96).
-
-    inputs=int8: whoever gives the inputs quantises them, as a camera's driver can; they take a quarter of the memory.
-    The scale of each is in the model, as the input's documentation.
+    With inputs=int8 the caller gives quantized inputs, as a camera's driver can. They take a quarter of the memory. The
+    model documents the scale of each input.
     """
 
     name: ClassVar[str] = "quantise"
@@ -45,7 +44,7 @@ class Quantise(Pass):
     inputs: Literal["float32", "int8"] = "float32"
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replaces the model; layers, plan and reference are to be made anew."""
+        """Replace the model, and drop layers, plan and reference."""
         if not self.samples:
             raise UsageError("quantise: no samples: give a file of them, quantise{samples=samples.npz}")
         model = normalise(compilation.model)
@@ -59,7 +58,11 @@ class Quantise(Pass):
 
 
 def quantise(model: Model, samples: Samples) -> Model:
-    """The network in QDQ form. DicompilerError where onnxruntime cannot quantise it."""
+    """Return the network in QDQ form.
+
+    Raises:
+        DicompilerError: onnxruntime cannot quantize it.
+    """
     proto = simplify_for_quantization(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
         raise DicompilerError("quantise: the network is quantised already: leave this pass out")
@@ -76,9 +79,13 @@ def quantise(model: Model, samples: Samples) -> Model:
 
 
 def take_int8(model: Model) -> Model:
-    """x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …   for every input of a network in QDQ form.
+    """Return a network in QDQ form whose inputs are int8.
 
-    DicompilerError for an input that is read as it is."""
+    x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …
+
+    Raises:
+        DicompilerError: An input is also read in float32.
+    """
     graph = model.graph()
     for tensor in graph.inputs:
         readers = list(tensor.outputs)
@@ -128,7 +135,7 @@ def _quantize_static(proto: onnx.ModelProto, samples: Samples, place: Path) -> M
 
 
 def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
-    """Writes the network with its batch normalisations in the convolutions' weights, which are quantised with them."""
+    """Write the network with batch normalizations folded into the convolutions."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -140,7 +147,7 @@ def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
 
 @contextmanager
 def _warnings_disabled() -> Iterator[None]:
-    """Without the quantiser's advice, which is followed already."""
+    """Suppress the quantizer's advice, which is followed already."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,7 +1,6 @@
-"""Whether the nodes of a model fit the shapes of what they read and make: what onnx's shape inference lets pass.
+"""Checks that nodes fit the shapes of their tensors, where shape inference of ONNX is too lenient.
 
-In: a model with inferred shapes. Out: nothing, or a DicompilerError that names the model, the node and what is wrong.
-The ranges that hold for an attribute whatever the shapes are checked when the model is loaded.
+Attribute ranges that do not depend on shapes are checked when the model is loaded.
 """
 
 from __future__ import annotations
@@ -19,11 +18,15 @@ from dicompiler.plugin_api.utilities import memory_limit
 Attributes = Mapping[str, Any]
 
 MAX_INFERENCE_BYTES = 2**29
-"""Bytes that shape inference may take."""
+"""Largest number of bytes that shape inference may take."""
 
 
 def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
-    """The model without weights, with what onnx infers. DicompilerError for what neither onnx nor onnxruntime takes."""
+    """Return the model without weights, with the shapes that ONNX infers.
+
+    Raises:
+        DicompilerError: Neither ONNX nor onnxruntime accepts the model.
+    """
     try:
         return propagate_shapes(bare, strict=True)
     except onnx.shape_inference.InferenceError as error:
@@ -34,8 +37,10 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 
 
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
-    """Shape inference through computations of shapes too, but where these come to more than MEMORY: onnx follows each
-    number of each vector that is added to or cast, be it a shape or not."""
+    """Infer shapes, following computations of shapes unless that takes more than MAX_INFERENCE_BYTES.
+
+    ONNX follows each element of each vector that is computed with, whether it is a shape or not.
+    """
     try:
         with memory_limit(MAX_INFERENCE_BYTES):
             return onnx.shape_inference.infer_shapes(model, strict_mode=strict, data_prop=True)
@@ -44,7 +49,7 @@ def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.Model
 
 
 def _ort_accepts(model: onnx.ModelProto) -> bool:
-    """Whether onnxruntime takes the model: it is asked where onnx alone finds fault."""
+    """Return True if onnxruntime loads the model. It is asked if ONNX alone finds a mistake."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -58,7 +63,7 @@ def _ort_accepts(model: onnx.ModelProto) -> bool:
 
 
 def check_sizes(graph: onnx.GraphProto, place: str) -> None:
-    """DicompilerError for a tensor that has come out with fewer than no elements, or with more than memory can hold."""
+    """Raise an error for a tensor with a negative size or with more bytes than memory can hold."""
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in (*graph.value_info, *graph.output):
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -73,15 +78,17 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
 
 
 def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place: str) -> None:
-    """DicompilerError for an attribute or a constant index that does not fit the shapes of the node's tensors, by the
-    tables FITS and INDEXED."""
+    """Raise an error for an attribute or constant index that does not fit the shapes of a node's tensors.
+
+    The tables NODE_CHECKS and INDEXED_OPS list the checks.
+    """
     for node in graph.node:
         if node.domain in ("", "ai.onnx", "com.microsoft") and (wrong := _find_misfit(node, tensors)):
             raise DicompilerError(f"{place}: {node.op_type} {node.name!r}: {wrong}: correct the model")
 
 
 def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
-    """What is wrong with a node, in words; '' where nothing is, or not all of its shapes are known."""
+    """Return the mistake in a node; '' if there is none or a shape is unknown."""
     fault = NODE_CHECKS.get(node.op_type)
     if fault is None and node.op_type not in INDEXED_OPS:
         return ""
@@ -95,7 +102,7 @@ def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str
 
 
 def _check_indices(given: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
-    """Constant numbers of rows are from -rows to rows - 1."""
+    """Check that constant indices are from -rows to rows - 1."""
     if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
         return ""
     axis = given.get("axis", 0)
@@ -118,7 +125,7 @@ def _check_permutation(given: Attributes, known: list[Shape]) -> str:
 
 
 def _check_element_count(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
-    """What Reshape and its kin make has all elements, no more."""
+    """Check that Reshape and similar operators keep the number of elements."""
     before, after = known[0], known[-1]
     return (
         ""
@@ -137,7 +144,7 @@ def _check_filters(given: Attributes, known: list[Shape]) -> str:
 
 
 def _check_window(given: Attributes, extents: Shape, kernel: Shape) -> str:
-    """A convolution's kernel lies within its padded input (a pool's need not: onnxruntime takes what there is)."""
+    """Check that a convolution's kernel lies within its padded input; a pool's may exceed it."""
     by, pads = given.get("dilations") or [1] * len(kernel), given.get("pads") or [0] * 2 * len(kernel)
     if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(by) + len(pads) != 3 * len(kernel):
         return ""
@@ -148,7 +155,10 @@ def _check_window(given: Attributes, extents: Shape, kernel: Shape) -> str:
 
 
 def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
-    """The weights of so many gates: (directions, gates x units, features), and what units read of each other."""
+    """Return a check of a recurrent layer's weight shapes.
+
+    They are (directions, gates · units, features) and (directions, gates · units, units).
+    """
 
     def fault(given: Attributes, known: list[Shape]) -> str:
         data, weights, recurrent = known[:3]
@@ -164,7 +174,7 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
 
 
 def _check_pads(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
-    """A window of a pool may not lie in the pads alone."""
+    """Check that no window of a pool lies in the padding alone."""
     kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())
     reach = [(size - 1) * by + 1 for size, by in zip(kernel, given.get("dilations") or [1] * len(kernel), strict=False)]
     wrong = any(pad >= size for pad, size in zip(pads, reach * 2, strict=False))
@@ -172,7 +182,7 @@ def _check_pads(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
 
 
 def _check_heads(given: Attributes, known: list[Shape]) -> str:
-    """Each head has as many columns of the output; as many heads of queries read each one of keys and values."""
+    """Check that heads divide the output's columns, and that query heads share key and value heads evenly."""
     heads = given.get("q_num_heads", given.get("num_heads", 0))
     shared, made = given.get("kv_num_heads", heads), known[-1]
     if heads and shared and heads % shared:
@@ -190,8 +200,7 @@ NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
     **{op: _check_gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _check_pads),
 }
-"""Operator → what is wrong with its attributes, given the static shapes of its inputs and its first output; '' for
-nothing."""
+"""Operator → check of its attributes against the shapes of inputs and first output."""
 
 INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
-"""Operators whose second input has numbers of rows of the first along an axis."""
+"""Operators whose second input indexes rows of the first along an axis."""

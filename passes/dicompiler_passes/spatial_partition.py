@@ -1,4 +1,4 @@
-"""The annotating passes that cut in space: place (no cut at all), tile-height, tile-grid, fuse-tiles."""
+"""The annotating passes `place`, `tile-height`, `tile-grid` and `fuse-tiles`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPas
 
 @dataclass(frozen=True)
 class PlacePass(LayerAnnotationPass):
-    """Puts whole layers on one device.
+    """Put whole layers on one device.
 
     conv1 ⇒ conv1@d1
     """
@@ -42,7 +42,7 @@ class PlacePass(LayerAnnotationPass):
 
 @dataclass(frozen=True)
 class TileHeight(LayerAnnotationPass):
-    """Cuts each layer's output into height tiles; each tile needs a halo of the layer's input.
+    """Cut each layer's output into height tiles. Each tile needs a halo of the layer's input.
 
     conv1 (rows 0:8) ⇒ conv1@d0 (rows 0:4), conv1@d1 (rows 4:8)
     """
@@ -65,7 +65,7 @@ class TileHeight(LayerAnnotationPass):
 
 @dataclass(frozen=True)
 class TileGrid(LayerAnnotationPass):
-    """Cuts each layer's output into a grid of rows × columns tiles.
+    """Cut each layer's output into a grid of rows × columns tiles.
 
     conv1 (8×8) ⇒ conv1@d0 (0:4, 0:4), conv1@d1 (0:4, 4:8), conv1@d2 (4:8, 0:4), conv1@d3 (4:8, 4:8)
     """
@@ -85,7 +85,11 @@ class TileGrid(LayerAnnotationPass):
 def even_grid(
     graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: AnnotationPass
 ) -> tuple[Region, ...]:
-    """rows × columns tiles of the layer's output; raises where it has fewer rows or columns."""
+    """Return rows × columns tiles of the layer's output.
+
+    Raises:
+        DicompilerError: The output has fewer rows or columns.
+    """
     tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:
         raise annotation.error(f"layer {layer.name!r} is too small for {rows}×{columns} tiles")
@@ -94,7 +98,7 @@ def even_grid(
 
 @dataclass(frozen=True)
 class FuseTiles(AnnotationPass):
-    """Tiles the exit of a set of layers; each device computes all that its tile needs, so nothing travels within.
+    """Tile the last of several layers; each device computes all that its tile needs.
 
     conv1 → conv2 (rows 0:8) ⇒ d0: conv1 rows 0:5, conv2 rows 0:4;  d1: conv1 rows 3:8, conv2 rows 4:8
     """

@@ -1,7 +1,4 @@
-"""A product whose output is only split is several products: Q, K and V of one weight, which heads cut apart.
-
-In: a graph before its Splits become Slices. Out: one chain of nodes for each output of such a Split.
-"""
+"""Products whose output is only split become several products, such as Q, K and V of one weight."""
 
 from __future__ import annotations
 
@@ -19,12 +16,17 @@ SplitCuts = Mapping[int, tuple[int, Sequence[Interval]]]
 
 
 def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: SplitCuts) -> None:
-    """Splits that cut the columns of a weight become products by those columns.
+    """Replace Splits that cut the columns of a weight by products with these columns.
 
     x → MatMul(w) → Add(b) → Split → q, k    ⇒  x → MatMul(w[:, :n]) → Add(b[:n]) → q,  x → MatMul(w[:, n:]) → …
 
-    cuts: id of a Split → its axis, and the interval of each output. Between product and Split may stand what adds a
-    vector and a Reshape that keeps the columns; whatever else reads one of these leaves the Split as it is.
+    Between product and Split an Add of a vector and a Reshape that keeps the columns are allowed. If another node reads
+    one of these tensors, the Split stays.
+
+    Args:
+        graph: The graph, changed in place.
+        tensors: Types and shapes of its tensors.
+        cuts: Axis of each Split by id, and the interval of each output.
     """
     for split in [node for node in graph.nodes if id(node) in cuts]:
         axis, intervals = cuts[id(split)]
@@ -40,7 +42,7 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
 
 
 def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
-    """The nodes from a product by a weight to the split, in order; () where something else is there."""
+    """Return the nodes from a product to the split; [] if other nodes are between them."""
     chain: list[gs.Node] = []
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
     while len(tensor.outputs) == 1 and len(tensor.inputs) == 1 and tensor.name not in outputs:
@@ -65,7 +67,10 @@ def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.N
 
 
 def _copy_chain(graph: ModelGraph, chain: Sequence[gs.Node], output: Any, cut: Interval, number: int) -> list[gs.Node]:
-    """The chain for one interval of the columns, which ends in `output`. The first one keeps the nodes' names."""
+    """Return the chain for one interval of the columns, ending in `output`.
+
+    The first copy keeps the nodes' names.
+    """
     pieces: list[gs.Node] = []
     before = chain[0].inputs[0]
     for node in chain:
@@ -84,7 +89,7 @@ def _copy_chain(graph: ModelGraph, chain: Sequence[gs.Node], output: Any, cut: I
 
 
 def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, cut: Interval) -> Any:
-    """What a constant becomes: its columns (rows, where the product turns it), or the Reshape's shape."""
+    """Return a constant's columns (rows if the product transposes it), or the changed shape of a Reshape."""
     array = np.asarray(value.values)
     if node.op == "Reshape":
         piece = np.append(array[:-1], cut[1] - cut[0]).astype(array.dtype)

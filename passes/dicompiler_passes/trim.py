@@ -1,6 +1,6 @@
-"""The pass `trim`: what nobody reads is computed by nobody, before anybody decides how to split what is left.
+"""The pass `trim`: remove computation of elements that are never read.
 
-Model + LayerGraph ──bounds inference from the outputs──► what is read ──partition on one device──► both anew
+Model + LayerGraph ──bounds inference from the outputs──► read regions ──partition on one device──► Model + LayerGraph
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SINGLE_DEVICE = "d0"
 
 @dataclass(frozen=True)
 class Trim(Pass):
-    """Cuts every layer down to the box of its output that is read.
+    """Cut every layer down to the box of its output that is read.
 
     MatMul (128 rows) → Gather (row 0)   ⇒  Slice (row 0) → MatMul (1 row) → Gather
     """
@@ -48,8 +48,11 @@ class Trim(Pass):
     requires: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replaces model and layers, and keeps the model before it as `reference`; nodes keep their names. The same
-        compilation where all is read. DicompilerError behind a pass that annotates: its regions are of other shapes."""
+        """Replace model and layers, and keep the former model as `reference`. Nodes keep their names.
+
+        Raises:
+            DicompilerError: There is a plan already, whose regions would have other shapes.
+        """
         layers = compilation.layers
         assert layers is not None
         every = frozenset(node.name for layer in layers.layers for node in layer.nodes)
@@ -76,7 +79,7 @@ class Trim(Pass):
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
-    """The nodes that read one of the tensors `cut`, or, behind its DequantizeLinear, what comes of it in the layer."""
+    """Yield the nodes that read one of the tensors `cut`, directly or through nodes of the same layer."""
     names = set(cut)
     for node in layer.nodes:
         if not names.isdisjoint(node.inputs):
@@ -85,7 +88,7 @@ def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
 
 
 def find_read_regions(layers: LayerGraph) -> dict[str, Region | None]:
-    """Layer name → the box of its output that is read, in layer order; None: all of it."""
+    """Return the box of each layer's output that is read, in layer order; None for all of it."""
     boxes = {name: full_region(layers.tensors[name].shape or ()) for name in layers.outputs}
     read: dict[str, Region | None] = {}
     for layer in reversed(layers.layers):

@@ -1,6 +1,6 @@
-"""What onnxruntime's optimiser fused so that it cannot be cut is taken apart into what can.
+"""Undo fusions of onnxruntime's optimizer that prevent cutting.
 
-In: a graph of which shapes are known. Out: the same numbers, from operators whose rules cut them.
+Graph with known shapes ⇒ the same results, from operators whose rules can cut them
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SKIP_NORMALIZATIONS = {
 
 
 def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Attention of onnxruntime becomes three products and a MultiHeadAttention, where it has no past; a normalisation
-    of a sum becomes both where the sum is read as well; other attention is opened up (`opened`), products and their
-    activations are divided (`divided`), those of few bits get scales that can be cut (`_in_rows`). Whether one was.
+    """Take fused operators apart; return True if the graph was changed.
 
-    Attention(x, w, b, mask)                 ⇒  MatMul, Add → q, k, v → MultiHeadAttention
-    SkipLayerNormalization(x, y) → n, s      ⇒  Add(x, y) → s → LayerNormalization → n
-    MatMulNBits(x, w, scales: N·B)           ⇒  MatMulNBits(x, w, scales: N × B)
+    Attention(x, w, b, mask), without a past     ⇒  MatMul, Add → q, k, v → MultiHeadAttention
+    SkipLayerNormalization(x, y) → n, s (read)   ⇒  Add(x, y) → s → LayerNormalization → n
+    MatMulNBits(x, w, scales: N·B)               ⇒  MatMulNBits(x, w, scales: N × B)
+
+    Other attention is opened (`open_attention`), and products are separated from activations (`unfuse_product`).
     """
     changed = False
     for node in [node for node in graph.nodes if node.domain == ORT_DOMAIN or node.op == "Attention"]:
@@ -61,8 +61,10 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
-    """Whether constant scales or zero points of a product of few bits were a vector and are a matrix now, a row for
-    each column of the product: so ranges of blocks can be cut."""
+    """Make matrices of constant scales and zero points of a MatMulNBits; return True if one was a vector.
+
+    With a row for each column of the product, ranges of blocks can be cut.
+    """
     if node.op != "MatMulNBits":
         return False
     count, changed = node.attrs.get("N") or 1, False
@@ -75,7 +77,7 @@ def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
 
 
 def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether an Attention has constant weights, no past, and a mask that MultiHeadAttention takes too."""
+    """Return True if an Attention has constant weights, no past, and a supported mask."""
     inputs, read = node.inputs, graph.names_read()
     weights = [value for value in inputs[1:3] if value.name]
     given = {index for index, value in enumerate(inputs) if value.name}
@@ -91,7 +93,7 @@ def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, 
 def _copy_as(
     graph: ModelGraph, like: gs.Node, op: str, inputs: Sequence[Any], output: Any, domain: str, **attrs: Any
 ) -> gs.Node:
-    """A node that is named after `like`, of another operator."""
+    """Return a node of another operator, named after `like`."""
     node = like.copy(list(inputs), [output])
     node.op, node.domain, node.attrs = op, domain, attrs
     node.name = graph.unused_node_name(f"{like.name}_{op}")

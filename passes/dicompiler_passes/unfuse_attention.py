@@ -1,7 +1,6 @@
-"""Attention whose queries, keys and values come packed, with a bias, or with caches that are read.
+"""Preparation of attention with packed inputs, biases or caches, so that it is cut by heads.
 
-In: a node, and what is known of its tensors. Out: what stands before it, so that its rule cuts it by heads. The node
-stays, and reads and makes less.
+The attention node stays. Nodes are put in front of it, and it reads and makes less.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 
 ORT_DOMAIN = "com.microsoft"
 KNOWN_GROUP_QUERY_INPUTS = 11
-"""Inputs of GroupQueryAttention of which is known what they mean to its caches."""
+"""Number of inputs of GroupQueryAttention whose effect on its caches is known."""
 _Shapes = Sequence[tuple[int, ...] | None]
 
 
 class PrecedingNodes:
-    """Nodes that are put in front of `node`; `op` adds one and gives what it makes, in `output` if that is given."""
+    """Nodes to be put in front of `node`."""
 
     def __init__(self, graph: ModelGraph, node: gs.Node) -> None:
         self.graph, self.node, self.nodes = graph, node, list[gs.Node]()
@@ -44,7 +43,7 @@ class PrecedingNodes:
         )
 
     def add_split(self, tensor: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-        """The tensor in pieces of these sizes: a Split, which a product before it is cut by."""
+        """Return the tensor in pieces of these sizes: a Split, by which a product before it can be cut."""
         first = self.add("Split", tensor, self.add_constant(sizes), axis=axis)
         others = [Variable(self.graph.unused_tensor_name(f"{self.node.name}_Split")) for _ in sizes[1:]]
         self.nodes[-1].outputs = [first, *others]
@@ -52,7 +51,7 @@ class PrecedingNodes:
 
 
 def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether the node was changed.
+    """Rewrite an attention node; return True if it was changed.
 
     Attention(q, k, v, mask, past…) → y, present…  ⇒  Concat(past, k) → present; Attention(q, present…, mask) → y
     MultiHeadAttention(…, past…) → y, present…     ⇒  the same
@@ -113,8 +112,10 @@ def _open_multi_head(before: PrecedingNodes, shapes: _Shapes, tensors: Mapping[s
 
 
 def _open_standard(before: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
-    """With keys and values by heads queries must be so too: the node becomes the Reshape back where they were not.
-    Rows that are counted (causal, windows) are counted from the length of the past: such a node stays."""
+    """Open the standard Attention. The node becomes the Reshape back if its queries had no axis of heads.
+
+    Causal masks and windows count rows from the length of the past, so such a node stays.
+    """
     node, query = before.node, shapes[0]
     windows = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
     if node.attrs.get("is_causal", 0) or windows or query is None:
@@ -138,8 +139,10 @@ def _open_standard(before: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str
 
 
 def _append_to_past(before: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
-    """Keys and values by heads behind those of the past, inputs `first` and the next: they are the outputs 1 and 2.
-    None without such a past, with more inputs, which say how much of it counts, or where scores are read too."""
+    """Append keys and values by heads to those of the past; they become outputs 1 and 2.
+
+    None without such a past, with inputs that tell how much of it counts, or if scores are read too.
+    """
     node, read = before.node, before.graph.names_read()
     if any(one.name in read for one in node.outputs[3:]):
         return None
@@ -156,7 +159,7 @@ def _append_to_past(before: PrecedingNodes, shapes: _Shapes, first: int) -> list
 
 
 def _split_heads(before: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
-    """(batch, rows, heads · size) as (batch, heads, rows, size); what has four axes is so."""
+    """Return (batch, rows, heads · size) as (batch, heads, rows, size), if it is not so already."""
     if len(shape) == 4:
         return tensor
     split = before.add("Reshape", tensor, before.add_constant([*shape[:2], heads, shape[2] // heads]))
@@ -187,8 +190,17 @@ def _open_grouped_query(before: PrecedingNodes, shapes: _Shapes, tensors: Mappin
 
 
 def _build_caches(before: PrecedingNodes, key: tuple[int, ...], past: tuple[int, ...], more: int, dtype: int) -> None:
-    """Row `seqlens_k` of a cache is the new one, those before it are the old cache's, those after it zeros. past: the
-    shape of the new cache, which has `more` rows more than the old one."""
+    """Make the caches of a GroupQueryAttention from other nodes.
+
+    Row `seqlens_k` of a cache is the new one, those before it come from the old cache, and those after it are zeros.
+
+    Args:
+        before: The nodes in front of the attention.
+        key: Shape of the keys.
+        past: Shape of the new cache.
+        more: Rows that the new cache has more than the old one.
+        dtype: ONNX type of the cache.
+    """
     node, shared = before.node, before.node.attrs["kv_num_heads"]
     at = before.add("Reshape", node.inputs[5], before.add_constant([key[0], 1, 1, 1]))
     rows = before.add_constant(np.arange(past[2]).reshape(1, 1, -1, 1), np.int32)

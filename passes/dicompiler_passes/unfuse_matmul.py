@@ -1,7 +1,6 @@
-"""Products and convolutions that onnxruntime's optimiser fused with what follows them or turns their operands.
+"""Products and convolutions that onnxruntime fused with activations or transposed operands.
 
-In: a node, and what is known of its tensors. Out: the nodes of the standard that it was made of, in its place; the
-runtime fuses them again where they end up on one device.
+A fused node ⇒ the standard nodes that it was made of. onnxruntime fuses them again if they are on one device.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ ACTIVATION_PARAMETERS = {
     "Selu": ("alpha", "gamma"), "ThresholdedRelu": ("alpha",),
     **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
 }  # fmt: skip
-"""Activations that are fused, and the names of the numbers that each takes, in the order in which they are given."""
+"""Fused activations, and the names of their parameters in the order of the fused node's list."""
 
 
 def unfuse_product(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Whether the node was taken apart.
+    """Take a fused product apart; return True if the graph was changed.
 
     FusedConv(x, w, b, z)        ⇒  Conv(x, w, b), Add(z), activation
     FusedGemm(a, b, c)           ⇒  Gemm(a, b, c), activation
-    FusedMatMul(a, b)            ⇒  Transpose of what is turned, MatMul, Mul by alpha
+    FusedMatMul(a, b)            ⇒  Transpose of transposed operands, MatMul, Mul by alpha
     """
     maker = _UNFUSERS.get(node.op)
     if maker is None or node.domain != ORT_DOMAIN:
@@ -92,8 +91,13 @@ def _unfuse_matmul(before: PrecedingNodes, tensors: Mapping[str, TensorInfo]) ->
 
 
 def axis_order(rank: int, batch: Any, last: Any) -> list[int]:
-    """The order of the axes of an operand in which its product is one of matrices. batch: whether its rows stand before
-    the axes of the batch; last: whether rows and columns are turned then. A vector stays."""
+    """Return the order of axes in which an operand is a stack of matrices. A vector stays.
+
+    Args:
+        rank: Rank of the operand.
+        batch: Whether its rows come before the batch axes.
+        last: Whether rows and columns are transposed.
+    """
     axes = list(range(rank))
     if batch:
         axes = [*axes[1:-1], *axes[:1], *axes[-1:]] if rank > 1 else axes

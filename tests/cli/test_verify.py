@@ -31,7 +31,7 @@ def endless(tmp_path: Path) -> Path:
 def test_what_does_not_end_is_stopped_and_the_line_names_the_level_and_the_cause(endless: Path) -> None:
     line = failed(1, "verify", endless, "--timeout", "2")
     assert line == (
-        "dicompiler: error: verify: exact: the whole model: not done after 2 s in all: give it longer (--timeout)"
+        "dicompiler: error: verify: exact: the whole model: not finished after 2 s in all: allow more time (--timeout)"
     )
 
 

@@ -26,8 +26,8 @@ from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 
 COSTS = RuntimeCosts(
-    latency=1e-3, send=2e-3, receive=3e-3, per_byte=1e-9, gap=4e-3, call=5e-3, per_copy=6e-3, per_copied_byte=2e-9, per_io_byte=3e-9, per_tls_byte=5e-9,
-    header_share=0.05,
+    latency=1e-3, send=2e-3, receive=3e-3, per_byte=1e-9, gap=4e-3, call=5e-3, per_copy=6e-3, per_copied_byte=2e-9,
+    per_io_byte=3e-9, per_tls_byte=5e-9, header_share=0.05,
 )  # fmt: skip
 
 

@@ -95,13 +95,13 @@ def test_verify_fails_where_a_model_gives_other_numbers(
 @pytest.mark.parametrize(
     ("arrays", "cause"),
     [
-        ({}, "no samples of input 'input': give some of every input"),
+        ({}, "no samples of input 'input': give samples of every input"),
         ({"imput": normal(8, *SHAPE)}, "the network has no input 'imput' (did you mean 'input'?)"),
         ({"input": normal(8, 1, 1, 28, 28)}, "have the shape (8, 1, 1, 28, 28): give (samples, 1, 1, 32, 32)"),
         ({"input": normal(*SHAPE)}, "have the shape (1, 1, 32, 32): give (samples, 1, 1, 32, 32)"),
         ({"input": normal(0, *SHAPE)}, "have the shape (0, 1, 1, 32, 32): give"),
         ({"input": normal(8, *SHAPE).astype(np.float64)}, "are of type float64: give float32"),
-        ({"input": np.full((2, *SHAPE), np.nan, np.float32)}, "hold NaN or infinity: leave such samples out"),
+        ({"input": np.full((2, *SHAPE), np.nan, np.float32)}, "hold NaN or infinity: remove these samples"),
     ],
 )
 def test_samples_that_do_not_fit(
@@ -117,7 +117,7 @@ def test_a_truncated_file_of_samples(share: float, lenet: Path, tmp_path: Path, 
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
     given.write_bytes(given.read_bytes()[: int(given.stat().st_size * share)])
     line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--calibrate", given)
-    assert line == f"{given}: the samples cannot be read: it is no .npz file of arrays"
+    assert line == f"{given}: the samples cannot be read: it is not an .npz file of arrays"
 
 
 def test_a_missing_file_of_samples_and_a_network_that_is_quantised_already(

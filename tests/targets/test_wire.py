@@ -98,13 +98,13 @@ def loud(wire: str, place: Path, peak: float = 4.0) -> Path:
 @pytest.mark.parametrize(
     ("wire", "value", "held", "near", "words"),
     [
-        ("float16", 7e4, False, False, "'a', from 'pi01' to 'pi02', holds 7e+04, which float16 cannot (65504 at most)"),
-        ("bfloat16", 7e4, True, True, "bfloat16: 2 transfers narrowed, the largest number 7e+04"),
-        ("float16", np.nan, True, True, "2 with NaN or infinity, which travel as such"),
-        ("float16", np.inf, True, True, "2 with NaN or infinity, which travel as such"),
-        ("int8", np.nan, False, False, "holds NaN or infinity, and int8 has neither: send it as float16"),
-        ("int8", 4.01, True, True, "2 with numbers beyond the range of the samples, which travel as its ends"),
-        ("int8", 5.0, True, False, "2 with numbers beyond the range of the samples, which travel as its ends"),
+        ("float16", 7e4, False, False, "'a', from 'pi01' to 'pi02', holds 7e+04, above float16's largest 65504"),
+        ("bfloat16", 7e4, True, True, "bfloat16: 2 transfers narrowed, largest value 7e+04"),
+        ("float16", np.nan, True, True, "2 with NaN or infinity, which are sent as such"),
+        ("float16", np.inf, True, True, "2 with NaN or infinity, which are sent as such"),
+        ("int8", np.nan, False, False, "holds NaN or infinity, which int8 cannot represent: send it as float16"),
+        ("int8", 4.01, True, True, "2 with values outside the samples' range, which are clipped"),
+        ("int8", 5.0, True, False, "2 with values outside the samples' range, which are clipped"),
     ],
 )
 def test_numbers_that_a_type_cannot_hold_are_told(
@@ -134,7 +134,7 @@ def test_ranges_of_nan_are_refused(tmp_path: Path) -> None:
         ("int8", None, "wire: int8 needs samples of the inputs"),
         ("float16", {"input": np.zeros((1, 1, 1, 32, 32), np.float32)}, "wire: samples are for int8 only"),
         ("int8", {"inpt": np.zeros((1, 1, 1, 32, 32), np.float32)}, "the network has no input 'inpt' (did you mean"),
-        ("int8", {}, "no samples of input 'input': give some of every input"),
+        ("int8", {}, "no samples of input 'input': give samples of every input"),
         ("int8", {"input": np.zeros((1, 1, 32, 32), np.float32)}, "samples of input 'input' have the shape"),
     ],
 )

@@ -84,7 +84,7 @@ def test_nan_and_infinity_must_stand_in_the_same_places() -> None:
 def test_another_type_or_shape_is_told() -> None:
     reference = np.zeros((2, 3), np.float32)
     check = compare_value("y", reference, reference.astype(np.float64))
-    assert (check.passed, check.detail) == (False, "float64 (2, 3) where onnxruntime gives float32 (2, 3)")
+    assert (check.passed, check.detail) == (False, "float64 (2, 3), but onnxruntime computes float32 (2, 3)")
     assert not compare_value("y", reference, reference.T).passed
 
 

@@ -110,7 +110,7 @@ def test_a_tensor_that_reaches_a_device_twice_is_refused() -> None:
 def test_an_order_that_comes_too_early_is_refused() -> None:
     program, _, inputs = halo()
     early = dataclasses.replace(program, segment_order=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)))
-    with pytest.raises(DicompilerError, match=r"^segment 'a2' of device 'a' reads 'rb_start' before it is there$"):
+    with pytest.raises(DicompilerError, match=r"^segment 'a2' of device 'a' reads 'rb_start' before it is available$"):
         ProgramExecutor(early).run(inputs)
 
 

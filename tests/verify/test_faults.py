@@ -151,7 +151,7 @@ def narrow_halo(_: Operation, __: Interval | None, piece: Piece) -> Piece:
     if piece.written_region is None or piece.written_region[1][0] == piece.out[1][0]:
         return piece
     raw = moved(piece.written_region, 1, 1, 0)
-    return needing(piece, 0, raw, raw=raw)
+    return needing(piece, 0, raw, written_region=raw)
 
 
 def bias_everywhere(operation: Operation, reduce: Interval | None, piece: Piece) -> Piece:

@@ -1,8 +1,34 @@
-"""The exact check: a model with the graph of a network whose results are the same bits in whatever order it is summed.
+"""The exact check: prove the geometry of a split with a model that computes in integers.
 
-In: a Model whose weights are initializers (as the pass `normalise` leaves it), a seed. Out: the check model and integer
-inputs for it. Comparing a split network with the whole one bit by bit then proves the geometry of the split, once so
-many seeds are run that every tap and every input channel is read (`seeds_needed`, `coverage`).
+Reason for a check model: a split network sums the same products in another order than the whole network, so float
+results differ in their last bits. A tolerance hides small mistakes: a halo that is one row short, or a channel read
+twice. The exact check therefore runs another model of the same graph, whose numbers are small integers. Floating-point
+arithmetic on integers below 2^24 (float32) is exact, so the order of sums no longer matters. The whole check model and
+its split version must give the same bits; any other bit is a mistake of the split.
+
+The check model has the nodes, names, attributes and shapes of the network. It differs in three ways:
+
+* Weights are sparse integer filters: one to sixteen elements of ±1 in each filter (`sparse_filters`, `integer_values`).
+* An operator that rounds even small integers (Softmax, Sigmoid, an average over nine values, …) is replaced by a
+  stand-in: an ONNX function that reads the same inputs and makes an integer in which each of them has a part
+  (`stand_ins`, `generic`, `attention`, `normalization`). The stand-in of Softmax, for example, subtracts from each
+  element the sum of its axis modulo 16. A node with a stand-in keeps its operator type, inputs, outputs and attributes
+  and only moves to the domain `dicompiler.check`. It is therefore cut by the rule of the original operator.
+* A node for which no stand-in exists is excluded: new random integers take the place of its output (`excluded_layers`).
+
+Exactness: `exactness_check` runs the check model with every tensor as output and bounds the sums
+that made it. `build_check_model` starts with dense filters and plain operators, and relaxes the model step by step
+(`Relaxation`) until every sum is exact: inputs of products are taken modulo an odd number, filters become sparser,
+generic stand-ins replace operators, and at last nodes are excluded.
+
+Coverage: a tap is one position of a convolution kernel. A sparse filter reads only some taps and
+input channels, so a fault at another position would not show. Consecutive seeds read consecutive taps and channels:
+`seeds_needed` says how many seeds read all of them (at most four), and `coverage` counts those that were read.
+
+Fault detection: filters and inputs differ from channel to channel and place to place, and stand-ins mix every
+input element into their results. An element that is missing, read twice or read from a wrong place changes an integer.
+The tests plant such faults in splits (a shifted slice, a dropped row, swapped channels, a missing partial sum) and
+require the check to fail for each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +49,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, is_fixed_size, is_placeholder, make_placeholder
 from dicompiler.ir.random_ops import is_random
 from dicompiler.verify.deadline import DeadlineExceededError
-from dicompiler.verify.exact import excluded_layers as left
+from dicompiler.verify.exact import excluded_layers
 from dicompiler.verify.exact.coverage import Coverage, ReadMasks, measure_coverage, seeds_needed
 from dicompiler.verify.exact.exactness_check import Peak, first_inexact_peaks, largest_peak
 from dicompiler.verify.exact.graph_facts import (
@@ -43,22 +69,13 @@ from dicompiler.verify.index_inputs import find_value_limits, limit_values
 from dicompiler.verify.non_tensor_inputs import random_non_tensor_inputs
 
 __all__ = [
-    "DOMAIN",
-    "CheckModel",
-    "Coverage",
-    "NotExactError",
-    "ReadMasks",
-    "Relaxation",
-    "build_check_model",
-    "check_model",
-    "measure_coverage",
-    "measure_peak",
-    "seeds_needed",
+    "DOMAIN", "CheckModel", "Coverage", "NotExactError", "ReadMasks", "Relaxation", "build_check_model", "check_model",
+    "measure_coverage", "measure_peak", "seeds_needed",
 ]  # fmt: skip
 
 
 class NotExactError(DicompilerError):
-    """A network that no integers take through exactly: an operator rounds, or sums grow too large."""
+    """No check model exists: onnxruntime refuses it, or its numbers cannot be made exact."""
 
 
 NO_RELAXATION = Relaxation()
@@ -66,7 +83,13 @@ NO_RELAXATION = Relaxation()
 
 @dataclass(frozen=True)
 class CheckModel:
-    """A check model and inputs for it. treatment: what it took; `left`: name of a node → why it is left out."""
+    """A check model with inputs for it.
+
+    Attributes:
+        model: The check model.
+        inputs: Integer inputs by name.
+        relaxation: The relaxation that made all of its numbers exact.
+    """
 
     model: Model
     inputs: Mapping[str, NDArray[Any]]
@@ -74,13 +97,14 @@ class CheckModel:
 
     @property
     def excluded(self) -> Mapping[str, str]:
+        """Reasons for excluded nodes, by node name."""
         return self.relaxation.excluded
 
 
 def check_model(model: Model, seed: int, rules: Rules | None = None) -> tuple[Model, dict[str, NDArray[Any]]]:
-    """The check model of `model` and inputs for it; see `made`."""
-    found = build_check_model(model, seed, rules)
-    return found.model, dict(found.inputs)
+    """Return the check model of `model` and inputs for it, see `build_check_model`."""
+    checked = build_check_model(model, seed, rules)
+    return checked.model, dict(checked.inputs)
 
 
 def build_check_model(
@@ -90,102 +114,120 @@ def build_check_model(
     relaxation: Relaxation = NO_RELAXATION,
     layers: LayerGraph | None = None,
 ) -> CheckModel:
-    """The check model of `model` for `seed` (at least 0). rules: by (domain, operator type), what stands in for what
-    (None: the built-in ones). treatment: what is known to be needed, from another seed. layers: those of `model`, by
-    which more can stand in for what is never cut.
+    """Build a check model that is exact.
 
-    It has the nodes, tensor names, attributes and shapes of `model`; only numbers differ, and operators that round
-    move to domains under DOMAIN (see `standins`). Filters have one to three elements of ±1, or as many as it takes to
-    read everything within few seeds. It is run until every sum in it is below what its type holds exactly (2^24 in
-    float32): each time what is not exact although its inputs are is treated further. At last it is left out: a new
-    input stands in its place (see `left`), by the one node that is added. NotExact where onnxruntime refuses the check
-    model, DicompilerError for an input without a static shape.
+    Each round runs the model, finds the first tensors that are not exact although their inputs are, and relaxes the
+    nodes that made them by one step.
+
+    Args:
+        model: The network, whose weights are initializers (as the pass `normalise` leaves it).
+        seed: Seed of filters and inputs, at least 0.
+        rules: Operator rules by (domain, operator type), which name the stand-ins. By default the built-in ones.
+        relaxation: Steps that are known to be needed, from another seed.
+        layers: The layers of `model`. Layers that no plan cuts allow more stand-ins.
+
+    Returns:
+        The check model, its inputs, and the relaxation that was needed.
+
+    Raises:
+        NotExactError: onnxruntime refuses the check model, or no relaxation is left.
+        DicompilerError: An input has no static shape.
     """
     if seed < 0:
-        raise UsageError(f"exact check: seed is {seed}: take a number of at least 0")
-    known = replace(gather_facts(model, rules, layers), relaxation=_exclude_random_nodes(relaxation, model.proto))
-    makers = {name: index for index, node in enumerate(known.nodes) for name in node.output}
-    arrays, of, check = dict[InputPlace, NDArray[Any]](), -1, None
+        raise UsageError(f"exact check: seed is {seed}: give a number of at least 0")
+    facts = replace(gather_facts(model, rules, layers), relaxation=_exclude_random_nodes(relaxation, model.proto))
+    makers = {name: index for index, node in enumerate(facts.nodes) for name in node.output}
+    arrays, built_schedule, candidate = dict[InputPlace, NDArray[Any]](), -1, None
     while True:
-        schedule = SCHEDULES[known.relaxation.schedule]
-        if of != known.relaxation.schedule:
-            arrays, of, check = {}, known.relaxation.schedule, None  # given back before the next are made
-            arrays = integer_constants(known, seed, schedule)
-        check = _with_new_constants(known, arrays, left.replacement_values(known, seed, schedule.inputs))
-        feed = limit_values(integer_inputs(_open_inputs(model), seed, schedule), find_value_limits(model), seed)
-        feed |= random_non_tensor_inputs(model, seed, integers_only=True)
+        schedule = SCHEDULES[facts.relaxation.schedule]
+        if built_schedule != facts.relaxation.schedule:
+            arrays, built_schedule, candidate = {}, facts.relaxation.schedule, None  # Frees the old arrays first.
+            arrays = integer_constants(facts, seed, schedule)
+        candidate = _with_new_constants(facts, arrays, excluded_layers.replacement_values(facts, seed, schedule.inputs))
+        inputs = limit_values(integer_inputs(_open_inputs(model), seed, schedule), find_value_limits(model), seed)
+        inputs |= random_non_tensor_inputs(model, seed, integers_only=True)
         try:
-            found = [
-                (makers[one.tensor.removesuffix(left.ZEROS_SUFFIX)], one)
-                for one in first_inexact_peaks(facts_for_model(known, check), feed)
+            inexact = [
+                (makers[peak.tensor.removesuffix(excluded_layers.ZEROS_SUFFIX)], peak)
+                for peak in first_inexact_peaks(facts_for_model(facts, candidate), inputs)
             ]
         except DeadlineExceededError:
             raise
         except DicompilerError as error:
-            found = [_find_rejected_node(known, error)]
-        if not found:
-            return CheckModel(check, feed, known.relaxation)
-        after = _relax_further(known, found)
-        if after == known.relaxation:
-            raise NotExactError(_describe_peak(known, *found[0]))
-        known = replace(known, relaxation=after)
+            inexact = [_find_rejected_node(facts, error)]
+        if not inexact:
+            return CheckModel(candidate, inputs, facts.relaxation)
+        relaxed = _relax_further(facts, inexact)
+        if relaxed == facts.relaxation:
+            raise NotExactError(_describe_peak(facts, *inexact[0]))
+        facts = replace(facts, relaxation=relaxed)
 
 
-def _exclude_random_nodes(treatment: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """The treatment with all nodes left out that draw random numbers, but for control flow."""
+def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
+    """Return the relaxation that also excludes all nodes that draw random numbers, except control flow."""
     nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
-    left = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
-    return replace(treatment, excluded={**left, **treatment.excluded})
+    excluded = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
+    return replace(relaxation, excluded={**excluded, **relaxation.excluded})
 
 
-def _find_rejected_node(known: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
-    """The node at which onnxruntime stops. NotExact where it names none that can be treated."""
-    named = re.search(r"Name:'([^']*)'", str(error))
-    for index, node in enumerate(known.nodes):
-        treated = (original_domain(node), node.op_type) in known.relaxation.generic_ops
-        if named and node.name == named[1] and not treated:
+def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
+    """Return the node at which onnxruntime stops.
+
+    Raises:
+        NotExactError: The error names no node that can be relaxed further.
+    """
+    name_match = re.search(r"Name:'([^']*)'", str(error))
+    for index, node in enumerate(facts.nodes):
+        is_generic = (original_domain(node), node.op_type) in facts.relaxation.generic_ops
+        if name_match and node.name == name_match[1] and not is_generic:
             return index, Peak(node.output[0], math.inf, math.inf)
     raise NotExactError(f"exact check: {error}; only real weights can verify this network") from error
 
 
-def _relax_further(known: GraphFacts, found: Sequence[tuple[int, Peak]]) -> Relaxation:
-    """The treatment with one more step against each of these nodes: their inputs are bounded; weights are sparser;
-    something general stands in for the operator; the node is left out."""
-    before = after = known.relaxation
-    for index, worst in found:
-        node = known.nodes[index]
-        kind, grows = (original_domain(node), node.op_type), math.isfinite(worst.magnitude)
-        if grows and not before.bounds_inputs:
-            after = replace(after, bounds_inputs=True)
-        elif grows and weight_index(known, node) is not None and before.schedule + 1 < len(SCHEDULES):
-            after = replace(after, schedule=before.schedule + 1)
-        elif kind not in before.generic_ops:
-            after = replace(after, generic_ops=after.generic_ops | {kind})
-        elif node.name not in before.excluded and not list(control_flow_bodies(node)):
-            why = _describe_peak(known, index, worst) + left.describe_unchecked(node, known)
-            after = replace(after, excluded={**after.excluded, node.name: why})
-    return after
+def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Relaxation:
+    """Return the relaxation with one more step for each of these nodes.
+
+    The steps of a node are, in this order: bound the inputs of products, use sparser filters, replace the operator by a
+    generic stand-in, exclude the node.
+    """
+    current = relaxed = facts.relaxation
+    for index, peak in inexact:
+        node = facts.nodes[index]
+        op_key, is_too_large = (original_domain(node), node.op_type), math.isfinite(peak.magnitude)
+        if is_too_large and not current.bounds_inputs:
+            relaxed = replace(relaxed, bounds_inputs=True)
+        elif is_too_large and weight_index(facts, node) is not None and current.schedule + 1 < len(SCHEDULES):
+            relaxed = replace(relaxed, schedule=current.schedule + 1)
+        elif op_key not in current.generic_ops:
+            relaxed = replace(relaxed, generic_ops=relaxed.generic_ops | {op_key})
+        elif node.name not in current.excluded and not list(control_flow_bodies(node)):
+            reason = _describe_peak(facts, index, peak) + excluded_layers.describe_unchecked(node, facts)
+            relaxed = replace(relaxed, excluded={**relaxed.excluded, node.name: reason})
+    return relaxed
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """The sum that comes nearest to what its type holds exactly, when the check model `model` runs on `feed`."""
+    """Return the sum that comes nearest to the limit of exactness when a check model is run."""
     return largest_peak(gather_facts(model), inputs)
 
 
-def _describe_peak(known: GraphFacts, index: int, worst: Peak) -> str:
-    place = f"tensor {worst.tensor!r}, made by {known.nodes[index].op_type} {known.nodes[index].name!r}"
-    if worst.magnitude == math.inf:
-        return f"{place}, is no whole number: the operator rounds, and nothing exact can stand in for it"
-    return f"{place}, grows to {worst.magnitude:.3g}, too large to be exact"
+def _describe_peak(facts: GraphFacts, index: int, peak: Peak) -> str:
+    place = f"tensor {peak.tensor!r}, made by {facts.nodes[index].op_type} {facts.nodes[index].name!r}"
+    if peak.magnitude == math.inf:
+        return f"{place}, is not an integer: the operator rounds and has no exact stand-in"
+    return f"{place}, grows to {peak.magnitude:.3g}, too large to be exact"
 
 
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """(dtype, shape) of the graph's inputs that have no default, but of those whose bytes no shape tells."""
-    tensors, constants_of_model = model.tensors(), model.initializers()
+    """Return type and shape of the graph inputs that have no default.
+
+    Inputs whose size does not follow from their shape are omitted.
+    """
+    tensors, constants = model.tensors(), model.initializers()
     open_inputs = {}
     for value in model.proto.graph.input:
         tensor = tensors[value.name]
-        if value.name in constants_of_model or not is_fixed_size(tensor.dtype):
+        if value.name in constants or not is_fixed_size(tensor.dtype):
             continue
         if tensor.shape is None:
             raise DicompilerError(
@@ -196,32 +238,41 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
 
 
 def _with_new_constants(
-    known: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], new: Mapping[str, NDArray[Any]]
+    facts: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], replacements: Mapping[str, NDArray[Any]]
 ) -> Model:
-    """The model with prepared nodes that read `arrays`; a constant that is read in two ways becomes two. new: what
-    takes the place of layers that are left out, by their tensors."""
+    """Return the model with prepared nodes that read `arrays`, and replacements for excluded nodes.
+
+    A constant that is read in two ways becomes two constants.
+
+    Args:
+        facts: Facts about the network.
+        arrays: The integer constants, by the place that reads them.
+        replacements: Values of the outputs of excluded nodes, by tensor name.
+    """
     proto = onnx.ModelProto()
-    proto.CopyFrom(known.model.proto)
-    stand_ins = choose_stand_ins(known)
+    proto.CopyFrom(facts.model.proto)
+    stand_ins = choose_stand_ins(facts)
     for index, node in enumerate(proto.graph.node):
-        prepare_node(node, known, stand_ins.get(index))
+        prepare_node(node, facts, stand_ins.get(index))
     replaced: dict[str, NDArray[Any]] = {}
-    for name in known.constants:
-        places = known.readers(name)
-        whole = places is not None and all(place in arrays for place in places)
-        for index, position in known.uses.get(name, ()):
+    for name in facts.constants:
+        places = facts.readers(name)
+        replaces_all = places is not None and all(place in arrays for place in places)
+        for index, position in facts.uses.get(name, ()):
             array = arrays.get((index, position))
             if array is None:
                 continue
-            fits = whole and (name not in replaced or _equal_arrays(replaced[name], array))
-            target = name if fits else f"{name}@{index}.{position}"
+            keeps_name = replaces_all and (name not in replaced or _equal_arrays(replaced[name], array))
+            target = name if keeps_name else f"{name}@{index}.{position}"
             replaced[target] = array
             proto.graph.node[index].input[position] = target
     weights = _store_initializers(
-        proto, known.model, replaced | {f"{name}{left.NUMBERS_SUFFIX}": array for name, array in new.items()}
+        proto,
+        facts.model,
+        replaced | {f"{name}{excluded_layers.NUMBERS_SUFFIX}": array for name, array in replacements.items()},
     )
-    declare_functions(proto, known, stand_ins)
-    left.add_replacements(proto, new)
+    declare_functions(proto, facts, stand_ins)
+    excluded_layers.add_replacements(proto, replacements)
     return Model(proto, MappingProxyType(weights))
 
 
@@ -230,7 +281,7 @@ def _equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _store_initializers(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
-    """Puts `arrays` in the place of the initializers of `proto`, which is changed; its hollows' weights come back."""
+    """Replace initializers of `proto` by `arrays` and return the weights of its placeholders."""
     weights: dict[str, Weight] = {}
 
     def tensor(name: str) -> onnx.TensorProto:

@@ -1,6 +1,7 @@
-"""Is every number of a run exact? Runs a model with all its tensors as outputs and bounds the sums that made them.
+"""Check that every number of a run is exact.
 
-In: a model and its inputs. Out: the tensor that comes nearest to what its type holds exactly, and how near.
+The model is run with all of its tensors as outputs. For each tensor the sum of absolute values that made an element is
+bounded and compared with the integers that its type holds exactly.
 """
 
 from __future__ import annotations
@@ -24,15 +25,23 @@ from dicompiler.verify.exact.sparse_filters import unified_view, weight_index
 from dicompiler.verify.executor import run_model
 
 MAX_FRACTION_BITS = 10
-"""Bits behind the binary point that exact means of powers of two may make; more is taken for rounding."""
+"""Largest number of binary places of an exact value.
+
+Means over powers of two make some. More are taken for rounding.
+"""
 _PRODUCT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul")
 _SUM_OPS = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Softmax", "Sub", "Sum")
 
 
 @dataclass(frozen=True)
 class Peak:
-    """`magnitude`: the largest sum of absolute values that makes an element of `tensor`, in units of the last binary
-    place in use; `share`: of what the tensor's type holds exactly (2^24 in float32); exact where below 1.
+    """The largest sum in a tensor.
+
+    Attributes:
+        tensor: Name of the tensor.
+        magnitude: Largest sum of absolute values that makes an element, in units of the last binary place in use.
+        share: The magnitude as a share of the limit of the tensor's type (2^24 in float32). Below 1 the tensor is
+            exact.
     """
 
     tensor: str
@@ -42,49 +51,58 @@ class Peak:
 
 @dataclass(frozen=True)
 class _ValueRange:
-    """The greatest absolute value of a tensor, and how many bits it has behind the binary point."""
+    """The range of a tensor's values.
+
+    Attributes:
+        size: Largest absolute value.
+        fraction_bits: Binary places behind the point.
+    """
 
     size: float
     fraction_bits: int = 0
 
     @property
     def units(self) -> float:
+        """The largest absolute value in units of the last binary place."""
         return math.ldexp(self.size, self.fraction_bits)
 
 
 def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Each computed tensor of the graph by name, with onnxruntime's optimisations off. Other values are left out."""
+    """Return every computed tensor by name, without onnxruntime's optimizations.
+
+    Other values are omitted.
+    """
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    with memory_limit(available_memory() // 2):  # where sizes are computed, other numbers make tensors of other sizes
+    with memory_limit(available_memory() // 2):  # Computed sizes follow from the integers and may be huge.
         results = run_model(model, inputs, names, "none", is_single_use=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 
-def largest_peak(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """The worst tensor of a run of the model that `known` is about."""
-    found = (one for _, one in _iterate_peaks(known, inputs))
-    return max((Peak("", 0.0, 0.0), *found), key=lambda one: one.share)
+def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
+    """Return the peak of the tensor that comes nearest to its limit."""
+    peaks = (peak for _, peak in _iterate_peaks(facts, inputs))
+    return max((Peak("", 0.0, 0.0), *peaks), key=lambda peak: peak.share)
 
 
-def first_inexact_peaks(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """The tensors that are not exact in a run although all that they are made of is, of those that somebody reads."""
-    found = [(index, one) for index, one in _iterate_peaks(known, inputs) if one.share >= 1]
-    wrong = {one.tensor for _, one in found}
-    read = [(index, one) for index, one in found if known.readers(one.tensor) != ()]
-    return [one for index, one in read if wrong.isdisjoint(tensors_read(known.nodes[index]))]
+def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
+    """Return the tensors that are not exact although all of their inputs are, if any node reads them."""
+    peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
+    inexact = {peak.tensor for _, peak in peaks}
+    read = [(index, peak) for index, peak in peaks if facts.readers(peak.tensor) != ()]
+    return [peak for index, peak in read if inexact.isdisjoint(tensors_read(facts.nodes[index]))]
 
 
-def _iterate_peaks(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:
-    given = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
-    computed = compute_all_tensors(known.model, inputs)
-    tensors = given | {name: array for name, array in computed.items() if array.dtype != object}  # words are no numbers
-    run = _RunRanges(known, {name: array.shape for name, array in tensors.items()}, {})
+def _iterate_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[int, Peak]]:
+    arrays = {name: value for name, value in inputs.items() if isinstance(value, np.ndarray) and value.dtype != object}
+    computed = compute_all_tensors(facts.model, inputs)
+    tensors = arrays | {name: array for name, array in computed.items() if array.dtype != object}
+    run = _RunRanges(facts, {name: array.shape for name, array in tensors.items()}, {})
     limits = {}
     for name, array in tensors.items():
         bits = SIGNIFICAND_BITS.get(array_dtype(array))
         if bits is not None:
             run.ranges[name], limits[name] = _value_range(array), 2.0**bits
-    for index, node in enumerate(known.nodes):
+    for index, node in enumerate(facts.nodes):
         for name in node.output:
             if name in limits:
                 units = max(run.ranges[name].units, run.largest_sum(node))
@@ -93,28 +111,29 @@ def _iterate_peaks(known: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Ite
 
 @dataclass(frozen=True)
 class _RunRanges:
-    """The spreads of all floating-point tensors of a run, and every computed tensor's shape."""
+    """The value ranges of all floating-point tensors of a run, and the shapes of all tensors."""
 
-    known: GraphFacts
+    facts: GraphFacts
     shapes: Mapping[str, tuple[int, ...]]
     ranges: dict[str, _ValueRange]
 
     def range_of(self, name: str) -> _ValueRange:
-        """Of a tensor or of a constant; nothing where it is absent or not of a floating-point type."""
-        if name not in self.ranges and self.known.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
-            self.ranges[name] = _value_range(self.known.model.array(name))
+        """Return the range of a tensor or constant; an empty one if it is not of a float type."""
+        if name not in self.ranges and self.facts.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
+            self.ranges[name] = _value_range(self.facts.model.array(name))
         return self.ranges.get(name, _ValueRange(0.0))
 
     def largest_sum(self, node: onnx.NodeProto) -> float:
-        """The largest sum of absolute values that makes an element of the node's output, in units of the last binary
-        place; 0 where nothing is summed.
+        """Return the largest sum of absolute values that makes an output element of the node.
+
+        It is 0 if the node sums nothing.
         """
-        index = weight_index(self.known, node)
-        if node.name in self.known.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
+        index = weight_index(self.facts, node)
+        if node.name in self.facts.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
             return 0.0
         if index is not None:
             data = self._range_after_bounding(node, self.range_of(node.input[1 - index]))
-            weight = unified_view(node, index, self.known.model.array(node.input[index]))
+            weight = unified_view(node, index, self.facts.model.array(node.input[index]))
             bias = self.range_of(node.input[2]).size if len(node.input) > 2 else 0.0
             return math.ldexp(float(np.abs(weight).sum((2, 3)).max()) * data.size + bias, data.fraction_bits)
         spreads = [self._range_after_bounding(node, self.range_of(name)) for name in node.input]
@@ -129,20 +148,20 @@ class _RunRanges:
         return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _SUM_OPS else 0.0
 
     def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
-        """What a stand-in makes of the spread of an input before it multiplies."""
+        """Return the range of an input after a stand-in took it modulo an odd number."""
         if not is_stand_in(node):
             return spread
-        return _ValueRange(min(spread.size, modulus_for(self.known.dtype(node.input[0])) / 2), spread.fraction_bits)
+        return _ValueRange(min(spread.size, modulus_for(self.facts.dtype(node.input[0])) / 2), spread.fraction_bits)
 
     def _product_count(self, node: onnx.NodeProto) -> int:
-        """How many products of two computed numbers make an element."""
+        """Return how many products of two computed numbers make an element."""
         first, second = (self._shape(name) for name in node.input[:2])
         if node.op_type.startswith("Conv"):
             return math.prod(second) // max(1, second[0 if node.op_type == "Conv" else 1])
         return first[0 if get_attribute(node, "transA", 0) else -1] if node.op_type != "Mul" and first else 1
 
     def _shape(self, name: str) -> tuple[int, ...]:
-        return self.shapes[name] if name in self.shapes else self.known.constants[name][1]
+        return self.shapes[name] if name in self.shapes else self.facts.constants[name][1]
 
 
 def _value_range(array: NDArray[Any]) -> _ValueRange:

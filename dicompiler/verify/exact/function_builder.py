@@ -1,6 +1,7 @@
-"""Calls of a stand-in: what the bodies of the functions that stand in for operators are made from.
+"""Building blocks of stand-ins: the nodes of ONNX functions that compute with small integers.
 
-In: what the calls of an operator have in common. Out: nodes of the body, which refer to the attributes of the call.
+A stand-in is an ONNX model-local function. `StandInCall` describes the nodes that call it; a body builder turns that
+into the nodes of the function, with inputs X0, X1, … and outputs Y, Y1, ….
 """
 
 from __future__ import annotations
@@ -18,19 +19,31 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.index_inputs import ValueLimit
 
 MODULUS = 16
-"""Numbers are taken modulo this before they are summed up. A power of two: its reciprocal is exact."""
+"""Modulus before sums. It is a power of two, so that its reciprocal is exact."""
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
-"""What numbers that are multiplied are taken modulo, in types of 24 bits and more, and of fewer: an odd number, so that
-factors of two lose nothing, and no whole number lies half-way between two multiples."""
+"""Modulus before products, in types with at least 24 significand bits and in 16-bit types.
+
+It is odd, so that factors of two lose no information and no integer lies half-way between two multiples.
+"""
 
 
 @dataclass(frozen=True)
 class StandInCall:
-    """What the calls of the operator `op` in a model have in common: the greatest number of inputs (`arity`), the type
-    of the first one, the opset; `given`: the attributes that are not 0 in some call; `domain`: of the operator;
-    `first`: one of the calls; `results`: (type, shape or None) of each of its outputs; `kinds`: types of its inputs, 0
-    of one that is left out or not known; `ranks`: their ranks, likewise; `weight`: which input is a filter of ±1
-    in all of them; `limits`: what its outputs' readers take of whole numbers, None: any.
+    """What all calls of a stand-in function have in common.
+
+    Attributes:
+        op: Operator type.
+        opset: Version of the standard operators.
+        arity: Largest number of inputs.
+        dtype: ONNX type of the first input.
+        nonzero_attributes: Attributes that are not 0 in at least one call.
+        domain: Domain of the original operator.
+        example: One of the calling nodes.
+        outputs: (ONNX type, shape or None) of each output.
+        input_types: ONNX types of the inputs, 0 if omitted or unknown.
+        input_ranks: Ranks of the inputs, 0 if omitted or unknown.
+        weight_input: Index of the input that is a filter of ±1 in all calls.
+        output_limits: Value limits of integer outputs, set by the operators that read them; None for any value.
     """
 
     op: str
@@ -48,8 +61,10 @@ class StandInCall:
 
     @property
     def attribute_names(self) -> list[str]:
-        """All that the operator may have: a piece of a node can have some that the whole leaves to their defaults. Of
-        an operator that is not the standard's: those that are given."""
+        """Attributes of the function: all of a standard operator, else those that calls set.
+
+        A piece of a node may set attributes that the whole node leaves at their defaults.
+        """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)
         return sorted(onnx.defs.get_schema(self.op, self.opset, "").attributes)
@@ -59,36 +74,34 @@ class StandInCall:
         return [f"X{index}" for index in range(self.arity)]
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """A node of the body; the attributes that `op` shares with the called operator are those of the call, unless
-        they are its `own`."""
+        """Return a body node whose attributes refer to those of the calling node, except `own` ones."""
         node = helper.make_node(op, inputs, outputs, **own)
         if op == self.op and self.example is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
             for entry in self.example.attribute:
                 node.attribute.add(name=entry.name, ref_attr_name=entry.name).type = entry.type
             node.domain = self.domain
             return node
-        for name, known in sorted(onnx.defs.get_schema(op, self.opset, "").attributes.items()):
+        for name, definition in sorted(onnx.defs.get_schema(op, self.opset, "").attributes.items()):
             if name in self.attribute_names and name not in own:
                 entry = node.attribute.add(name=name, ref_attr_name=name)
-                entry.type = AttributeProto.AttributeType.Value(str(known.type).rpartition(".")[2])
+                entry.type = AttributeProto.AttributeType.Value(str(definition.type).rpartition(".")[2])
         return node
 
     def typed_constant(self, name: str, value: float) -> NodeProto:
-        """A constant of the first input's type."""
         return constant_node(name, np.array(value, helper.tensor_dtype_to_np_dtype(self.dtype)))
 
 
 BodyBuilder = Callable[[StandInCall], list[NodeProto]]
-"""Makes the nodes of a function, which turn X0, X1, … into Y."""
+"""Builds the nodes of a function, which turn X0, X1, … into Y."""
 
 
 def constant_node(name: str, value: NDArray[np.generic]) -> NodeProto:
-    """A node that makes the tensor `name`."""
+    """Return a Constant node that makes the tensor `name`."""
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
 def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
-    """The body as opsets before 9 have it, whose constants are floats: whole numbers are cast from them."""
+    """Return the body for opsets before 9, with integer constants cast from floats."""
     nodes = list[NodeProto]()
     for node in body:
         value = numpy_helper.to_array(node.attribute[0].t) if node.op_type == "Constant" and node.attribute else None
@@ -101,20 +114,29 @@ def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
     return nodes
 
 
-def attribute_constant(name: str, value: str, attribute: str, kind: AttributeProto.AttributeType) -> NodeProto:
-    """A constant `name` of the body whose value, of the form `value`, is the attribute `attribute` of the call."""
+def attribute_constant(
+    name: str, value: str, attribute: str, attribute_type: AttributeProto.AttributeType
+) -> NodeProto:
+    """Return a Constant node whose value is an attribute of the calling node.
+
+    Args:
+        name: Name of the constant.
+        value: Attribute of Constant to set, such as "value_int".
+        attribute: Attribute of the calling node.
+        attribute_type: Type of that attribute.
+    """
     node = helper.make_node("Constant", [], [name])
-    refer_attribute(node, value, attribute, kind)
+    refer_attribute(node, value, attribute, attribute_type)
     return node
 
 
-def refer_attribute(node: NodeProto, name: str, attribute: str, kind: AttributeProto.AttributeType) -> None:
-    """The attribute `name` of a node of the body is the attribute `attribute` of the call."""
-    node.attribute.add(name=name, ref_attr_name=attribute).type = kind
+def refer_attribute(node: NodeProto, name: str, attribute: str, attribute_type: AttributeProto.AttributeType) -> None:
+    """Let an attribute of a body node refer to an attribute of the calling node."""
+    node.attribute.add(name=name, ref_attr_name=attribute).type = attribute_type
 
 
 def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
-    """x modulo 16, at least 0: small numbers that still tell most of what is in x, to be summed up."""
+    """Return nodes for `bounded` = tensor modulo 16 (0 to 15): small numbers to be summed."""
     return [
         call.typed_constant("modulus", float(MODULUS)),
         call.typed_constant("fraction", 1 / MODULUS),
@@ -126,13 +148,17 @@ def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
 
 
 def modulus_for(dtype: int) -> int:
-    """The modulus of `centred` in a type."""
+    """Return the odd modulus of `centred_mod` for a type."""
     return ODD_MODULUS_16_BIT if dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else ODD_MODULUS
 
 
 def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
-    """`target`: x - m * floor(x / m + 1/2), m = `odd`: -m/2 to m/2, 0 where x is 0. What is infinite, or so large that
-    it rounds, counts as what is as large as can be."""
+    """Return nodes for `target` = x modulo m, centred around 0, with m = `modulus_for`.
+
+    It is x - m · floor(x / m + 1/2): from -m/2 to m/2, and 0 for x = 0.
+
+    Infinite values, and values so large that they round, are clipped first.
+    """
     modulus, bound = modulus_for(call.dtype), 2.0**9 if modulus_for(call.dtype) == ODD_MODULUS_16_BIT else 2.0**22
     names = {name: f"{target}_{name}" for name in ("m", "share", "half", "low", "high", "cut", "y", "z", "f", "n")}
     numbers = {"m": modulus, "share": 1 / modulus, "half": 0.5}
@@ -153,7 +179,7 @@ def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
 
 
 def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> list[NodeProto]:
-    """`target`: `tensor` times `factor`, rounded; Round came with opset 11."""
+    """Return nodes for `target` = round(tensor · factor), without Round, which came with opset 11."""
     return [
         call.typed_constant(f"{target}_factor", float(factor)),
         call.typed_constant(f"{target}_half", 0.5),
@@ -164,7 +190,7 @@ def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> li
 
 
 def reduce_sum(call: StandInCall, tensor: str, axis: int, target: str) -> list[NodeProto]:
-    """`target`: `tensor` summed over `axis`, which stays with extent 1. The axes became an input in opset 13."""
+    """Return nodes for `target` = sum over `axis`, which stays. Axes are an input since opset 13."""
     if call.opset < 13:
         return [helper.make_node("ReduceSum", [tensor], [target], axes=[axis])]
     return [

@@ -1,7 +1,7 @@
-"""Stand-ins for operators of many kinds: bodies that know no more of an operator than how it can be cut.
+"""Generic stand-ins, which know of an operator only how it can be cut.
 
-In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it, whose results
-are small whole numbers in which every element that the operator reads has a part.
+Each function returns the nodes of an ONNX function whose outputs are small integers. Every element that the operator
+reads has a part in them.
 """
 
 from __future__ import annotations
@@ -25,25 +25,28 @@ from dicompiler.verify.exact.function_builder import (
 from dicompiler.verify.index_inputs import ValueLimit
 
 ROUNDING_FACTOR = 16
-"""Numbers are rounded to this part of 1 before they are taken modulo 15, which leaves whole numbers as they are."""
+"""Numbers are rounded to multiples of 1/16 before they are taken modulo 15. Integers stay as they are."""
 DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
-"""A digest counts in whole multiples of 1/STEPS, up to BOUND, modulo PRIME."""
+"""A digest counts in multiples of 1/DIGEST_FRACTION, up to DIGEST_BOUND, modulo DIGEST_PRIME."""
 MAX_INTEGER_VALUES = 4
-"""So many whole numbers, from 0 on, are given to who takes any."""
+"""Number of different values, from 0 on, of an integer output whose readers accept any value."""
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def same_operator_body(call: StandInCall) -> list[NodeProto]:
-    """The operator on inputs modulo an odd number: sums of their products are small however deep a network is, and as
-    each element is taken by itself, parts and partial sums of it are those of the whole. Filters are small already."""
-    formal = onnx.defs.get_schema(call.op, call.opset, "").inputs
+    """Return the operator itself, applied to inputs modulo an odd number.
+
+    Sums of products stay small however deep the network is. Each element is reduced on its own, so parts and partial
+    sums agree with the whole. Filters are small already and stay as they are.
+    """
+    parameters = onnx.defs.get_schema(call.op, call.opset, "").inputs
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
     nodes, inputs = list[NodeProto](), call.input_names
     for i, name in enumerate(call.input_names):
-        own = formal[min(i, len(formal) - 1)]
+        parameter = parameters[min(i, len(parameters) - 1)]
         if (
-            own.type_str == formal[0].type_str
-            and own.option != optional
+            parameter.type_str == parameters[0].type_str
+            and parameter.option != optional
             and call.input_types[i]
             and i != call.weight_input
         ):
@@ -53,12 +56,12 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """The operator on its first input modulo an odd number: nothing of it is cut off by the range of the result."""
+    """Return the operator with a bounded first input, so that the output range clips nothing."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def indexed_body(call: StandInCall) -> list[NodeProto]:
-    """The operator with its indices modulo the length of the axis: computed ones can leave it."""
+    """Return the operator with indices modulo the axis length, because computed ones may exceed it."""
     return [
         attribute_constant("axis", "value_int", "axis", onnx.AttributeProto.INT),
         helper.make_node("Shape", ["X0"], ["extents"]),
@@ -70,7 +73,10 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 
 
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
-    """RNN, GRU, LSTM, of which y alone is read: what a step reads, and all steps, plus the weights of its direction."""
+    """Return a stand-in of RNN, GRU and LSTM whose output Y alone is read.
+
+    Y is the sum of a step's inputs, of all steps, of the direction's weights, and of the optional inputs.
+    """
     shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
     nodes = [constant_node(name, np.array(value, np.int64)) for name, value in shapes.items()]
     nodes += centred_mod(call, "X0", "B0")
@@ -81,7 +87,7 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
         nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"of{i}"], perm=[1, 0, 2]))
     nodes += reduce_sum(call, "of1", 2, "of3")
     terms += [("of2", "by_unit"), ("of3", "by_unit")]
-    for i in (3, 5, 6, 7):  # a bias, what states begin with, peepholes
+    for i in (3, 5, 6, 7):  # bias, initial states, peepholes
         if i < len(call.input_types) and call.input_types[i]:
             axis, turned = (2, [2, 0, 1]) if i in (5, 6) else (1, [1, 0])
             nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", axis, f"sum{i}")]
@@ -100,59 +106,68 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """The running sum of x modulo an odd number, for running products too: those would grow."""
+    """Return the running sum of x modulo an odd number, also for running products, which would grow."""
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def remainder_body(call: StandInCall) -> list[NodeProto]:
-    """x modulo an odd number, in the place of what is bounded."""
+    """Return x modulo an odd number, for operators with bounded results."""
     return centred_mod(call, "X0", "Y")
 
 
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
-    """`made`: Σ (i + 1) · (xᵢ modulo an odd number) over the floating-point inputs: for any element-wise operator. The
-    others of a BatchNormalization lie along the channels."""
-    nodes, last = list[NodeProto](), ""
-    if call.outputs and call.outputs[0][0] != call.dtype:  # it makes floats of what are none: of its first input alone
+    """Return a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
+
+    The sum is over the float inputs.
+
+    The other inputs of a BatchNormalization lie along the channels.
+    """
+    nodes, previous = list[NodeProto](), ""
+    if (
+        call.outputs and call.outputs[0][0] != call.dtype
+    ):  # It converts other types to floats: only the first input counts.
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]
-    places = [i for i, kind in enumerate(call.input_types) if kind == call.dtype]
-    upright = call.op == "BatchNormalization" and call.opset >= 9
-    nodes += _channel_shape() if upright else []
-    for count, i in enumerate(places, 1):
-        target = f"S{i}" if count < len(places) else output
-        turned = upright and i > 0
+    float_inputs = [i for i, dtype in enumerate(call.input_types) if dtype == call.dtype]
+    is_by_channel = call.op == "BatchNormalization" and call.opset >= 9
+    nodes += _channel_shape() if is_by_channel else []
+    for count, i in enumerate(float_inputs, 1):
+        target = f"S{i}" if count < len(float_inputs) else output
+        is_vector = is_by_channel and i > 0
         nodes += [
             *round_scaled(call, f"X{i}", ROUNDING_FACTOR, f"W{i}"),
-            *centred_mod(call, f"W{i}", f"C{i}" if turned else f"B{i}"),
+            *centred_mod(call, f"W{i}", f"C{i}" if is_vector else f"B{i}"),
         ]
-        nodes += [helper.make_node("Reshape", [f"C{i}", "channels"], [f"B{i}"])] if turned else []
+        nodes += [helper.make_node("Reshape", [f"C{i}", "channels"], [f"B{i}"])] if is_vector else []
         nodes += [call.typed_constant(f"F{i}", float(count)), helper.make_node("Mul", [f"B{i}", f"F{i}"], [f"P{i}"])]
         nodes.append(
-            helper.make_node("Add", [last, f"P{i}"], [target])
-            if last
+            helper.make_node("Add", [previous, f"P{i}"], [target])
+            if previous
             else helper.make_node("Identity", [f"P{i}"], [target])
         )
-        last = target
+        previous = target
     return nodes
 
 
 def _channel_shape() -> list[NodeProto]:
-    """`channels`: the shape of a vector along the channels of X0, (-1, 1, …, 1), one axis less than X0 has."""
-    one = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+    """Return nodes for `channels`: the shape (-1, 1, …, 1) of a vector along the channels of X0."""
+    ones = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     return [
         constant_node("minus", np.array([-1])),
         constant_node("two", np.array([2])),
         helper.make_node("Shape", ["X0"], ["sizes"]),
         helper.make_node("Shape", ["sizes"], ["rank"]),
         helper.make_node("Sub", ["rank", "two"], ["behind"]),
-        helper.make_node("ConstantOfShape", ["behind"], ["ones"], value=one),
+        helper.make_node("ConstantOfShape", ["behind"], ["ones"], value=ones),
         helper.make_node("Concat", ["minus", "ones"], ["channels"], axis=0),
     ]
 
 
 def resample_body(call: StandInCall) -> list[NodeProto]:
-    """What blends whole numbers with weights that are the same in every tile, in whole multiples of 1/64."""
+    """Return the operator on bounded integers, rounded to multiples of 1/64.
+
+    Interpolation weights are the same in every tile.
+    """
     return [
         *centred_mod(call, "X0", "B0"),
         call.node(call.op, ["B0", *call.input_names[1:]], ["blend"]),
@@ -161,83 +176,102 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
 
 
 def ones_body(call: StandInCall) -> list[NodeProto]:
-    """Ones of the shape that the operator gives, zeros in types that are no floats: the same in all parts of a layer
-    that is left out, and what reads it is checked: a tap that is wrong shows."""
+    """Return ones of the output shape (zeros in integer types), for an excluded layer.
+
+    The layer can be cut.
+
+    All parts agree. The layers that read it are checked, but a piece from a wrong place does not show.
+    """
     return _filled_body(call, 1)
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """In the place of floats of an operator that is left out and never cut: numbers that differ by place, of whatever
-    shape it gives. What is no float is what the operator gives, as the parts run it on the same numbers."""
-    names = [f"T{i}" if kind in _FLOAT_TYPES else output_name(i) for i, (kind, _) in enumerate(call.outputs)]
+    """Return values that differ by position, for an excluded operator that is never cut.
+
+    They have the operator's output shape.
+
+    Outputs of other types are the operator's own: parts and whole run it on the same numbers.
+    """
+    names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [
         call.node(call.op, _given_inputs(call), names),
         _double_constant("prime", DIGEST_PRIME),
         _double_constant("share", 1 / DIGEST_PRIME),
     ]
     nodes += [_double_constant("half", 0.5), _double_constant("one", 1.0)]
-    for i, (kind, _) in enumerate(call.outputs):
-        if kind in _FLOAT_TYPES:
-            nodes += _position_values(i, kind)
+    for i, (dtype, _) in enumerate(call.outputs):
+        if dtype in _FLOAT_TYPES:
+            nodes += _position_values(i, dtype)
     return nodes
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Zeros of the shape that the operator gives, to which numbers are added that differ by place (see `left`)."""
+    """Return zeros of the output shape, to which `excluded_layers` adds other values."""
     return _filled_body(call, 0)
 
 
 def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
     nodes = [call.node(call.op, _given_inputs(call), [f"T{i}" for i in range(len(call.outputs))])]
-    for i, (kind, _) in enumerate(call.outputs):
-        element = np.full(1, number if kind in _FLOAT_TYPES else 0).astype(helper.tensor_dtype_to_np_dtype(kind))
-        one = numpy_helper.from_array(element)
+    for i, (dtype, _) in enumerate(call.outputs):
+        element = np.full(1, number if dtype in _FLOAT_TYPES else 0).astype(helper.tensor_dtype_to_np_dtype(dtype))
+        value = numpy_helper.from_array(element)
         nodes.append(helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]))
-        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output_name(i)], value=one))
+        nodes.append(helper.make_node("ConstantOfShape", [f"shape{i}"], [output_name(i)], value=value))
     return nodes
 
 
 def rounded_body(call: StandInCall) -> list[NodeProto]:
-    """What an operator that is never cut gives, in whole multiples of 1/64, modulo an odd number: it runs on the same
-    numbers, by the same kernel, in the parts and in the whole."""
-    names = [f"T{i}" if kind in _FLOAT_TYPES else output_name(i) for i, (kind, _) in enumerate(call.outputs)]
+    """Return an operator's results in multiples of 1/64, modulo an odd number.
+
+    The operator is never cut.
+
+    Parts and whole run the same kernel on the same numbers.
+    """
+    names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [call.node(call.op, _given_inputs(call), names)]
-    for i, (kind, _) in enumerate(call.outputs):
-        if kind in _FLOAT_TYPES:
+    for i, (dtype, _) in enumerate(call.outputs):
+        if dtype in _FLOAT_TYPES:
             nodes += [*round_scaled(call, f"T{i}", 64, f"W{i}"), *centred_mod(call, f"W{i}", output_name(i))]
     return nodes
 
 
 def digest_body(call: StandInCall) -> list[NodeProto]:
-    """For an operator that is never cut, of whatever kind: a number in which every element of every input has a part by
-    its place, spread over the outputs, whose shapes are known. In double precision, which holds all of it exactly."""
+    """Return a digest of all inputs, for an operator that is never cut.
+
+    Every element of every input has a part in it, by its position.
+
+    The digest is spread over the outputs, whose shapes are known. Double precision holds all of it exactly.
+    """
     nodes = [
         _double_constant("prime", DIGEST_PRIME),
         _double_constant("share", 1 / DIGEST_PRIME),
         _double_constant("half", 0.5),
         _double_constant("zero", 0.0),
     ]
-    last = "zero"
-    for i, kind in enumerate(call.input_types):
-        if kind and kind != TensorProto.STRING:
-            nodes += [*_position_weighted_sum(i), helper.make_node("Add", [last, f"h{i}"], [f"sum{i}"])]
+    previous = "zero"
+    for i, dtype in enumerate(call.input_types):
+        if dtype and dtype != TensorProto.STRING:
+            nodes += [*_position_weighted_sum(i), helper.make_node("Add", [previous, f"h{i}"], [f"sum{i}"])]
             nodes += _mod(f"sum{i}", "prime", "share", f"H{i}")
-            last = f"H{i}"
-    for i, (kind, shape) in enumerate(call.outputs):
+            previous = f"H{i}"
+    for i, (dtype, shape) in enumerate(call.outputs):
         assert shape is not None
         limit = call.output_limits[i] if i < len(call.output_limits) else None
-        nodes += _spread_digest(last, i, kind, shape, limit)
+        nodes += _spread_digest(previous, i, dtype, shape, limit)
     return nodes
 
 
 def output_name(index: int) -> str:
-    """The name of a function's output."""
+    """Return the name of a function output."""
     return f"Y{index or ''}"
 
 
-def _position_values(i: int, kind: int) -> list[NodeProto]:
-    """Output i of the shape of T{i}: at place j it is j · (j² + 1) modulo PRIME, in the range of its type."""
-    modulus = 15.0 if kind in _FLOAT_TYPES[:2] else 3.0
+def _position_values(i: int, dtype: int) -> list[NodeProto]:
+    """Return nodes for output i: j · (j² + 1) modulo DIGEST_PRIME at position j.
+
+    The values are reduced to the range of its type.
+    """
+    modulus = 15.0 if dtype in _FLOAT_TYPES[:2] else 3.0
     return [
         constant_node(f"flat{i}", np.array([-1], np.int64)),
         helper.make_node("Reshape", [f"T{i}", f"flat{i}"], [f"row{i}"]),
@@ -250,18 +284,18 @@ def _position_values(i: int, kind: int) -> list[NodeProto]:
         _double_constant(f"m{i}", modulus),
         _double_constant(f"s{i}", 1 / modulus),
         *_mod(f"stirred{i}", f"m{i}", f"s{i}", f"left{i}"),
-        helper.make_node("Cast", [f"left{i}"], [f"typed{i}"], to=kind),
+        helper.make_node("Cast", [f"left{i}"], [f"typed{i}"], to=dtype),
         helper.make_node("Shape", [f"T{i}"], [f"shape{i}"]),
         helper.make_node("Reshape", [f"typed{i}", f"shape{i}"], [output_name(i)]),
     ]
 
 
 def _positions(i: int) -> list[NodeProto]:
-    """`step{i}`: the places of the elements of `row{i}`, modulo PRIME."""
-    one = numpy_helper.from_array(np.ones(1, np.int64))
+    """Return nodes for `step{i}`: the positions of the elements of `row{i}`, modulo DIGEST_PRIME."""
+    ones = numpy_helper.from_array(np.ones(1, np.int64))
     return [
         helper.make_node("Shape", [f"row{i}"], [f"count{i}"]),
-        helper.make_node("ConstantOfShape", [f"count{i}"], [f"ones{i}"], value=one),
+        helper.make_node("ConstantOfShape", [f"count{i}"], [f"ones{i}"], value=ones),
         helper.make_node("NonZero", [f"ones{i}"], [f"places{i}"]),
         helper.make_node("Cast", [f"places{i}"], [f"ramp{i}"], to=TensorProto.DOUBLE),
         *_mod(f"ramp{i}", "prime", "share", f"step{i}"),
@@ -269,7 +303,7 @@ def _positions(i: int) -> list[NodeProto]:
 
 
 def _given_inputs(call: StandInCall) -> list[str]:
-    return [name if kind else "" for name, kind in zip(call.input_names, call.input_types, strict=True)]
+    return [name if dtype else "" for name, dtype in zip(call.input_names, call.input_types, strict=True)]
 
 
 def _double_constant(name: str, value: float) -> NodeProto:
@@ -287,7 +321,10 @@ def _mod(tensor: str, modulus: str, share: str, target: str) -> list[NodeProto]:
 
 
 def _position_weighted_sum(i: int) -> list[NodeProto]:
-    """`h{i}`: Σ over the elements of input i of (x modulo PRIME) · (place³ + place + 1 modulo PRIME)."""
+    """Return nodes for `h{i}`: the weighted sum of the elements of input i, modulo DIGEST_PRIME.
+
+    The element at position j has the weight j³ + j + 1.
+    """
     limits = [
         _double_constant(f"low{i}", -DIGEST_BOUND),
         _double_constant(f"high{i}", DIGEST_BOUND),
@@ -304,7 +341,8 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Floor", [f"scaled{i}"], [f"numbers{i}"]),
         *_mod(f"numbers{i}", "prime", "share", f"small{i}"),
         *_positions(i),
-        helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),  # so that equal sums tell places apart
+        # Nonlinear weights distinguish rearranged elements with equal sums.
+        helper.make_node("Mul", [f"step{i}", f"step{i}"], [f"square{i}"]),
         *_mod(f"square{i}", "prime", "share", f"second{i}"),
         _double_constant(f"raise{i}", 1.0),
         helper.make_node("Add", [f"second{i}", f"raise{i}"], [f"raised{i}"]),
@@ -312,21 +350,23 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_mod(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
-        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # over all axes, which stay with extent 1
+        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # over all axes, which are kept
     ]
 
 
-def _spread_digest(tensor: str, i: int, kind: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
-    """Output i: an element at place j is (tensor + j) · (1 + j modulo 61) modulo PRIME, in the range of its type, and
-    of whole numbers in what their readers take."""
+def _spread_digest(tensor: str, i: int, dtype: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
+    """Return nodes for output i: (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME at position j.
+
+    The values are reduced to the range of the output's type, and integers to the values that their readers accept.
+    """
     if isinstance(limit, tuple):
-        return [constant_node(output_name(i), np.array(limit, helper.tensor_dtype_to_np_dtype(kind)).reshape(shape))]
-    places = np.arange(math.prod(shape), dtype=np.float64)
-    most = 2 if kind == TensorProto.BOOL else min(limit or MAX_INTEGER_VALUES, MAX_INTEGER_VALUES)
-    modulus = 15.0 if kind in _FLOAT_TYPES[:2] else 3.0 if kind in _FLOAT_TYPES else float(most)
+        return [constant_node(output_name(i), np.array(limit, helper.tensor_dtype_to_np_dtype(dtype)).reshape(shape))]
+    positions = np.arange(math.prod(shape), dtype=np.float64)
+    value_count = 2 if dtype == TensorProto.BOOL else min(limit or MAX_INTEGER_VALUES, MAX_INTEGER_VALUES)
+    modulus = 15.0 if dtype in _FLOAT_TYPES[:2] else 3.0 if dtype in _FLOAT_TYPES else float(value_count)
     nodes = [
-        constant_node(f"place{i}", places),
-        constant_node(f"times{i}", 1 + places % 61),
+        constant_node(f"place{i}", positions),
+        constant_node(f"times{i}", 1 + positions % 61),
         constant_node(f"shape{i}", np.array(shape, np.int64)),
         _double_constant(f"m{i}", modulus),
         _double_constant(f"s{i}", 1 / modulus),
@@ -335,26 +375,29 @@ def _spread_digest(tensor: str, i: int, kind: int, shape: Shape, limit: ValueLim
         *_mod(f"large{i}", "prime", "share", f"stirred{i}"),
         *_mod(f"stirred{i}", f"m{i}", f"s{i}", f"left{i}"),
     ]
-    if kind not in _FLOAT_TYPES:
+    if dtype not in _FLOAT_TYPES:
         nodes.append(helper.make_node("Abs", [f"left{i}"], [f"whole{i}"]))
-    last = f"left{i}" if kind in _FLOAT_TYPES else f"whole{i}"
-    nodes.append(helper.make_node("Cast", [last], [f"typed{i}"], to=kind))
+    result = f"left{i}" if dtype in _FLOAT_TYPES else f"whole{i}"
+    nodes.append(helper.make_node("Cast", [result], [f"typed{i}"], to=dtype))
     return [*nodes, helper.make_node("Reshape", [f"typed{i}", f"shape{i}"], [output_name(i)])]
 
 
 BODIES = {
-    "bounded": bounded_body,
-    "cumulated": cumulative_body,
+    "bounded_input": bounded_body,
     "digest": digest_body,
     "indexed": indexed_body,
-    "itself": same_operator_body,
-    "mixed": weighted_sum_body,
-    "numbers": position_values_body,
+    "ones": ones_body,
+    "position_values": position_values_body,
     "recurrent": recurrent_body,
     "remainder": remainder_body,
-    "resampled": resample_body,
+    "resize": resample_body,
     "rounded": rounded_body,
-    "ones": ones_body,
+    "running_sum": cumulative_body,
+    "same_operator": same_operator_body,
+    "weighted_sum": weighted_sum_body,
     "zeros": zeros_body,
 }
-"""By the names that rules give them; `numbers`, `ones` and `zeros` are no rule's."""
+"""Body builders by the names that operator rules use.
+
+`position_values`, `ones` and `zeros` are used for excluded nodes only.
+"""

@@ -1,8 +1,7 @@
-"""Exact stand-ins of the operators that normalise: each element less a number that all of its group has a part in.
+"""Stand-ins of normalizations: each element minus a number to which its whole group contributes.
 
-In: what the calls of an operator have in common. Out: the nodes of the function that stands in for it. With b = x
-modulo 16 and s = the sum of b over the group, a group's elements become scale · (b - s modulo 16) + shift: an element
-that is left out, comes twice or is another's changes all of the group, and what is bounded stays so at any depth.
+With b = x modulo 16 and s the sum of b over the group, an element becomes scale · (b - s modulo 16) + shift. A missing,
+doubled or foreign element changes the whole group. The results are bounded at any depth.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from dicompiler.verify.exact.function_builder import (
 from dicompiler.verify.exact.generic import weighted_sum_body
 
 DEFAULT_AXES = (0, 2, 3)
-"""Those that MeanVarianceNormalization takes by default."""
+"""Default axes of MeanVarianceNormalization."""
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """InstanceNormalization: over each map; scale and shift by channel."""
+    """Return a stand-in of InstanceNormalization: over each map, with scale and shift by channel."""
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -38,8 +37,10 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """GroupNormalization: over the maps of a group of channels; scale and shift by group before opset 21, by channel
-    since."""
+    """Return a stand-in of GroupNormalization: over the maps of a group of channels.
+
+    Scale and shift are by group before opset 21, and by channel since.
+    """
     nodes = [
         *nonnegative_mod(call),
         attribute_constant("count", "value_int", "num_groups", AttributeProto.INT),
@@ -66,7 +67,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 
 
 def layer_body(call: StandInCall) -> list[NodeProto]:
-    """LayerNormalization, RMSNormalization: over all axes from `axis` on; scale and shift broadcast."""
+    """Return a stand-in of LayerNormalization and RMSNormalization: over all axes from `axis` on."""
     nodes = [
         *nonnegative_mod(call),
         call.node("Flatten", ["bounded"], ["elements"]),
@@ -80,7 +81,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 
 
 def skip_body(call: StandInCall) -> list[NodeProto]:
-    """SkipLayerNormalization and the like: over the last axis of what all inputs are mixed to."""
+    """Return a stand-in of SkipLayerNormalization: over the last axis of the inputs' weighted sum."""
     axis = constant_node("last", np.array([-1], np.int64))
     return [
         *weighted_sum_body(call, "mix"),
@@ -90,17 +91,20 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 
 
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
-    """MeanVarianceNormalization: over its axes, which `prepare` writes out where they are those by default."""
+    """Return a stand-in of MeanVarianceNormalization. `prepare_node` writes default axes out."""
     axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """LpNormalization: along its axis. Before opset 13 the axes of a sum are no input: x less the greatest instead."""
+    """Return a stand-in of LpNormalization along its axis.
+
+    Before opset 13 the axes of a sum are not an input: there it is x minus the largest element.
+    """
     if call.opset < 13:
-        inputs, own = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
+        inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
         nodes = [] if call.opset < 10 else [constant_node("one", np.array([1], np.int64))]
-        nodes.append(call.node("TopK", inputs, ["greatest", "place"], **own))
+        nodes.append(call.node("TopK", inputs, ["greatest", "place"], **attributes))
         return [*nodes, helper.make_node("Sub", ["X0", "greatest"], ["Y"])]
     axis = attribute_constant("axis", "value_int", "axis", AttributeProto.INT)
     nodes = [
@@ -112,7 +116,10 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Softmax, LogSoftmax: along its axis; before opset 13 over all axes from that one on."""
+    """Return a stand-in of Softmax and LogSoftmax: along the axis.
+
+    Before opset 13 it is over all axes from that one on.
+    """
     if call.opset >= 13:
         return lp_body(call)
     return [
@@ -126,9 +133,16 @@ def softmax_body(call: StandInCall) -> list[NodeProto]:
 def _subtract_group_sum(
     call: StandInCall, tensor: str, axes: list[NodeProto], name: str, axis: int | None, target: str = "less"
 ) -> list[NodeProto]:
-    """`tensor`, whose elements are 0 to 15, less its sum modulo 16 over the axes that the tensor `name`, made by the
-    nodes `axes`, holds; before opset 13 over `axis`, or (None) those of the call's attribute. In whole numbers, which
-    are exact however many there are."""
+    """Return nodes for `target` = tensor (0 to 15) minus its sum modulo 16 over the group, in integers.
+
+    Args:
+        call: The calls of the stand-in.
+        tensor: The tensor, whose elements are 0 to 15.
+        axes: Nodes that make the axes.
+        name: Name of the tensor of axes.
+        axis: The axis before opset 13; None for those of the call's attribute.
+        target: Name of the result.
+    """
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:
         refer_attribute(over, "axes", "axes", AttributeProto.INTS)
@@ -148,7 +162,7 @@ def _subtract_group_sum(
 
 
 def _scale_and_shift(vectors: list[str], tensor: str = "less") -> list[NodeProto]:
-    """`scaled`: a tensor of rank 3 times one vector along its axis 1, and with another one added."""
+    """Return nodes for `scaled` = tensor of rank 3 · vectors[0] + vectors[1], both along axis 1."""
     return [
         constant_node("upright", np.array([-1, 1], np.int64)),
         helper.make_node("Reshape", [vectors[0], "upright"], ["scale"]),
@@ -166,12 +180,12 @@ def _reshape_like(tensor: str, like: str, target: str = "Y") -> list[NodeProto]:
 
 
 BODIES = {
-    "group": group_body,
-    "instance": instance_body,
-    "layer": layer_body,
-    "skipped": skip_body,
-    "lp": lp_body,
-    "mean variance": mean_variance_body,
+    "group_normalization": group_body,
+    "instance_normalization": instance_body,
+    "layer_normalization": layer_body,
+    "lp_normalization": lp_body,
+    "mean_variance_normalization": mean_variance_body,
+    "skip_normalization": skip_body,
     "softmax": softmax_body,
 }
-"""By the name that rules give them."""
+"""Body builders by the names that operator rules use."""

@@ -1,7 +1,4 @@
-"""Sparse integer filters: where each filter of a layer reads, by seed, so that few seeds read everything.
-
-In: the shape of a layer's weight, a seed, how many taps a filter may read. Out: the weight, all zeros but for some ±1.
-"""
+"""Sparse integer filters: zeros except for a few ±1, placed so that few seeds read everything."""
 
 from __future__ import annotations
 
@@ -18,22 +15,32 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.graph_facts import GraphFacts, get_attribute, original_domain
 
 MAX_SEEDS = 4
-"""So many seeds at most (any run of consecutive ones) read every tap and every input channel of every layer."""
+"""Number of consecutive seeds that read every tap and every input channel of every layer."""
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
-def weight_index(known: GraphFacts, node: onnx.NodeProto) -> int | None:
-    """Which input of `node` is its weight: a constant operand of a Conv, ConvTranspose, Gemm or MatMul, or None."""
+def weight_index(facts: GraphFacts, node: onnx.NodeProto) -> int | None:
+    """Return the index of a layer's constant weight; None if the node has none.
+
+    Layers with weights are Conv, ConvTranspose, Gemm and MatMul.
+    """
     if original_domain(node) or node.op_type not in WEIGHTED_OPS:
         return None
     candidates = (1,) if node.op_type.startswith("Conv") else (1, 0)
-    return next((index for index in candidates if known.has_float_constant(node, index)), None)
+    return next((index for index in candidates if facts.has_float_constant(node, index)), None)
 
 
 @dataclass(frozen=True)
 class FilterExtent:
-    """A layer's weight in one form for all operators: (groups, filters and input channels per group, taps)."""
+    """The size of a layer's weight, in one form for all operators.
+
+    Attributes:
+        groups: Number of groups.
+        filters: Filters per group.
+        channels: Input channels per group.
+        taps: Kernel positions.
+    """
 
     groups: int
     filters: int
@@ -41,23 +48,24 @@ class FilterExtent:
     taps: int
 
     def min_elements(self, seeds: int = MAX_SEEDS) -> int:
-        """How many elements each filter must have so that `seeds` seeds read everything."""
+        """Return how many elements each filter needs so that `seeds` seeds read everything."""
         channels = math.ceil(self.channels / (self.filters * seeds))
         taps = math.ceil(self.taps / (self.groups * self.filters * seeds))
         return max(1, channels, taps)
 
     @property
     def seeds_needed(self) -> int:
-        """How many consecutive seeds read every tap and every input channel: at most SEEDS."""
+        """How many consecutive seeds read every tap and every input channel, at most MAX_SEEDS."""
         channels = math.ceil(self.channels / (self.filters * self.min_elements()))
         taps = math.ceil(self.taps / (self.groups * self.filters * self.min_elements()))
         return max(1, channels, taps)
 
 
 def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[Any]:
-    """The weight at input `index` of a convolution or product as a view (groups, filters, channels, taps).
+    """Return the weight at input `index` as a view of shape (groups, filters, channels, taps).
 
-    Groups of a MatMul are the matrices of its stack. `array` must be contiguous; what is written to the view is in it.
+    The matrices of a MatMul's stack are its groups. `array` must be contiguous, because writes to the view must reach
+    it.
     """
     shape = array.shape
     if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):
@@ -79,33 +87,41 @@ def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArr
 
 
 def filter_extent(node: onnx.NodeProto, index: int, shape: Shape) -> FilterExtent:
-    """The extent of a weight of `shape` at input `index`, without an array of that size."""
+    """Return the extent of a weight of `shape`, without allocating it."""
     return FilterExtent(*unified_view(node, index, np.broadcast_to(np.int8(0), shape)).shape)
 
 
 def sparse_filters(
     node: onnx.NodeProto, index: int, shape: Shape, dtype: np.dtype[Any], seed: int, taps: int, signs: NDArray[Any]
 ) -> NDArray[Any]:
-    """A weight of `shape` with `taps` elements of ±1 in each filter, or as many as its `Extent.covering()` wants.
+    """Return a weight with `taps` elements of ±1 in each filter, or more if coverage needs more.
 
-    The elements of a layer's filters are consecutive entries of a permutation of the channels, and of one of the taps,
-    that belong to the layer (its name). The next seed starts where this one ends, if each filter has but the covering
-    elements: so consecutive seeds read each entry in turn, however many elements each of them gives a filter.
-    `signs`: the sign of each filter's first element, (groups * filters,); the others' are drawn.
+    The elements of a layer's filters are consecutive entries of two permutations, one of the channels and one of the
+    taps. The permutations depend on the layer's name alone. Each seed starts at the entry where the one before ends
+    (counting the elements that coverage needs), so consecutive seeds read every entry in turn.
+
+    Args:
+        node: The layer's node.
+        index: Index of the weight among its inputs.
+        shape: Shape of the weight.
+        dtype: Element type of the weight.
+        seed: Seed of the check model.
+        taps: Wanted elements of each filter.
+        signs: Signs of the first elements, shape (groups · filters,). The signs of the others are random.
     """
     array = np.zeros(shape, dtype)
     view = unified_view(node, index, array)
-    size = FilterExtent(*view.shape)
-    least = size.min_elements()
-    count = max(least, min(taps, size.channels * size.taps))
+    extent = FilterExtent(*view.shape)
+    min_elements = extent.min_elements()
+    count = max(min_elements, min(taps, extent.channels * extent.taps))
     order = named_generator(0, f"{node.name}/order")
-    channel_order, tap_order = order.permutation(size.channels), order.permutation(size.taps)
-    drawn = named_generator(seed, f"{node.name}/entries")
-    filters = np.arange(size.groups * size.filters)
-    group, within = np.divmod(filters, size.filters)
+    channel_order, tap_order = order.permutation(extent.channels), order.permutation(extent.taps)
+    generator = named_generator(seed, f"{node.name}/entries")
+    filters = np.arange(extent.groups * extent.filters)
+    group, within = np.divmod(filters, extent.filters)
     for entry in reversed(range(count)):
-        channel = (seed * size.filters * least + within * count + entry) % size.channels
-        tap = (seed * filters.size * least + filters * count + entry) % size.taps
-        value = signs if entry == 0 else 1 - 2 * drawn.integers(2, size=filters.size)
+        channel = (seed * extent.filters * min_elements + within * count + entry) % extent.channels
+        tap = (seed * filters.size * min_elements + filters * count + entry) % extent.taps
+        value = signs if entry == 0 else 1 - 2 * generator.integers(2, size=filters.size)
         view[group, within, channel_order[channel], tap_order[tap]] = value
     return array

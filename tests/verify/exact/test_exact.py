@@ -107,7 +107,7 @@ def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() ->
     layers = form_layers(model, known)
     found = build_check_model(model, 0, known)
     assert list(found.excluded) == ["shares"]
-    assert "made by Softmax 'shares', is no whole number" in found.excluded["shares"]
+    assert "made by Softmax 'shares', is not an integer" in found.excluded["shares"]
     values = compute_all_tensors(found.model, found.inputs)
     assert np.array_equal(values["b"], np.rint(values["b"])) and np.abs(values["b"]).max() <= 4
     assert len(np.unique(values["b"].reshape(4, -1), axis=0)) == 4, "images differ"

@@ -54,7 +54,7 @@ def test_partial_sums_of_bounded_products_are_the_whole(
 ) -> None:
     random = np.random.default_rng(seed)
     a, b = (random.integers(-(2**20), 2**20, shape).astype(np.float32) for shape in ((rows, inner), (inner, columns)))
-    body = BODIES["itself"](call("MatMul", opset, a, b))
+    body = BODIES["same_operator"](call("MatMul", opset, a, b))
     whole, order = ran(body, opset, a, b), random.permutation(inner)
     assert np.abs(whole).max() <= 49 * inner
     assert np.array_equal(ran(body, opset, a[:, order], b[order]), whole)
@@ -89,7 +89,7 @@ def test_a_digest_changes_with_every_element_of_every_input_and_with_their_order
 @pytest.mark.parametrize("opset", [9, 17])
 def test_mixed_numbers_show_every_operand(opset: int) -> None:
     x, y = (np.arange(12, dtype=np.float32).reshape(3, 4) * k - 9 for k in (3, 5))
-    body = BODIES["mixed"](call("BiasGelu", opset, x, y))
+    body = BODIES["weighted_sum"](call("BiasGelu", opset, x, y))
     before = ran(body, opset, x, y)
     assert np.array_equal(before, np.rint(before)) and np.abs(before).max() <= 3 * 7
     for changed in ((x + 1, y), (x, y + 1)):
@@ -100,7 +100,7 @@ def test_mixed_numbers_show_every_operand(opset: int) -> None:
 def test_mixed_numbers_of_a_batch_normalization_lie_along_the_channels(shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
     arrays = [random.integers(-7, 8, s).astype(np.float32) for s in (shape, (4,), (4,), (4,), (4,))]
-    body = BODIES["mixed"](call("BatchNormalization", 17, *arrays, shape=shape))
+    body = BODIES["weighted_sum"](call("BatchNormalization", 17, *arrays, shape=shape))
     before = ran(body, 17, *arrays)
     for place in range(1, 5):
         arrays[place][2] += 1

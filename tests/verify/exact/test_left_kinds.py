@@ -159,7 +159,7 @@ def test_behind_a_layer_that_stays_whole_a_piece_one_row_off_is_found(kind: str)
 def test_behind_what_has_no_static_shape_and_gives_no_numbers_a_piece_one_row_off_is_found() -> None:
     model = read(text(f'{ALL} ["none"] n = own.Roots (c)  {SHAPED}'))
     right = checked(model, None)
-    assert right.passed and "left out: tensor 'n', made by Roots 'none', is no whole number" in right.detail
+    assert right.passed and "left out: tensor 'n', made by Roots 'none', is not an integer" in right.detail
     assert "unseen" not in right.detail
     assert not checked(model, one_row_off("a")).passed
 
@@ -196,7 +196,7 @@ def test_where_nothing_can_be_added_the_check_says_that_pieces_stay_unseen() -> 
     model = read(text('["two"] a, b = own.Two (x)  ["behind"] y = Relu (a)'))
     right = checked(model, None)
     assert right.passed and right.detail.endswith(
-        "nothing exact can stand in for it (what reads it gets ones everywhere, and from a wrong place too: Two makes "
+        "has no exact stand-in (ones replace its output, so pieces from a wrong place do not show: Two makes "
         "2 tensors, of which one is cut)"
     ), right.detail
 
