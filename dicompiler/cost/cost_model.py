@@ -43,8 +43,8 @@ class CostModel(ABC):
         default=None,
         kw_only=True,
         metadata={
-            "help": "what messages and calls take, in times of the host where that was measured: 0: nothing, as in the "
-            "papers; by default as each device's cores are slower"
+            "help": "slowdown of messages and calls against the host where they were measured; 0: they are free, as in "
+            "the papers; default: by the speed of each device's cores"
         },
     )
 
@@ -142,37 +142,38 @@ class AnalyticModel(CostModel):
     """
 
     name: ClassVar[str] = "analytic"
-    pools: bool = field(default=True, metadata={"help": "count pools; many papers take them as free"})
+    pools: bool = field(default=True, metadata={"help": "count pools; they are free in many papers"})
     elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
-    weights: bool = field(default=True, metadata={"help": "count the weights that are read; papers take them as free"})
+    weights: bool = field(default=True, metadata={"help": "count the time to read weights; it is ignored in papers"})
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
-        counted = count_operations(layers, layer, *share)
-        wait = counted.weight_bytes / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
+        counts = count_operations(layers, layer, *share)
+        memory_s = counts.weight_bytes / device.memory_bandwidth if self.weights and device.memory_bandwidth else 0.0
         return max(
-            counted.flops_including(self.pools, self.elementwise) / device.rate if device.rate > 0 else math.inf, wait
+            counts.flops_including(self.pools, self.elementwise) / device.rate if device.rate > 0 else math.inf,
+            memory_s,
         )
 
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        operations = [
-            count_flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares
-        ]
-        widths = np.array([[device.memory_bandwidth or math.inf for device in devices]], np.float64)
-        read = [self.weights and count_operations(layers, layer, *share).weight_bytes for share in shares]
-        return np.maximum(seconds_at_rate(operations, devices), np.array(read, np.float64).reshape(-1, 1) / widths)
+        flops = [count_flops(layers, layer, *share, pools=self.pools, elementwise=self.elementwise) for share in shares]
+        bandwidths = np.array([[device.memory_bandwidth or math.inf for device in devices]], np.float64)
+        weight_bytes = [self.weights and count_operations(layers, layer, *share).weight_bytes for share in shares]
+        return np.maximum(
+            seconds_at_rate(flops, devices), np.array(weight_bytes, np.float64).reshape(-1, 1) / bandwidths
+        )
 
 
-def validate_seconds(given: Any, layer: Layer, device: Device) -> str:
+def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
     """Return the mistake in a predicted time, '' if there is none.
 
     Times must be at least 0, and finite on a device that computes.
     """
-    number = float(given) if isinstance(given, Real) else math.nan
+    number = float(seconds) if isinstance(seconds, Real) else math.nan
     if number >= 0 and (number < math.inf or not device.can_compute):
         return ""
-    return f"layer {layer.name!r} on {device.name} takes {given!r} s: give a number of at least 0"
+    return f"layer {layer.name!r} on {device.name} takes {seconds!r} s: give a number of at least 0"
 
 
 def seconds_at_rate(operations: Sequence[int], devices: Sequence[Device]) -> NDArray[np.float64]:

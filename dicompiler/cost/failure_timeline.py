@@ -100,13 +100,13 @@ def parse_outage(text: str) -> Outage:
     """
     match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
     if match is None:
-        raise UsageError(f"lose {text!r}: write a device and when it is lost: pi03@2.5s, or pi03@2.5s-6s")
+        raise UsageError(f"fail {text!r}: give a device and the time of its failure: pi03@2.5s, or pi03@2.5s-6s")
     try:
-        start, end = (math.inf if t is None else parse_quantity(t, TIME, f"lose {text!r}") for t in match.groups()[1:])
+        start, end = (math.inf if t is None else parse_quantity(t, TIME, f"fail {text!r}") for t in match.groups()[1:])
     except DicompilerError as error:
         raise UsageError(str(error)) from None
     if end <= start:
-        raise UsageError(f"lose {text!r}: it is back before it is lost: give a later time")
+        raise UsageError(f"fail {text!r}: the device returns before it fails: give a later return time")
     return Outage(match[1], start, end)
 
 
@@ -132,69 +132,80 @@ def simulate_outages(
     Raises:
         DicompilerError: The stream ends before a device fails.
     """
-    todo, changes, at = list(range(frames)), list(_iterate_changes(find_case, outages)), 0
-    stretches: list[StreamInterval] = []
+    remaining, changes, index = list(range(frames)), list(_iterate_changes(find_case, outages)), 0
+    intervals: list[StreamInterval] = []
     begin = 0.0
-    while todo:
-        since, away, case = changes[at]
-        for after in range(at + 1, len(changes) + 1):
-            until, others, then = changes[after] if after < len(changes) else (math.inf, (), None)
-            back = then is not None and set(others) < set(away)
-            found = _simulate_interval(case, todo, begin, until, back, in_flight, spans)
-            last = max([begin, until if back else 0.0, *(end for _, _, end in found.frames)])
-            # Who is lost again before it was taken in was not there, nor is what changes nothing a change.
-            if then != case and not (back and after + 1 < len(changes) and changes[after + 1][0] <= last):
+    while remaining:
+        changed_at, down, case = changes[index]
+        for next_index in range(index + 1, len(changes) + 1):
+            until, next_down, next_case = changes[next_index] if next_index < len(changes) else (math.inf, (), None)
+            has_return = next_case is not None and set(next_down) < set(down)
+            interval = _simulate_interval(case, remaining, begin, until, has_return, in_flight, spans)
+            ended_at = max([begin, until if has_return else 0.0, *(end for _, _, end in interval.frames)])
+            # A device that fails again before it rejoins has not returned. A change to the same case is not a change.
+            if next_case != case and not (
+                has_return and next_index + 1 < len(changes) and changes[next_index + 1][0] <= ended_at
+            ):
                 break
-        stretches.append(replace(found, down=away, changed_at=since))
-        ended = {number for number, _, _ in found.frames}
-        todo = [number for number in todo if number not in ended]
-        begin, at = last if back else until + FAILURE_DETECTION_S, after
-    end = max(end for one in stretches for _, _, end in one.frames)
-    for one in outages:
-        if one.start >= end:
-            many = f"stream of {frames} frame{'' if frames == 1 else 's'}"
+        intervals.append(replace(interval, down=down, changed_at=changed_at))
+        finished = {number for number, _, _ in interval.frames}
+        remaining = [number for number in remaining if number not in finished]
+        begin, index = ended_at if has_return else until + FAILURE_DETECTION_S, next_index
+    end = max(end for interval in intervals for _, _, end in interval.frames)
+    for outage in outages:
+        if outage.start >= end:
+            stream = f"stream of {frames} frame{'' if frames == 1 else 's'}"
             raise DicompilerError(
-                f"simulate: the {many} ends after {format_seconds(end)}, before {one.device} is lost at "
-                f"{format_seconds(one.start)}: play more (--frames)"
+                f"simulate: the {stream} ends after {format_seconds(end)}, before {outage.device} fails at "
+                f"{format_seconds(outage.start)}: simulate more frames (--frames)"
             )
-    return tuple(stretches)
+    return tuple(intervals)
 
 
 def _iterate_changes(
-    cases: Callable[[tuple[str, ...]], FailureCase], aways: Sequence[Outage]
+    find_case: Callable[[tuple[str, ...]], FailureCase], outages: Sequence[Outage]
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
     """Yield (time, devices that are down from then on, case) whenever the case changes."""
-    last = cases(())
-    times = sorted({0.0, *(one.start for one in aways), *(one.end for one in aways if one.end < math.inf)})
-    yield 0.0, (), last
+    last_case = find_case(())
+    ends = (outage.end for outage in outages if outage.end < math.inf)
+    times = sorted({0.0, *(outage.start for outage in outages), *ends})
+    yield 0.0, (), last_case
     for time in times:
-        away = tuple(dict.fromkeys(one.device for one in aways if one.start <= time < one.end))
-        case = cases(away)
-        if case != last:
-            last = case
-            yield time, away, case
+        down = tuple(dict.fromkeys(outage.device for outage in outages if outage.start <= time < outage.end))
+        case = find_case(down)
+        if case != last_case:
+            last_case = case
+            yield time, down, case
 
 
 def _simulate_interval(
-    case: FailureCase, todo: Sequence[int], begin: float, until: float, back: bool, in_flight: int, spans: bool
+    case: FailureCase,
+    remaining: Sequence[int],
+    begin: float,
+    until: float,
+    has_return: bool,
+    in_flight: int,
+    spans: bool,
 ) -> StreamInterval:
     """Simulate the remaining frames from `begin` until the next change.
 
     If a device returns at that change, all frames that have started by then are finished.
     """
 
-    def played(count: int) -> SimulationResult:
+    def simulate_frames(count: int) -> SimulationResult:
         return simulate(case.workload, case.platform, count, in_flight, spans)
 
-    found = played(len(todo))
-    if back:
-        begun = sum(begin + start <= until for start, _ in found.frames)
-        found, until = played(begun) if begun < len(todo) else found, math.inf
-        todo = todo[:begun]
-    times = [(number, begin + start, begin + end) for number, (start, end) in zip(todo, found.frames, strict=True)]
-    moved = [
-        span._replace(start=begin + span.start, end=min(begin + span.end, until), frame=todo[span.frame])
-        for span in found.spans
+    result = simulate_frames(len(remaining))
+    if has_return:
+        started = sum(begin + start <= until for start, _ in result.frames)
+        result, until = simulate_frames(started) if started < len(remaining) else result, math.inf
+        remaining = remaining[:started]
+    times = [
+        (number, begin + start, begin + end) for number, (start, end) in zip(remaining, result.frames, strict=True)
+    ]
+    shifted_spans = [
+        span._replace(start=begin + span.start, end=min(begin + span.end, until), frame=remaining[span.frame])
+        for span in result.spans
         if begin + span.start < until
     ]
     return StreamInterval(
@@ -202,7 +213,7 @@ def _simulate_interval(
         (),
         0.0,
         begin,
-        tuple(one for one in times if one[2] <= until),
+        tuple(frame for frame in times if frame[2] <= until),
         tuple(number for number, start, end in times if start <= until < end),
-        tuple(moved),
+        tuple(shifted_spans),
     )

@@ -35,8 +35,8 @@ class Coefficients:
     byte_s: float
     call_s: float
 
-    def predict(self, operations: float, moved: float) -> float:
-        return self.flop_s * operations + self.byte_s * moved + self.call_s
+    def predict(self, flops: float, nbytes: float) -> float:
+        return self.flop_s * flops + self.byte_s * nbytes + self.call_s
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class LinearModel(ProfileBasedModel):
 
     name: ClassVar[str] = "linear"
     file: tuple[str, ...] = field(
-        default=(), metadata={"help": "profiles to fit to, one for each kind of device", "file": True}
+        default=(), metadata={"help": "profiles to fit, one for each kind of device", "file": True}
     )
     coefficients: tuple[str, ...] = field(
-        default=(), metadata={"help": "KIND:A:B:C in s/FLOP, s/byte and s: Conv:7e-11:1e-10:2e-5,*:1e-10:0:0"}
+        default=(), metadata={"help": "KIND:A:B:C in s/FLOP, s/byte and s, such as Conv:7e-11:1e-10:2e-5,*:1e-10:0:0"}
     )
-    rate: str = field(default="", metadata={"help": "rate of the device that the coefficients hold for: 13.6 GFLOP/s"})
-    others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
-    force: bool = field(default=False, metadata={"help": "take profiles that were measured on a busy host"})
+    rate: str = field(default="", metadata={"help": "rate of the device of the coefficients, such as 13.6 GFLOP/s"})
+    others: bool = field(default=False, metadata={"help": "use the first profile for devices without a profile"})
+    force: bool = field(default=False, metadata={"help": "accept profiles that were measured on a busy host"})
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.coefficients):
             raise ValueError("give either file=PROFILE.json or coefficients=KIND:A:B:C,…")
         if self.rate and (self.file or not parse_quantity(self.rate, COMPUTE_RATE, "option 'rate' of 'linear'")):
-            raise ValueError("rate goes with coefficients and is more than zero")
+            raise ValueError("rate must be above zero and needs coefficients")
         for text in self.coefficients:
             _parse_coefficients(text)
 
@@ -99,19 +99,19 @@ class LinearModel(ProfileBasedModel):
 
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         kind = layer_kind(layer)
-        known = (
+        coefficients = (
             self._fitted_coefficients[self._profiles.for_device(layers, device).place]
             if self.file
             else self._stated_coefficients
         )
-        chosen = known.get(kind) or known.get("*")
-        if chosen is None:
+        fit = coefficients.get(kind) or coefficients.get("*")
+        if fit is None:
             raise DicompilerError(
-                f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give some for it or for every other "
-                "kind (*:A:B:C)"
+                f"linear: no coefficients for {kind!r} (layer {layer.name!r}): give coefficients for it or for all "
+                "other kinds (*:A:B:C)"
             )
-        counted = count_operations(layers, layer, *share)
-        return chosen.predict(counted.flops, counted.moved_bytes)
+        counts = count_operations(layers, layer, *share)
+        return fit.predict(counts.flops, counts.moved_bytes)
 
 
 def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
@@ -124,9 +124,9 @@ def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
     try:
         flop, byte, call = map(float, numbers)
     except ValueError:
-        raise ValueError(f"coefficients are KIND:A:B:C with three numbers, not {text!r}") from None
+        raise ValueError(f"coefficients must be KIND:A:B:C with three numbers, not {text!r}") from None
     if not kind or not all(0 <= number < math.inf for number in (flop, byte, call)):
-        raise ValueError(f"coefficients name a kind and are finite numbers of at least zero, not {text!r}")
+        raise ValueError(f"coefficients must name a kind and be finite numbers of at least zero, not {text!r}")
     return kind, Coefficients(flop, byte, call)
 
 
@@ -153,16 +153,16 @@ def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficie
         samples: (FLOPs, bytes, seconds) of measured pieces.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
-    wanted = np.sqrt(rows[:, 2])
-    matrix = np.column_stack([rows[:, :2], np.ones(len(rows))]) / wanted[:, None]
-    best, least = np.zeros(3), float(wanted @ wanted)
+    targets = np.sqrt(rows[:, 2])
+    matrix = np.column_stack([rows[:, :2], np.ones(len(rows))]) / targets[:, None]
+    best, least_error = np.zeros(3), float(targets @ targets)
     scale = np.maximum(np.abs(matrix).max(axis=0, initial=0.0), 1e-300)
     for size in (1, 2, 3):
-        for chosen in combinations(range(3), size):
-            columns = list(chosen)
-            part, *_ = np.linalg.lstsq(matrix[:, columns] / scale[columns], wanted, rcond=None)
-            error = float(np.sum((matrix[:, columns] / scale[columns] @ part - wanted) ** 2))
-            if np.all(part >= 0) and error < least * (1 - 1e-12):
-                least, best = error, np.zeros(3)
-                best[columns] = part / scale[columns]
+        for nonzero in combinations(range(3), size):
+            columns = list(nonzero)
+            solution, *_ = np.linalg.lstsq(matrix[:, columns] / scale[columns], targets, rcond=None)
+            error = float(np.sum((matrix[:, columns] / scale[columns] @ solution - targets) ** 2))
+            if np.all(solution >= 0) and error < least_error * (1 - 1e-12):
+                least_error, best = error, np.zeros(3)
+                best[columns] = solution / scale[columns]
     return Coefficients(*map(float, best))

@@ -22,14 +22,14 @@ class SharedLink(Generic[T]):
         self.load = 0.0
         self.flows: dict[Flow[T], float] = {}
 
-    def add_flow(self, way: Flow[T], share: float) -> None:
-        self.flows[way] = share
+    def add_flow(self, flow: Flow[T], share: float) -> None:
+        self.flows[flow] = share
         self.load += share
 
-    def remove_flow(self, way: Flow[T]) -> None:
-        self.load -= self.flows.pop(way)
+    def remove_flow(self, flow: Flow[T]) -> None:
+        self.load -= self.flows.pop(flow)
         if not self.flows:
-            self.load = 0.0  # whatever adding and taking away has left
+            self.load = 0.0  # Removes rounding errors.
 
 
 class Flow(Generic[T]):
@@ -49,8 +49,8 @@ class Flow(Generic[T]):
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
 
-    def __init__(self, lines: dict[SharedLink[T], float]) -> None:
-        self.links = lines
+    def __init__(self, links: dict[SharedLink[T], float]) -> None:
+        self.links = links
         self.queue: deque[tuple[T, float, int]] = deque()
         self.started_at = self.remaining_s = self.speed = self.updated_at = 0.0
         self.version = 0
@@ -65,8 +65,8 @@ class LinkScheduler(Generic[T]):
         departures: Planned departures since the simulator last read them: (time, flow, version).
     """
 
-    def __init__(self, switch: bool) -> None:
-        self._switch = switch
+    def __init__(self, is_switch: bool) -> None:
+        self._switch = is_switch
         self._links: dict[tuple[str, str], SharedLink[T]] = {}
         self._flows: dict[tuple[object, object], Flow[T]] = {}
         self.departures: list[tuple[float, Flow[T], int]] = []
@@ -81,51 +81,51 @@ class LinkScheduler(Generic[T]):
         """
         if key not in self._flows:
             ends = (("out", hosts[0]), ("in", hosts[1])) if self._switch else (("all", ""),)
-            lines = [self._links.setdefault(end, SharedLink()) for end in ends]
-            self._flows[key] = Flow(dict(zip(lines, shares, strict=False)))
+            links = [self._links.setdefault(end, SharedLink()) for end in ends]
+            self._flows[key] = Flow(dict(zip(links, shares, strict=False)))
         return self._flows[key]
 
-    def enqueue(self, now: float, way: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
+    def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
         """Add a message that takes `seconds` if alone, before waiting messages of a higher rank."""
-        waiting = way.queue
-        place = len(waiting)
-        while place > 1 and waiting[place - 1][2] > rank:
-            place -= 1
-        waiting.insert(place, (message, seconds, rank))
-        if len(waiting) > 1:
+        queue = flow.queue
+        position = len(queue)
+        while position > 1 and queue[position - 1][2] > rank:
+            position -= 1
+        queue.insert(position, (message, seconds, rank))
+        if len(queue) > 1:
             return
-        way.started_at, way.remaining_s, way.updated_at = now, seconds, now
-        for line, share in way.links.items():
-            line.add_flow(way, share)
-        self._update_speeds(now, way)
+        flow.started_at, flow.remaining_s, flow.updated_at = now, seconds, now
+        for link, share in flow.links.items():
+            link.add_flow(flow, share)
+        self._update_speeds(now, flow)
 
-    def finish_message(self, now: float, way: Flow[T]) -> tuple[T, float]:
+    def finish_message(self, now: float, flow: Flow[T]) -> tuple[T, float]:
         """Remove the first message of a flow, start the next, and return the removed one with its start time."""
-        (message, _, _), begun = way.queue.popleft(), way.started_at
-        if way.queue:  # the lines have as much to carry as before
-            way.started_at, way.remaining_s, way.updated_at = now, way.queue[0][1], now
-            self._plan_departure(now, way)
-            return message, begun
-        for line in way.links:
-            line.remove_flow(way)
-        way.speed, way.version = 0.0, way.version + 1
-        self._update_speeds(now, way)
-        return message, begun
+        (message, _, _), started_at = flow.queue.popleft(), flow.started_at
+        if flow.queue:  # The load of the links stays the same.
+            flow.started_at, flow.remaining_s, flow.updated_at = now, flow.queue[0][1], now
+            self._plan_departure(now, flow)
+            return message, started_at
+        for link in flow.links:
+            link.remove_flow(flow)
+        flow.speed, flow.version = 0.0, flow.version + 1
+        self._update_speeds(now, flow)
+        return message, started_at
 
-    def _update_speeds(self, now: float, way: Flow[T]) -> None:
+    def _update_speeds(self, now: float, changed: Flow[T]) -> None:
         """Update the speeds of all flows that share a link with a flow that has just started or ended."""
-        for line in way.links:
-            for one in line.flows:
+        for link in changed.links:
+            for flow in link.flows:
                 load = 1.0
-                for other in one.links:  # quicker than max(), where most of a simulation's time goes
-                    if other.load > load:
-                        load = other.load
+                for used_link in flow.links:  # Faster than max(): most of a simulation's time is spent here.
+                    if used_link.load > load:
+                        load = used_link.load
                 speed = 1.0 / load
-                if speed != one.speed:
-                    one.remaining_s -= (now - one.updated_at) * one.speed
-                    one.updated_at, one.speed = now, speed
-                    self._plan_departure(now, one)
+                if speed != flow.speed:
+                    flow.remaining_s -= (now - flow.updated_at) * flow.speed
+                    flow.updated_at, flow.speed = now, speed
+                    self._plan_departure(now, flow)
 
-    def _plan_departure(self, now: float, way: Flow[T]) -> None:
-        way.version += 1
-        self.departures.append((now + max(0.0, way.remaining_s) / way.speed, way, way.version))
+    def _plan_departure(self, now: float, flow: Flow[T]) -> None:
+        flow.version += 1
+        self.departures.append((now + max(0.0, flow.remaining_s) / flow.speed, flow, flow.version))

@@ -106,10 +106,10 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device step by step, for one frame of the first role."""
-    kept = (state.value for device in program.devices for state in device.states)
-    values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *kept)
-    border = {value.name: value.nbytes if value.is_fixed_size else 0 for value in values}
-    return {device.device: _device_timeline(program, device, border) for device in program.devices}
+    states = (state.value for device in program.devices for state in device.states)
+    values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
+    sizes = {value.name: value.nbytes if value.is_fixed_size else 0 for value in values}
+    return {device.device: _device_timeline(program, device, sizes) for device in program.devices}
 
 
 def segment_value_sizes(segment: Segment) -> dict[str, int]:
@@ -123,17 +123,17 @@ def segment_value_sizes(segment: Segment) -> dict[str, int]:
     """
     inferred = onnx.shape_inference.infer_shapes(segment.model)
     graph = inferred.graph
-    known = {value.name: value_nbytes(value) for value in (*graph.value_info, *graph.input, *graph.output)}
+    sizes = {value.name: value_nbytes(value) for value in (*graph.value_info, *graph.input, *graph.output)}
     names = [*segment.inputs, *(name for node in graph.node for name in node.output if name)]
-    return {name: known.get(name, 0) for name in names}
+    return {name: sizes.get(name, 0) for name in names}
 
 
 def value_nbytes(value: onnx.ValueInfoProto) -> int:
     """Return the bytes of a tensor by its value info; 0 if its shape is not static or it is not a tensor."""
-    kind = value.type.tensor_type
-    if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+    tensor_type = value.type.tensor_type
+    if not tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor_type.shape.dim):
         return 0
-    return raw_nbytes(kind.elem_type, tuple(dim.dim_value for dim in kind.shape.dim))
+    return raw_nbytes(tensor_type.elem_type, tuple(dim.dim_value for dim in tensor_type.shape.dim))
 
 
 def constant_sizes(segment: Segment) -> dict[str, int]:
@@ -191,8 +191,8 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 def _largest_use(cases: Iterable[tuple[int, int]], constants: Iterable[Mapping[str, int]], added: int) -> MemoryUse:
     """Return the largest buffers and activations of all cases, with the constants of all cases."""
     buffers, activations = max(cases, key=sum)
-    every = {name: size for held in constants for name, size in held.items()}
-    return MemoryUse(sum(every.values()), activations, buffers, added)
+    all_constants = {name: size for role_constants in constants for name, size in role_constants.items()}
+    return MemoryUse(sum(all_constants.values()), activations, buffers, added)
 
 
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
@@ -203,17 +203,17 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
-    flying = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
-    buffers = sum(count * role.buffers[0] for role, count in flying)
-    resting = sum(count * max(role.live_bytes[::2]) for role, count in flying)
-    inside = max(max(role.live_bytes) - max(role.live_bytes[::2]) for role, _ in flying)
-    return buffers, resting + inside - buffers
+    in_flight = [(role, count) for role, count in zip(largest, counts, strict=True) if count]
+    buffers = sum(count * role.buffers[0] for role, count in in_flight)
+    between_segments = sum(count * max(role.live_bytes[::2]) for role, count in in_flight)
+    inside_segment = max(max(role.live_bytes) - max(role.live_bytes[::2]) for role, _ in in_flight)
+    return buffers, between_segments + inside_segment - buffers
 
 
-def _device_timeline(program: Program, device: DeviceProgram, border: Mapping[str, int]) -> MemoryTimeline:
-    """Return the timeline of a device; `border` has the bytes of inputs, outputs, states and transfers."""
+def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapping[str, int]) -> MemoryTimeline:
+    """Return the timeline of a device; `border_sizes` has the bytes of inputs, outputs, states and transfers."""
     constants: dict[str, int] = {}
-    sizes = dict(border)
+    sizes = dict(border_sizes)
     last = _last_use_steps(program, device)
     live: list[LiveRange] = []
     for k, segment in enumerate(device.segments):
@@ -224,10 +224,11 @@ def _device_timeline(program: Program, device: DeviceProgram, border: Mapping[st
     for k, segment in enumerate(device.segments):
         kept = [name for name in segment.outputs if last.get(name, -1) >= 2 * k + 2]
         live += ((2 * k + 2, last[name], sizes.get(name, 0)) for name in kept)
-    given = [(0, last.get(name, 0), sizes[name]) for name in _initial_tensors(program, device)]
+    initial = [(0, last.get(name, 0), sizes[name]) for name in _initial_tensors(program, device)]
     steps = range(2 * len(device.segments) + 1)
     buffers, activations = (
-        tuple(accumulate(changes[step] for step in steps)) for changes in (_nbytes_deltas(given), _nbytes_deltas(live))
+        tuple(accumulate(changes[step] for step in steps))
+        for changes in (_nbytes_deltas(initial), _nbytes_deltas(live))
     )
     return MemoryTimeline(constants, buffers, activations)
 
@@ -235,10 +236,10 @@ def _device_timeline(program: Program, device: DeviceProgram, border: Mapping[st
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
     """Return the tensors that exist from the start: received ones, used inputs, and states."""
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
-    wanted = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
-    wanted |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
-    kept = [state.value.name for state in device.states]
-    return tuple(dict.fromkeys([*(name for name in device.sources if name in wanted), *kept, *received]))
+    used = {name for segment in device.segments for name in segment.inputs} | set(device.sinks)
+    used |= {program.transfers[step.index].value.name for step in device.steps if step.kind == "send"}
+    states = [state.value.name for state in device.states]
+    return tuple(dict.fromkeys([*(name for name in device.sources if name in used), *states, *received]))
 
 
 def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:

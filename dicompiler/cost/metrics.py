@@ -96,7 +96,7 @@ def estimate_metrics(
 
 
 def metrics_of_simulation(
-    simulation: SimulationResult, work: Workload, routing: Routing, platform: Platform, plan: Plan
+    simulation: SimulationResult, workload: Workload, routing: Routing, platform: Platform, plan: Plan
 ) -> Metrics:
     """Return the metrics of a plan, given the simulation of one frame of each role, one after another.
 
@@ -104,11 +104,11 @@ def metrics_of_simulation(
     enough frames in flight. With states it is at least the period of a short simulated stream.
     """
     roles = tuple(
-        _RoleCosts(role, played.task_seconds, _sent_boxes(role))
-        for role, played in zip(routing.replica_roles, work.roles, strict=True)
+        _RoleCosts(role, role_workload.task_seconds, _sent_boxes(role))
+        for role, role_workload in zip(routing.replica_roles, workload.roles, strict=True)
     )
     frames = len(simulation.frames)
-    calls = {one.device: _call_seconds(work, i) / frames for i, one in enumerate(work.devices)}
+    calls = {device_work.device: _call_seconds(workload, i) / frames for i, device_work in enumerate(workload.devices)}
     devices = tuple(
         replace(
             entry,
@@ -120,17 +120,20 @@ def metrics_of_simulation(
         for entry in _device_metrics(roles, routing, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
-    runtime = {one.device: one.runtime for one in work.devices}
+    runtime = {device_work.device: device_work.runtime for device_work in workload.devices}
     metrics = _build_metrics(roles, devices, platform, runtime, latency, "simulation")
-    if any(job.state_makers for one in work.devices for job in one.jobs):  # a frame waits for the last one's states
-        stream = simulate(work, platform, frames=8, in_flight=4, keep_spans=False)
+    if any(job.state_makers for device_work in workload.devices for job in device_work.jobs):  # Frames wait for states.
+        stream = simulate(workload, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
-    return replace(metrics, input_output_s=sum(role.ends_s for role in work.roles) / len(work.roles))
+    return replace(metrics, input_output_s=sum(role.ends_s for role in workload.roles) / len(workload.roles))
 
 
-def _call_seconds(work: Workload, device: int) -> float:
+def _call_seconds(workload: Workload, device: int) -> float:
     """Return the seconds of segment calls without their computing, for a frame of each role."""
-    return sum(one.runtime.call_seconds(len(one.jobs)) for one in (role.devices[device] for role in work.roles))
+    return sum(
+        device_work.runtime.call_seconds(len(device_work.jobs))
+        for device_work in (role.devices[device] for role in workload.roles)
+    )
 
 
 def _build_metrics(
@@ -141,18 +144,18 @@ def _build_metrics(
     latency: float,
     method: Method,
 ) -> Metrics:
-    on_host: dict[str, int] = {}
+    host_memory: dict[str, int] = {}
     energy = 0.0
     for entry in devices:
         device = platform.device(entry.device)
-        on_host[device.host] = on_host.get(device.host, 0) + entry.memory
+        host_memory[device.host] = host_memory.get(device.host, 0) + entry.memory
         idle = max(0.0, latency - entry.busy_s)
         energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.link_s
     sent = [box for role in roles for box in role.sent]
-    lines = _network_seconds(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
-    period = max((lines, *(entry.busy_s for entry in devices)))
+    network_s = _network_seconds(platform, runtime, sent, latency=method == "estimate", frames=len(roles))
+    period = max((network_s, *(entry.busy_s for entry in devices)))
     total = _mean_rounded_up(sum(box.nbytes for box in sent), roles)
-    return Metrics(devices, latency, period, energy, max(on_host.values(), default=0), total, method)
+    return Metrics(devices, latency, period, energy, max(host_memory.values(), default=0), total, method)
 
 
 def _layer_step(task: Task) -> LayerStep:
@@ -174,8 +177,8 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
     routing, seconds = role.routing, role.seconds
     compute: dict[LayerStep, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
-        at = compute.setdefault(_layer_step(task), {})
-        at[task.device] = at.get(task.device, 0.0) + seconds[task_id(task)]
+        seconds_by_device = compute.setdefault(_layer_step(task), {})
+        seconds_by_device[task.device] = seconds_by_device.get(task.device, 0.0) + seconds[task_id(task)]
     sent: dict[LayerStep, list[_SentBox]] = {}
     for box in role.sent:
         sent.setdefault(box.step, []).append(box)
@@ -207,22 +210,22 @@ def _network_seconds(
 ) -> float:
     """Return the seconds until the network has carried all boxes, for each of `frames` frames.
 
-    All boxes are ready at the start.
-
-    The latency of the links is added once if `latency` is set.
+    All boxes are ready at the start. The latency of the links is added once if `latency` is set.
     """
-    lines: dict[tuple[str, str], float] = {}
+    busy_s: dict[tuple[str, str], float] = {}
     longest = 0.0
     for box in boxes:
         link = platform.link(box.sender, box.receiver)
         if link is None:
             continue
         longest = max(longest, link.latency)
-        time = runtime.get(box.sender, FREE_RUNTIME).link_seconds(link, box.nbytes, platform.network.message_overhead_s)
+        link_s = runtime.get(box.sender, FREE_RUNTIME).link_seconds(
+            link, box.nbytes, platform.network.message_overhead_s
+        )
         ends = (("out", platform.host_of[box.sender]), ("in", platform.host_of[box.receiver]))
         for end in ends if platform.network.kind == "switch" else (("all", ""),):
-            lines[end] = lines.get(end, 0.0) + time
-    return max(lines.values(), default=0.0) / frames + (longest if latency else 0.0)
+            busy_s[end] = busy_s.get(end, 0.0) + link_s
+    return max(busy_s.values(), default=0.0) / frames + (longest if latency else 0.0)
 
 
 def _device_metrics(
@@ -250,7 +253,7 @@ def _device_metrics(
             _mean_rounded_up(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
             sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
             sum(weights[name].values()),
-            max(held.get(name, 0) for held in activations),
+            max(activation_bytes.get(name, 0) for activation_bytes in activations),
             _mean_rounded_up(sent[name], roles),
             _mean_rounded_up(received[name], roles),
         )
@@ -281,15 +284,15 @@ def _peak_activations(routing: Routing) -> dict[str, int]:
         for tree in routing.reads.get(task_id(task), {}).values():
             hold(tree, step)
     for box in routing.received_boxes:
-        if box.origin is not None:  # an input that its source only sends is held by it as well
+        if box.origin is not None:  # A source also stores inputs that it only sends on.
             last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:
         if delivery.assembly is not None:
             hold(delivery.assembly, len(routing.tasks))
-    for kept in routing.state_retentions:
-        hold(kept.assembly, len(routing.tasks))
-    spans: dict[str, list[LiveRange]] = {}
+    for retention in routing.state_retentions:
+        hold(retention.assembly, len(routing.tasks))
+    live_ranges: dict[str, list[LiveRange]] = {}
     for box, step in last.items():
         if box.region is not None:
-            spans.setdefault(box.device, []).append((first.get(box, 0), step, routing.nbytes(box)))
-    return {device: peak_nbytes(held) for device, held in spans.items()}
+            live_ranges.setdefault(box.device, []).append((first.get(box, 0), step, routing.nbytes(box)))
+    return {device: peak_nbytes(ranges) for device, ranges in live_ranges.items()}

@@ -122,29 +122,33 @@ def count_operations(
         The counts of the part.
     """
     task = make_share_task(layers, layer, LayerShare(region, reduce, merge))
-    efforts = [_node_cost(layers, work) for work in task.nodes]
-    multiply, pool, other = (sum(kind) for kind in zip(OpCost(), *efforts, strict=True))
-    ((key, region_made), *_) = task.outputs.items()
-    size = 0 if region_made is None else volume(region_made)
-    weights = _weight_bytes_read(layers, task.nodes, efforts)
-    partial = merge * _region_nbytes(layers, key.tensor, region_made)
-    read = partial + sum(_region_nbytes(layers, need.tensor, region) for need, region in task.needs.items())
-    moved = weights + activation_nbytes(layers, task) + partial
-    return OpCounts(2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved, weights, read)
+    costs = [_node_cost(layers, work) for work in task.nodes]
+    multiply, pool, other = (sum(kind) for kind in zip(OpCost(), *costs, strict=True))
+    ((key, output_region), *_) = task.outputs.items()
+    size = 0 if output_region is None else volume(output_region)
+    weight_bytes = _weight_bytes_read(layers, task.nodes, costs)
+    partial_bytes = merge * _region_nbytes(layers, key.tensor, output_region)
+    input_bytes = partial_bytes + sum(
+        _region_nbytes(layers, need.tensor, region) for need, region in task.needs.items()
+    )
+    moved_bytes = weight_bytes + activation_nbytes(layers, task) + partial_bytes
+    return OpCounts(
+        2 * multiply, pool, other, (merge - 1) * size if merge else 0, moved_bytes, weight_bytes, input_bytes
+    )
 
 
-def _weight_bytes_read(layers: LayerGraph, works: tuple[TaskNode, ...], efforts: Sequence[OpCost]) -> int:
+def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
     """Return `OpCounts.weight_bytes`, given the cost of each node."""
-    held = _weight_regions(layers, works)
-    if not held or NO_COST not in efforts:
-        return sum(held.values())
+    regions = _weight_regions(layers, nodes)
+    if not regions or NO_COST not in costs:
+        return sum(regions.values())
     read: dict[tuple[str, Region], int] = {}
-    for work, effort in zip(works, efforts, strict=True):
-        made, _ = _output_and_input_regions(layers, work)
-        picks = made is not None and effort == NO_COST
-        most = _region_nbytes(layers, layers.cut_output(work.node), made) if picks else math.inf
-        for piece, nbytes in _iterate_weight_regions(layers, work):
-            read[piece] = max(read.get(piece, 0), int(min(nbytes, most)))
+    for node, cost in zip(nodes, costs, strict=True):
+        output_region, _ = _output_and_input_regions(layers, node)
+        is_lookup = output_region is not None and cost == NO_COST
+        max_nbytes = _region_nbytes(layers, layers.cut_output(node.node), output_region) if is_lookup else math.inf
+        for piece, nbytes in _iterate_weight_regions(layers, node):
+            read[piece] = max(read.get(piece, 0), int(min(nbytes, max_nbytes)))
     return sum(read.values())
 
 
@@ -154,8 +158,8 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
     """Return the bytes that a task reads (without weights) and makes; 0 for dynamic shapes."""
-    moved = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
-    return sum(_region_nbytes(layers, key.tensor, region) for key, region in moved)
+    regions = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
+    return sum(_region_nbytes(layers, key.tensor, region) for key, region in regions)
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
@@ -165,7 +169,7 @@ def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
         layers: The layers of the network.
         task: The task.
     """
-    return sum(_node_cost(layers, work).multiply_adds for work in task.nodes)
+    return sum(_node_cost(layers, node).multiply_adds for node in task.nodes)
 
 
 def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Region], int]:
@@ -182,33 +186,35 @@ def weight_regions(layers: LayerGraph, task: ShareTask) -> Mapping[tuple[str, Re
 
 
 @memoized
-def _weight_regions(layers: LayerGraph, works: tuple[TaskNode, ...]) -> Mapping[tuple[str, Region], int]:
-    return dict(piece for work in works for piece in _iterate_weight_regions(layers, work))
+def _weight_regions(layers: LayerGraph, nodes: tuple[TaskNode, ...]) -> Mapping[tuple[str, Region], int]:
+    return dict(piece for node in nodes for piece in _iterate_weight_regions(layers, node))
 
 
-def _iterate_weight_regions(layers: LayerGraph, work: TaskNode) -> Iterator[tuple[tuple[str, Region], int]]:
-    tensors, inputs = layers.tensors, work.node.inputs
+def _iterate_weight_regions(layers: LayerGraph, task_node: TaskNode) -> Iterator[tuple[tuple[str, Region], int]]:
+    tensors, inputs = layers.tensors, task_node.node.inputs
     if any(name and tensors[name].is_constant for name in inputs):
-        _, needs = _output_and_input_regions(layers, work)
+        _, needs = _output_and_input_regions(layers, task_node)
         for name, need in zip(inputs, needs, strict=True):
             if name and need is not None and tensors[name].is_constant:
                 yield (name, need), raw_nbytes(tensors[name].dtype, region_shape(need))
 
 
-def _output_and_input_regions(layers: LayerGraph, work: TaskNode) -> tuple[Region | None, tuple[Region | None, ...]]:
+def _output_and_input_regions(
+    layers: LayerGraph, task_node: TaskNode
+) -> tuple[Region | None, tuple[Region | None, ...]]:
     """Return the region of a node's output and the read regions of its inputs; None if unknown."""
-    if work.piece is not None:
-        return work.piece.out, work.piece.needs
-    operation = layers.operation_of(work.node)
+    if task_node.piece is not None:
+        return task_node.piece.out, task_node.piece.needs
+    operation = layers.operation_of(task_node.node)
     tensor = next((tensor for tensor in operation.outputs[operation.cut_output :] if tensor is not None), None)
     return None if tensor is None or tensor.shape is None else full_region(tensor.shape), operation.full_needs()
 
 
-def _node_cost(layers: LayerGraph, work: TaskNode) -> OpCost:
+def _node_cost(layers: LayerGraph, task_node: TaskNode) -> OpCost:
     """Return the cost of a node by its rule; zero if shapes are not static."""
-    operation = layers.operation_of(work.node)
-    out, needs = _output_and_input_regions(layers, work)
+    operation = layers.operation_of(task_node.node)
+    out, needs = _output_and_input_regions(layers, task_node)
     if out is None or any(tensor is not None and tensor.shape is None for tensor in operation.inputs):
         return OpCost()
     shapes = [() if need is None else region_shape(need) for need in needs]
-    return layers.rule_of(work.node).cost(operation, region_shape(out), shapes)
+    return layers.rule_of(task_node.node).cost(operation, region_shape(out), shapes)

@@ -30,7 +30,7 @@ class TimeCurve:
         mean.
         """
         sizes = sorted(points)
-        blocks: list[tuple[float, int]] = []  # (mean, number of points): pool adjacent violators
+        blocks: list[tuple[float, int]] = []  # (mean, number of points)
         for size in sizes:
             blocks.append((max(0.0, points[size]), 1))
             while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:

@@ -53,10 +53,10 @@ class PieceMeasurement:
         cut: How it is smaller than the layer.
         size: Its extent along the cut.
         flops: Its floating-point operations.
-        moved: Bytes that it reads and writes.
-        seconds: Median time in seconds, with the call.
-        low: Shortest time in seconds.
-        high: Longest time in seconds.
+        moved_bytes: Bytes that it reads and writes.
+        median_s: Median time in seconds, with the call.
+        min_s: Shortest time in seconds.
+        max_s: Longest time in seconds.
     """
 
     cut: Cut
@@ -104,20 +104,20 @@ class Profile(Memoizing):
 
     Attributes:
         place: Path of the file, for messages.
-        network: Structural digest of the network.
+        model_digest: Structural digest of the network.
         device: Name or name pattern of the devices for which it holds.
         threads: Number of threads.
         call_s: Seconds of an empty call, included in every measurement.
         layers: Measurements by layer signature.
         unmeasured: Reasons for layers that could not be measured, by name.
         links: Measured links between hosts.
-        runtime: Measured costs of targets' runtimes, by target name.
-        whole_s: Seconds of the whole network in one session with the call; None if not measured.
-        weight_s: Additional seconds for each byte of weights in a frame, because it comes from memory instead of
+        runtime_costs: Measured costs of targets' runtimes, by target name.
+        whole_model_s: Seconds of the whole network in one session with the call; None if not measured.
+        weight_byte_s: Additional seconds for each byte of weights in a frame, because it comes from memory instead of
             caches.
-        read_s: The same for each byte of other inputs.
-        cold_s: Additional seconds of a call in a frame, because the device has computed other layers since the last
-            one.
+        read_byte_s: The same for each byte of other inputs.
+        cold_call_s: Additional seconds of a call in a frame, because the device has computed other layers since the
+            last one.
     """
 
     place: str
@@ -137,13 +137,13 @@ class Profile(Memoizing):
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
         """Yield (layer kind, FLOPs, bytes, seconds without the call) of all pieces."""
         for layer in self.layers.values():
-            for one in layer.measurements:
-                yield layer.kind, one.flops, one.moved_bytes, max(0.0, one.median_s - self.call_s)
+            for piece in layer.measurements:
+                yield layer.kind, piece.flops, piece.moved_bytes, max(0.0, piece.median_s - self.call_s)
 
     @cached_property
     def byte_s(self) -> float:
         """Seconds to move a byte: the least of all pieces."""
-        return min((seconds / moved for _, _, moved, seconds in self.samples() if moved > 0 < seconds), default=0.0)
+        return min((seconds / nbytes for _, _, nbytes, seconds in self.samples() if nbytes > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
         """Return the seconds of the whole layer without the call.
@@ -151,8 +151,8 @@ class Profile(Memoizing):
         Raises:
             KeyError: The layer was not measured.
         """
-        one = next(m for m in self.layers[signature].measurements if m.cut == "whole")
-        return max(0.0, one.median_s - self.call_s)
+        piece = next(m for m in self.layers[signature].measurements if m.cut == "whole")
+        return max(0.0, piece.median_s - self.call_s)
 
     @cached_property
     def isolated_s(self) -> float:
@@ -165,9 +165,15 @@ class Profile(Memoizing):
         return {layer.name: layer for layer in layers.layers if layer_signature(layers, layer) not in self.layers}
 
     def seconds_in_frame(
-        self, layers: LayerGraph, layer: Layer, share: LayerShare, alone_s: float, inside: int, unknown_s: float
+        self,
+        layers: LayerGraph,
+        layer: Layer,
+        share: LayerShare,
+        isolated_s: float,
+        local_bytes: int,
+        unmeasured_s: float,
     ) -> float:
-        """Return the seconds in a frame of a share that takes `alone_s` when it runs repeatedly on its own.
+        """Return the seconds in a frame of a share that takes `isolated_s` when it runs repeatedly on its own.
 
         In a frame its weights come from memory, and so do its inputs, except for the bytes that the device has just
         computed in the same session. Such layers are fused, which saves time.
@@ -176,41 +182,41 @@ class Profile(Memoizing):
             layers: The layers of the network.
             layer: The layer.
             share: The part of the layer.
-            alone_s: Seconds of the share on its own.
-            inside: Bytes that it reads from the same session.
-            unknown_s: Seconds of all layers that were not measured.
+            isolated_s: Seconds of the share on its own.
+            local_bytes: Bytes that it reads from the same session.
+            unmeasured_s: Seconds of all layers that were not measured.
         """
-        saved = self.fusing_s(layers, unknown_s) * inside
-        return max(0.0, alone_s + self._memory_wait_s(layers, layer, share, inside) - saved)
+        saved_s = self.fusing_s(layers, unmeasured_s) * local_bytes
+        return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
-    def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, inside: int) -> float:
+    def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
         """Return the additional seconds because data comes from memory."""
-        counted = count_operations(layers, layer, *share)
-        return self.weight_byte_s * counted.weight_bytes + self.read_byte_s * max(0, counted.input_bytes - inside)
+        counts = count_operations(layers, layer, *share)
+        return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * max(0, counts.input_bytes - local_bytes)
 
     @memoized
-    def fusing_s(self, layers: LayerGraph, unknown_s: float) -> float:
+    def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
         """Return the seconds that each byte between layers saves in a session.
 
         It is chosen such that all layers, none below 0 s, together take the measured time of the whole network,
-        including `unknown_s` for layers that were not measured. It is negative if the whole takes longer than its
+        including `unmeasured_s` for layers that were not measured. It is negative if the whole takes longer than its
         layers, and 0 if the unmeasured layers alone account for the whole.
         """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
-        if self.whole_model_s is None or 0 < whole_s <= unknown_s:
+        if self.whole_model_s is None or 0 < whole_s <= unmeasured_s:
             return 0.0
-        left = [
-            (self.whole_layer_s(name) + self._memory_wait_s(layers, layer, LayerShare(), inside), inside)
+        pieces = [
+            (self.whole_layer_s(signature) + self._memory_wait_s(layers, layer, LayerShare(), local_bytes), local_bytes)
             for layer in layers.layers
-            if (name := layer_signature(layers, layer)) in self.layers
-            for inside in (layer_input_nbytes(layers, layer),)
+            if (signature := layer_signature(layers, layer)) in self.layers
+            for local_bytes in (layer_input_nbytes(layers, layer),)
         ]
-        while (read := sum(nbytes for _, nbytes in left)) > 0:
-            saved = (sum(seconds for seconds, _ in left) - max(0.0, whole_s - unknown_s)) / read
-            above = [(seconds, nbytes) for seconds, nbytes in left if seconds >= saved * nbytes]
-            if len(above) == len(left):
-                return saved
-            left = above
+        while (total_bytes := sum(nbytes for _, nbytes in pieces)) > 0:
+            saved_s = (sum(seconds for seconds, _ in pieces) - max(0.0, whole_s - unmeasured_s)) / total_bytes
+            positive = [(seconds, nbytes) for seconds, nbytes in pieces if seconds >= saved_s * nbytes]
+            if len(positive) == len(pieces):
+                return saved_s
+            pieces = positive
         return 0.0
 
     @cached_property
@@ -219,18 +225,20 @@ class Profile(Memoizing):
         wholes = [
             (m, len(layer.names)) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
         ]
-        shortest = sum(number * one.min_s for one, number in wholes)
-        return sum(number * one.median_s for one, number in wholes) / shortest if shortest else math.inf
+        shortest = sum(count * piece.min_s for piece, count in wholes)
+        return sum(count * piece.median_s for piece, count in wholes) / shortest if shortest else math.inf
 
     @property
     def busy_message(self) -> str:
         """The message that the host was busy, with the most affected layers; '' if it was not."""
         if self.median_to_min <= MAX_MEDIAN_TO_MIN:
             return ""
-        wholes = [(m, one.names) for one in self.layers.values() for m in one.measurements if m.cut == "whole"]
+        wholes = [(m, layer.names) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"]
         wholes.sort(key=lambda entry: len(entry[1]) * (entry[0].min_s - entry[0].median_s))
-        apart = [(m, names[0]) for m, names in wholes[:3] if m.median_s > MAX_MEDIAN_TO_MIN * m.min_s]
-        named = ", ".join(f"{name} {format_seconds(m.median_s)} against {format_seconds(m.min_s)}" for m, name in apart)
+        noisiest = [(m, names[0]) for m, names in wholes[:3] if m.median_s > MAX_MEDIAN_TO_MIN * m.min_s]
+        named = ", ".join(
+            f"{name} {format_seconds(m.median_s)} against {format_seconds(m.min_s)}" for m, name in noisiest
+        )
         return (
             f"{self.place}: its host was busy: medians are {self.median_to_min:.3g} times the shortest times (allowed: "
             f"{MAX_MEDIAN_TO_MIN:g}; most of all {named}): measure it again on an idle host"
@@ -283,10 +291,10 @@ def parse_profile(document: Any, place: str) -> Profile:
 
 def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
     keys = ("cut", "size", "flops", "moved", "seconds", "low", "high")
-    if all(one["cut"] != "whole" for one in entry["measurements"]):
-        raise DicompilerError(f"{place}.measurements: the whole layer is missing: measure it anew")
-    measured = tuple(PieceMeasurement(*(one[key] for key in keys)) for one in entry["measurements"])
-    return LayerProfile(entry["signature"], entry["kind"], tuple(entry["names"]), measured)
+    if all(record["cut"] != "whole" for record in entry["measurements"]):
+        raise DicompilerError(f"{place}.measurements: the whole layer is missing: measure it again")
+    measurements = tuple(PieceMeasurement(*(record[key] for key in keys)) for record in entry["measurements"])
+    return LayerProfile(entry["signature"], entry["kind"], tuple(entry["names"]), measurements)
 
 
 def load_profile(path: str | Path) -> Profile:
@@ -321,7 +329,7 @@ class ProfileSet:
             if not profile.layers:
                 raise DicompilerError(f"{profile.place}: no layer has been measured yet: run its package on the device")
             if profile.busy_message and not force:
-                raise DicompilerError(f"{profile.busy_message}, or take it as it is (force=true)")
+                raise DicompilerError(f"{profile.busy_message}, or accept it (force=true)")
         return cls(profiles, others)
 
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
@@ -339,11 +347,11 @@ class ProfileSet:
         stated = {
             name: getattr(scaled, name) for name in ("per_io_byte", "per_tls_byte", "coalesced_share", "in_order")
         }
-        known = replace(profile.runtime_costs[target], **stated)
-        if not known.per_copy and scaled.per_copy:
+        costs = replace(profile.runtime_costs[target], **stated)
+        if not costs.per_copy and scaled.per_copy:
             _warn_unmeasured(profile.place, target, "cost of slices in the runtime")
-            known = replace(known, per_copy=scaled.per_copy)
-        return replace(known, cold_call=profile.cold_call_s)
+            costs = replace(costs, per_copy=scaled.per_copy)
+        return replace(costs, cold_call=profile.cold_call_s)
 
     def _find(self, device: Device) -> Profile | None:
         """Return the first profile that holds for a device, None if there is none."""
@@ -358,27 +366,27 @@ class ProfileSet:
         """
         profile = self._find(device)
         if profile is None:
-            known = ", ".join(f"{p.place} of {p.device!r}" for p in self.profiles)
+            names = ", ".join(f"{p.place} of {p.device!r}" for p in self.profiles)
             raise DicompilerError(
-                f"profile: none is of device {device.name!r} (there is {known}): measure on it with "
-                f"--device {device.name}, or take the first one for all (others=true)"
+                f"profile: there is none for device {device.name!r}, only {names}: measure it with "
+                f"--device {device.name}, or use the first profile for all devices (others=true)"
             )
         digest = network_digest(layers)
         if profile.model_digest != digest:
             raise DicompilerError(
-                f"{profile.place}: it is of another network: measured was {profile.model_digest[:12]}, this one is "
-                f"{digest[:12]} (structural digests): make it anew with 'dicompiler profile'"
+                f"{profile.place}: it is the profile of another network, {profile.model_digest[:12]}; this one is "
+                f"{digest[:12]} (structural digests): make it again with 'dicompiler profile'"
             )
         return profile
 
 
 @cache
-def _warn_unmeasured(place: str, target: str, what: str) -> None:
+def _warn_unmeasured(place: str, target: str, noun: str) -> None:
     log.warning(
-        "%s: it has no %s of %s: what the target states is taken, scaled for the device: "
-        "make it anew with 'dicompiler profile --target %s'",
+        "%s: it has no %s of %s, so the target's own figures are scaled to the device: "
+        "make it again with 'dicompiler profile --target %s'",
         place,
-        what,
+        noun,
         target,
         target,
     )
@@ -397,16 +405,16 @@ def layer_signature(layers: LayerGraph, layer: Layer) -> str:
 
     It covers operators, attributes, types, shapes and connections, but no names and no weight values. 64 hex digits.
     """
-    place: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
+    places: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []
     for i, node in enumerate(layer.nodes):
-        inputs = [_input_entry(place.get(name, ""), layers.tensors[name]) if name else None for name in node.inputs]
-        place |= {name: f"node {i} {k}" for k, name in enumerate(node.outputs)}
+        inputs = [_input_entry(places.get(name, ""), layers.tensors[name]) if name else None for name in node.inputs]
+        places |= {name: f"node {i} {k}" for k, name in enumerate(node.outputs)}
         outputs = [_tensor_entry(layers.tensors[name]) if name else None for name in node.outputs]
         attributes = {key: _to_json(value) for key, value in sorted(node.attributes.items())}
         rows.append([node.domain, node.op, node.opset, attributes, inputs, outputs])
-    left = [place[name] for name in layer.outputs]
-    return _digest([rows, layer.anchor, bool(layer.whole_reason), left])
+    outputs_places = [places[name] for name in layer.outputs]
+    return _digest([rows, layer.anchor, bool(layer.whole_reason), outputs_places])
 
 
 @memoized
@@ -434,7 +442,7 @@ def _input_entry(place: str, tensor: TensorInfo) -> list[Any]:
 def _to_json(value: Any) -> Any:
     """Return an attribute as JSON; tensors and graphs as their bytes."""
     if isinstance(value, list | tuple):
-        return [_to_json(one) for one in value]
+        return [_to_json(element) for element in value]
     if isinstance(value, bytes):
         return value.hex()
     if hasattr(value, "SerializeToString"):

@@ -35,8 +35,8 @@ class ErrorSummary:
 
 def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -> ErrorSummary | None:
     """Return the errors of (predicted, measured) seconds; None if no piece takes `min_seconds`."""
-    off = [abs(said / measured - 1) for said, measured in pairs if measured > min_seconds]
-    return ErrorSummary(len(off), float(np.median(off)), max(off)) if off else None
+    errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured > min_seconds]
+    return ErrorSummary(len(errors), float(np.median(errors)), max(errors)) if errors else None
 
 
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
@@ -49,8 +49,8 @@ def interpolation_error(profile: Profile) -> ErrorSummary | None:
 
 
 def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
-    for cut in dict.fromkeys(one.cut for one in layer.measurements):
-        points = {one.size: max(0.0, one.median_s - call_s) for one in layer.measurements if one.cut == cut}
+    for cut in dict.fromkeys(piece.cut for piece in layer.measurements):
+        points = {piece.size: max(0.0, piece.median_s - call_s) for piece in layer.measurements if piece.cut == cut}
         for size in sorted(points)[1:-1]:
             others = {other: seconds for other, seconds in points.items() if other != size}
             yield TimeCurve.fit(others).seconds_at(size), points[size]
@@ -58,8 +58,8 @@ def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float,
 
 def linear_fit_error(profile: Profile) -> ErrorSummary | None:
     """Return the error of `linear`, fitted to the profile, on the pieces that it was fitted to."""
-    known = fit_by_kind(profile.samples())
-    pairs = ((known[kind].predict(flops, moved), seconds) for kind, flops, moved, seconds in profile.samples())
+    coefficients = fit_by_kind(profile.samples())
+    pairs = ((coefficients[kind].predict(flops, nbytes), seconds) for kind, flops, nbytes, seconds in profile.samples())
     return summarize_errors(pairs, profile.call_s)
 
 
@@ -80,15 +80,15 @@ class RooflineFit:
 
 def fit_roofline(profile: Profile) -> RooflineFit | None:
     """Return the rate and memory bandwidth with the least median error; None without long pieces."""
-    counted = [row[1:] for row in profile.samples() if min(row[1:]) > 0 and row[3] > profile.call_s]
-    rows = np.array(counted, np.float64).reshape(-1, 3)
+    samples = [row[1:] for row in profile.samples() if min(row[1:]) > 0 and row[3] > profile.call_s]
+    rows = np.array(samples, np.float64).reshape(-1, 3)
     if not len(rows):
         return None
-    flops, moved, seconds = rows.T
-    rates, widths = np.quantile(flops / seconds, QUANTILES), np.quantile(moved / seconds, QUANTILES)
-    said = np.maximum(flops / rates[:, None, None], moved / widths[:, None])  # (rates, widths, pieces)
-    medians = np.median(np.abs(said / seconds - 1), axis=2)
+    flops, nbytes, seconds = rows.T
+    rates, bandwidths = np.quantile(flops / seconds, QUANTILES), np.quantile(nbytes / seconds, QUANTILES)
+    predicted = np.maximum(flops / rates[:, None, None], nbytes / bandwidths[:, None])  # (rates, widths, pieces)
+    medians = np.median(np.abs(predicted / seconds - 1), axis=2)
     i, j = np.unravel_index(np.argmin(medians), medians.shape)
-    off = summarize_errors(zip(said[i, j].tolist(), seconds.tolist(), strict=True), profile.call_s)
-    assert off is not None
-    return RooflineFit(float(rates[i]), float(widths[j]), off)
+    summary = summarize_errors(zip(predicted[i, j].tolist(), seconds.tolist(), strict=True), profile.call_s)
+    assert summary is not None
+    return RooflineFit(float(rates[i]), float(bandwidths[j]), summary)

@@ -42,9 +42,9 @@ class ProfileBasedModel(CostModel):
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
         """Return the measured costs of the target's runtime, unless option `runtime` overrides them."""
-        asked = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
+        uses_profile = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)
-        return self._profiles.runtime_costs(device, scaled, target) if asked else scaled
+        return self._profiles.runtime_costs(device, scaled, target) if uses_profile else scaled
 
     @abstractmethod
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
@@ -58,8 +58,8 @@ class ProfileBasedModel(CostModel):
         Raises:
             DicompilerError: The profile is of another network or device.
         """
-        inside = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
-        return self.seconds_in_frame(layers, layer, share, device, inside)
+        local_bytes = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
+        return self.seconds_in_frame(layers, layer, share, device, local_bytes)
 
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
@@ -70,15 +70,13 @@ class ProfileBasedModel(CostModel):
         """
         if not device.can_compute:
             return math.inf
-        profile, alone_s = (
-            self._profiles.for_device(layers, device),
-            self.isolated_seconds(layers, layer, share, device),
-        )
-        unknown = profile.unmeasured_layers(layers)
-        if layer.name in unknown:
-            return alone_s
-        unknown_s = sum(self.isolated_seconds(layers, one, LayerShare(), device) for one in unknown.values())
-        return profile.seconds_in_frame(layers, layer, share, alone_s, local_bytes, unknown_s)
+        profile = self._profiles.for_device(layers, device)
+        isolated_s = self.isolated_seconds(layers, layer, share, device)
+        unmeasured = profile.unmeasured_layers(layers)
+        if layer.name in unmeasured:
+            return isolated_s
+        unmeasured_s = sum(self.isolated_seconds(layers, other, LayerShare(), device) for other in unmeasured.values())
+        return profile.seconds_in_frame(layers, layer, share, isolated_s, local_bytes, unmeasured_s)
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,8 @@ class ProfileModel(ProfileBasedModel):
     is_measured: ClassVar[bool] = True
 
     file: tuple[str, ...] = field(metadata={"help": "profiles, one for each kind of device", "file": True})
-    others: bool = field(default=False, metadata={"help": "take the first profile for devices that none is of"})
-    force: bool = field(default=False, metadata={"help": "take profiles that were measured on a busy host"})
+    others: bool = field(default=False, metadata={"help": "use the first profile for devices without a profile"})
+    force: bool = field(default=False, metadata={"help": "accept profiles that were measured on a busy host"})
 
     def __post_init__(self) -> None:
         if not self.file:
@@ -115,7 +113,11 @@ class ProfileModel(ProfileBasedModel):
         for i, device in enumerate(devices):
             if device.can_compute:
                 profile = self._profiles.for_device(layers, device)
-                key = profile.place, device.rate, device.memory_bandwidth  # they decide where nothing was measured
+                key = (
+                    profile.place,
+                    device.rate,
+                    device.memory_bandwidth,
+                )  # Rates matter for layers that were not measured.
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
                 times[:, i] = columns[key]
@@ -124,24 +126,24 @@ class ProfileModel(ProfileBasedModel):
 
 def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share: LayerShare) -> float:
     region, reduce, merge = share
-    name = layer_signature(layers, layer)
-    whole = profile.whole_layer_s(name)
+    signature = layer_signature(layers, layer)
+    whole = profile.whole_layer_s(signature)
     if layer.whole_reason or region is None:
-        cuts = 1.0
+        remaining = 1.0
     else:
-        cuts = _remaining_share(
-            profile, name, align_region(layers, layer, region), full_region(output_shape(layers, layer))
+        remaining = _remaining_share(
+            profile, signature, align_region(layers, layer, region), full_region(output_shape(layers, layer))
         )
     if merge:
-        return cuts * _merge_seconds(profile, layers, layer, merge)
+        return remaining * _merge_seconds(profile, layers, layer, merge)
     if reduce is None:
-        return whole * cuts
+        return whole * remaining
     length = reduction_length(layers, layer)
     assert length is not None
-    return whole * cuts * _time_share(profile, name, "reduce", reduce[1] - reduce[0], length)
+    return whole * remaining * _time_share(profile, signature, "reduce", reduce[1] - reduce[0], length)
 
 
-def _remaining_share(profile: Profile, name: str, region: Region, everything: Region) -> float:
+def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
     """Return the share of the time that remains when a layer is cut to `region`, at most 1.
 
     Along several axes it is the product of the shares of each cut. The part that every cut leaves even at size 0
@@ -149,22 +151,22 @@ def _remaining_share(profile: Profile, name: str, region: Region, everything: Re
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)
-        for axis, ((start, stop), (low, high)) in enumerate(zip(region, everything, strict=True))
+        for axis, ((start, stop), (low, high)) in enumerate(zip(region, full, strict=True))
         if (start, stop) != (low, high)
     ]
-    fixed = min(_time_share(profile, name, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
+    fixed = min(_time_share(profile, signature, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
     if fixed == 1:
         return 1.0
-    varying = [(_time_share(profile, name, *cut) - fixed) / (1 - fixed) for cut in cuts]
+    varying = [(_time_share(profile, signature, *cut) - fixed) / (1 - fixed) for cut in cuts]
     return fixed + (1 - fixed) * math.prod(varying)
 
 
-def _time_share(profile: Profile, name: str, cut: str, size: int, extent: int) -> float:
+def _time_share(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
     """Return the time of `size` of `extent` as a share of the whole, at most 1.
 
     It is proportional to the size if nothing was measured.
     """
-    curve, whole = profile.curve(name, cut, extent), profile.whole_layer_s(name)
+    curve, whole = profile.curve(signature, cut, extent), profile.whole_layer_s(signature)
     return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
 
 

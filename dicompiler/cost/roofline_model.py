@@ -30,9 +30,9 @@ class RooflineModel(CostModel):
 
     name: ClassVar[str] = "roofline"
     bandwidth: str = field(
-        default="", metadata={"help": "memory bandwidth of devices whose platform gives none: 4 GB/s"}
+        default="", metadata={"help": "memory bandwidth of devices for which the platform gives none, such as 4 GB/s"}
     )
-    pools: bool = field(default=True, metadata={"help": "count pools; many papers take them as free"})
+    pools: bool = field(default=True, metadata={"help": "count pools; they are free in many papers"})
     elementwise: bool = field(default=True, metadata={"help": "count activations, additions and the like"})
 
     def __post_init__(self) -> None:

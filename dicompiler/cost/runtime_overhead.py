@@ -136,8 +136,12 @@ class RuntimeCosts:
         if not factor:
             return replace(FREE_RUNTIME, in_order=self.in_order)
         seconds = {entry.name: factor * getattr(self, entry.name) for entry in fields(self)}
-        kept = {"header_share": self.header_share, "coalesced_share": self.coalesced_share, "in_order": self.in_order}
-        return RuntimeCosts(**{**seconds, **kept})
+        unscaled = {
+            "header_share": self.header_share,
+            "coalesced_share": self.coalesced_share,
+            "in_order": self.in_order,
+        }
+        return RuntimeCosts(**{**seconds, **unscaled})
 
 
 FREE_RUNTIME = RuntimeCosts()
@@ -152,17 +156,15 @@ def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
     A copy is plain code of the engine that wakes no thread, so it scales with the square of `runtime_slowdown`. A
     copied byte is read and written, so the memory bandwidth limits it if known.
     """
-    slower = runtime_slowdown(device)
-    costs = replace(stated.scaled_by(slower), per_copy=stated.per_copy * slower**2)
+    slowdown = runtime_slowdown(device)
+    costs = replace(stated.scaled_by(slowdown), per_copy=stated.per_copy * slowdown**2)
     if not costs.per_copied_byte or not device.memory_bandwidth:
         return costs
     return replace(costs, per_copied_byte=max(costs.per_copied_byte, 2 / device.memory_bandwidth))
 
 
 def runtime_slowdown(device: Device) -> float:
-    """Return how many times longer a device takes for a runtime's work than the reference host.
-
-    It is at least 1.
+    """Return how many times longer a device takes for a runtime's work than the reference host, at least 1.
 
     It is the fourth root of the ratio of the cores' compute rates: 2.5 on a Raspberry Pi 4, and 3.4 on a Pi 3. The
     exponent lies between two facts (docs/prediction.md). Plain code takes 6 times as long on a Pi 4 (Geekbench 5 of one

@@ -29,7 +29,7 @@ class _DeviceState:
 
     number: int
     name: str
-    busy: bool = False
+    is_busy: bool = False
     started: float = 0.0
     idle_since: float = 0.0
     ready: list[tuple[int, _FrameState]] = field(default_factory=list)
@@ -46,12 +46,12 @@ class _MessagePath:
     """One message of every frame.
 
     Attributes:
-        sending: Seconds of the sender's processor.
-        way: Flow on the network, None within a host.
+        send_s: Seconds of the sender's processor.
+        flow: Flow on the network, None within a host.
         seconds: Seconds on the link if alone.
         latency: Seconds from leaving the link until the receiver is awake.
-        receiving: Seconds of the receiver's processor.
-        beside: Whether the receiver takes it on another core while it computes.
+        receive_s: Seconds of the receiver's processor.
+        is_parallel: Whether the receiver takes it on another core while it computes.
         in_order: Whether messages of younger frames that were ready before are sent first.
         readers: Numbers of the jobs that wait for it.
     """
@@ -59,12 +59,12 @@ class _MessagePath:
     name: str
     sender: _DeviceState
     receiver: _DeviceState
-    sending: float
-    way: Flow[_InFlightMessage] | None
+    send_s: float
+    flow: Flow[_InFlightMessage] | None
     seconds: float
     latency: float
-    receiving: float
-    beside: bool
+    receive_s: float
+    is_parallel: bool
     in_order: bool
     readers: list[int]
 
@@ -74,25 +74,26 @@ class _FrameState:
     """A frame in flight.
 
     Attributes:
-        position: Number of the next job of each device.
-        lacks: Number of messages that each job still lacks.
-        last: For jobs that lack none, the message that arrived last.
-        missing: Number of outputs that are still to be delivered.
-        begun: Time at which the first job started.
+        next_jobs: Number of the next job of each device.
+        missing_messages: Number of messages that each job still lacks.
+        last_messages: For jobs that lack none, the message that arrived last.
+        missing_outputs: Number of outputs that are still to be delivered.
+        started_at: Time at which the first job started.
     """
 
     number: int
     role: _RoleSchedule
     start: float
-    position: list[int]
-    lacks: list[int]
-    last: dict[int, _MessagePath]
-    missing: int
-    begun: float = float("inf")
+    next_jobs: list[int]
+    missing_messages: list[int]
+    last_messages: dict[int, _MessagePath]
+    missing_outputs: int
+    started_at: float = float("inf")
 
 
 _InFlightMessage = tuple[_FrameState, _MessagePath]
-_Handler = Callable[[float, _FrameState, Any], None]  # with the device or the passage that it is about
+_Handler = Callable[[float, _FrameState, Any], None]
+"""Handles an event, given its time, its frame, and the device or message path that it concerns."""
 
 
 class _RoleSchedule:
@@ -100,43 +101,45 @@ class _RoleSchedule:
 
     def __init__(
         self,
-        work: Workload,
+        workload: Workload,
         devices: Sequence[_DeviceState],
         platform: Platform,
-        lines: LinkScheduler[_InFlightMessage],
+        links: LinkScheduler[_InFlightMessage],
     ) -> None:
-        self.jobs = [job for device in work.devices for job in device.jobs]
-        self.ends = list(accumulate(len(device.jobs) for device in work.devices))
-        self.begins = [end - len(device.jobs) for end, device in zip(self.ends, work.devices, strict=True)]
-        self.lacks = [len(job.waits_for) for job in self.jobs]
+        self.jobs = [job for device in workload.devices for job in device.jobs]
+        self.job_ends = list(accumulate(len(device.jobs) for device in workload.devices))
+        self.first_jobs = [end - len(device.jobs) for end, device in zip(self.job_ends, workload.devices, strict=True)]
+        self.missing_messages = [len(job.waits_for) for job in self.jobs]
         self.outputs = sum(job.outputs for job in self.jobs)
-        self.passages = [_passage(work, message, devices, platform, lines) for message in work.messages]
+        self.paths = [_message_path(workload, message, devices, platform, links) for message in workload.messages]
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.waits_for):
-                self.passages[message].readers.append(number)
-        self.after: dict[int, list[int]] = {}  # job → those that must be done in the frame before
-        for begin, device in zip(self.begins, work.devices, strict=True):
-            after = {
+                self.paths[message].readers.append(number)
+        self.state_makers: dict[int, list[int]] = {}  # Jobs to be done in the frame before, by job.
+        for begin, device in zip(self.first_jobs, workload.devices, strict=True):
+            makers = {
                 begin + i: [begin + j for j in job.state_makers]
                 for i, job in enumerate(device.jobs)
                 if job.state_makers
             }
-            self.after.update(after)
-        self.sources = [device.initial_sends for device in work.devices if device.initial_sends]
-        self.starters = [d for d, device in enumerate(work.devices) if device.jobs and not device.jobs[0].waits_for]
+            self.state_makers.update(makers)
+        self.initial_sends = [device.initial_sends for device in workload.devices if device.initial_sends]
+        self.starting_devices = [
+            d for d, device in enumerate(workload.devices) if device.jobs and not device.jobs[0].waits_for
+        ]
 
     def frame(self, number: int, start: float) -> _FrameState:
-        return _FrameState(number, self, start, self.begins.copy(), self.lacks.copy(), {}, self.outputs)
+        return _FrameState(number, self, start, self.first_jobs.copy(), self.missing_messages.copy(), {}, self.outputs)
 
 
-def _passage(
-    work: Workload,
+def _message_path(
+    workload: Workload,
     message: Message,
     devices: Sequence[_DeviceState],
     platform: Platform,
-    lines: LinkScheduler[_InFlightMessage],
+    links: LinkScheduler[_InFlightMessage],
 ) -> _MessagePath:
-    sender, receiver = work.devices[message.sender], work.devices[message.receiver]
+    sender, receiver = workload.devices[message.sender], workload.devices[message.receiver]
     link = platform.link(sender.device, receiver.device)
     ends = (message.sender, message.receiver)
     return _MessagePath(
@@ -144,7 +147,7 @@ def _passage(
         devices[message.sender],
         devices[message.receiver],
         sender.runtime.send_seconds(message.nbytes, message.is_coalesced),
-        None if link is None else lines.flow(ends, (sender.host, receiver.host), platform.link_shares(link)),
+        None if link is None else links.flow(ends, (sender.host, receiver.host), platform.link_shares(link)),
         0.0 if link is None else sender.runtime.link_seconds(link, message.nbytes, platform.network.message_overhead_s),
         receiver.runtime.latency + (0.0 if link is None else link.latency),
         receiver.runtime.receive_seconds(message.nbytes, message.is_coalesced),
@@ -185,27 +188,27 @@ def simulate(
 class _EventSimulator:
     """The state of a simulation. Events are (time, order of entry, handler, frame, subject of the event)."""
 
-    def __init__(self, work: Workload, platform: Platform, frames: int, in_flight: int, spans: bool) -> None:
-        self.devices = [_DeviceState(number, device.device) for number, device in enumerate(work.devices)]
-        self.lines: LinkScheduler[_InFlightMessage] = LinkScheduler(platform.network.kind == "switch")
-        self.roles = [_RoleSchedule(role, self.devices, platform, self.lines) for role in work.roles]
-        self.count, self.in_flight = frames, in_flight
+    def __init__(self, workload: Workload, platform: Platform, frames: int, in_flight: int, keep_spans: bool) -> None:
+        self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
+        self.links: LinkScheduler[_InFlightMessage] = LinkScheduler(platform.network.kind == "switch")
+        self.roles = [_RoleSchedule(role, self.devices, platform, self.links) for role in workload.roles]
+        self.frame_count, self.in_flight = frames, in_flight
         self.released = 0
-        self.ended: dict[int, tuple[float, float, float]] = {}
-        self.spans: list[Span] | None = [] if spans else None
+        self.frame_times: dict[int, tuple[float, float, float]] = {}
+        self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
-        self.order = count()
-        self.made: dict[int, set[int]] = {}  # of a network with states: jobs that are done in the last frame
-        self.awaited: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}  # (frame, job) → who reads its states
+        self.event_order = count()
+        self.finished_jobs: dict[int, set[int]] = {}  # Jobs that are done in the last frame, by frame.
+        self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}  # Readers by (frame, job).
 
     def run(self) -> SimulationResult:
-        for _ in range(min(self.in_flight, self.count)):
-            self._release(0.0)
+        for _ in range(min(self.in_flight, self.frame_count)):
+            self._start_frames(0.0)
         events = self.events
         while events:
-            now, _, handle, frame, about = heappop(events)
-            handle(now, frame, about)
-        sums = {
+            now, _, handle, frame, subject = heappop(events)
+            handle(now, frame, subject)
+        totals = {
             ("compute", False): {device.name: device.computed for device in self.devices},
             ("handle", False): {device.name: device.handled for device in self.devices},
             ("message", False): {device.name: device.sent for device in self.devices},
@@ -213,195 +216,198 @@ class _EventSimulator:
         }
         waits = {device.name: device.waited for device in self.devices if device.waited}
         spans = sorted(self.spans or (), key=lambda span: (span.end, span.device, span.name))
-        ended = [self.ended[i] for i in range(self.count)]
-        frames, waited = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
-        return SimulationResult(frames, sums, waits, tuple(spans), waited)
+        ended = [self.frame_times[i] for i in range(self.frame_count)]
+        frames, queued_s = tuple((start, end) for start, end, _ in ended), tuple(wait for _, _, wait in ended)
+        return SimulationResult(frames, totals, waits, tuple(spans), queued_s)
 
-    def _release(self, now: float, done: Iterable[int] = ()) -> None:
+    def _start_frames(self, now: float, done: Iterable[int] = ()) -> None:
         """Start the next frame, and further ones while a frame has no outputs to wait for.
 
         Args:
             now: Time in seconds.
             done: Devices that are free now and have not continued.
         """
-        while self.released < self.count:
+        while self.released < self.frame_count:
             role = self.roles[self.released % len(self.roles)]
             frame = role.frame(self.released, now)
             self.released += 1
-            if role.after:
+            if role.state_makers:
                 self._wait_for_states(frame)
-            for messages in role.sources:
-                self._post(now, frame, messages)
-            self._plan(frame)
-            for d in role.starters:
-                if not frame.lacks[frame.position[d]]:
+            for messages in role.initial_sends:
+                self._send_messages(now, frame, messages)
+            self._schedule_departures(frame)
+            for d in role.starting_devices:
+                if not frame.missing_messages[frame.next_jobs[d]]:
                     heappush(self.devices[d].ready, (frame.number, frame))
-            for d in sorted({*role.starters, *done}):
+            for d in sorted({*role.starting_devices, *done}):
                 self._advance(now, self.devices[d])
-            if frame.missing:
+            if frame.missing_outputs:
                 return
-            self.ended[frame.number] = (now, now, 0.0)
+            self.frame_times[frame.number] = (now, now, 0.0)
 
     def _wait_for_states(self, frame: _FrameState) -> None:
         """Make the jobs of a frame wait for the states that the frame before has not made yet."""
-        made = self.made.pop(frame.number - 1, set())
-        for reader, makers in frame.role.after.items() if frame.number else ():
-            lacking = [job for job in makers if job not in made]
-            frame.lacks[reader] += len(lacking)
-            for job in lacking:
-                self.awaited.setdefault((frame.number - 1, job), []).append((frame, reader))
+        finished = self.finished_jobs.pop(frame.number - 1, set())
+        for reader, makers in frame.role.state_makers.items() if frame.number else ():
+            missing = [job for job in makers if job not in finished]
+            frame.missing_messages[reader] += len(missing)
+            for job in missing:
+                self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
         """Release jobs of the next frame that read the states that a job has made."""
         if frame.number + 1 == self.released:
-            self.made.setdefault(frame.number, set()).add(job)
-        for later, reader in self.awaited.pop((frame.number, job), ()):
-            later.lacks[reader] -= 1
-            if not later.lacks[reader] and reader == later.position[device.number]:
+            self.finished_jobs.setdefault(frame.number, set()).add(job)
+        for later, reader in self.state_readers.pop((frame.number, job), ()):
+            later.missing_messages[reader] -= 1
+            if not later.missing_messages[reader] and reader == later.next_jobs[device.number]:
                 heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _DeviceState) -> None:
         """Start the next work of an idle device: a job of the oldest frame, or a waiting message."""
-        if device.busy:
+        if device.is_busy:
             return
         if device.ready:
             _, frame = heappop(device.ready)
-            number = frame.position[device.number]
-            last = frame.last.pop(number, None)
+            number = frame.next_jobs[device.number]
+            last = frame.last_messages.pop(number, None)
             if now > device.idle_since:
-                self._note_wait(now, device, frame, last)
-            device.busy, device.started, frame.begun = True, now, min(frame.begun, now)
-            heappush(self.events, (now + frame.role.jobs[number].seconds, next(self.order), self._done, frame, device))
+                self._record_wait(now, device, frame, last)
+            device.is_busy, device.started, frame.started_at = True, now, min(frame.started_at, now)
+            heappush(
+                self.events,
+                (now + frame.role.jobs[number].seconds, next(self.event_order), self._finish_job, frame, device),
+            )
         elif device.inbox:
-            self._take(now, *device.inbox.popleft())
+            self._receive(now, *device.inbox.popleft())
 
-    def _note_wait(self, now: float, device: _DeviceState, frame: _FrameState, passage: _MessagePath | None) -> None:
-        start, peer = device.idle_since, "" if passage is None else passage.sender.name
+    def _record_wait(self, now: float, device: _DeviceState, frame: _FrameState, path: _MessagePath | None) -> None:
+        start, peer = device.idle_since, "" if path is None else path.sender.name
         device.waited[peer] = device.waited.get(peer, 0.0) + (now - start)
         if self.spans is not None:
-            name = "a frame" if passage is None else passage.name
+            name = "a frame" if path is None else path.name
             self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
 
-    def _done(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
+    def _finish_job(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
         """Finish a job of a device."""
-        role, number, start = frame.role, frame.position[device.number], device.started
+        role, number, start = frame.role, frame.next_jobs[device.number], device.started
         job = role.jobs[number]
         device.computed += now - start
         if self.spans is not None:
             self.spans.append(Span("compute", device.name, job.name, frame.number, start, now))
-        if role.after:
+        if role.state_makers:
             self._make_states(frame, number, device)
-        frame.position[device.number] = number = number + 1
-        if number < role.ends[device.number] and not frame.lacks[number]:
+        frame.next_jobs[device.number] = number = number + 1
+        if number < role.job_ends[device.number] and not frame.missing_messages[number]:
             heappush(device.ready, (frame.number, frame))
-        free = self._post(now, frame, job.sends)
-        device.busy, device.idle_since = free > now, now
+        free = self._send_messages(now, frame, job.sends)
+        device.is_busy, device.idle_since = free > now, now
         if free > now:
-            heappush(self.events, (free, next(self.order), self._free, frame, device))
-        self._plan(frame)
+            heappush(self.events, (free, next(self.event_order), self._become_idle, frame, device))
+        self._schedule_departures(frame)
         if job.outputs:
-            frame.missing -= job.outputs
-            if not frame.missing:  # copies that nobody waits for may still be computed
-                self.ended[frame.number] = (frame.start, now, frame.begun - frame.start)
-                self._release(now, (device.number,))
+            frame.missing_outputs -= job.outputs
+            if not frame.missing_outputs:  # Redundant copies may still be computed.
+                self.frame_times[frame.number] = (frame.start, now, frame.started_at - frame.start)
+                self._start_frames(now, (device.number,))
         self._advance(now, device)
 
-    def _free(self, now: float, _: _FrameState, device: _DeviceState) -> None:
-        device.busy, device.idle_since = False, now
+    def _become_idle(self, now: float, _: _FrameState, device: _DeviceState) -> None:
+        device.is_busy, device.idle_since = False, now
         self._advance(now, device)
 
-    def _post(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
+    def _send_messages(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
         """Send messages one after another and return the time at which that is done."""
         for message in messages:
-            passage = frame.role.passages[message]
-            done = now + passage.sending
+            path = frame.role.paths[message]
+            done = now + path.send_s
             if done > now:
-                self._note_handling(now, done, frame, passage, passage.sender, passage.receiver)
-                heappush(self.events, (done, next(self.order), self._posted, frame, passage))
+                self._record_handling(now, done, frame, path, path.sender, path.receiver)
+                heappush(self.events, (done, next(self.event_order), self._after_sending, frame, path))
                 now = done
             else:
-                self._send(now, frame, passage)
+                self._put_on_link(now, frame, path)
         return now
 
-    def _posted(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
-        self._send(now, frame, passage)
-        self._plan(frame)
+    def _after_sending(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
+        self._put_on_link(now, frame, path)
+        self._schedule_departures(frame)
 
-    def _send(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
-        if passage.way is None:
-            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
+    def _put_on_link(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
+        if path.flow is None:
+            heappush(self.events, (now + path.latency, next(self.event_order), self._arrive, frame, path))
         else:
-            passage.sender.sent += passage.seconds
-            passage.receiver.received += passage.seconds
-            rank = 0 if passage.in_order else frame.number
-            self.lines.enqueue(now, passage.way, (frame, passage), passage.seconds, rank)
+            path.sender.sent += path.seconds
+            path.receiver.received += path.seconds
+            rank = 0 if path.in_order else frame.number
+            self.links.enqueue(now, path.flow, (frame, path), path.seconds, rank)
 
-    def _plan(self, frame: _FrameState) -> None:
+    def _schedule_departures(self, frame: _FrameState) -> None:
         """Turn planned departures of messages into events."""
-        for at, way, version in self.lines.departures:
-            heappush(self.events, (at, next(self.order), self._due, frame, (way, version)))
-        self.lines.departures.clear()
+        for at, flow, version in self.links.departures:
+            heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
+        self.links.departures.clear()
 
-    def _due(self, now: float, _: _FrameState, due: tuple[Flow[_InFlightMessage], int]) -> None:
+    def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> None:
         """Finish a message on its links, unless its departure was planned anew since."""
-        way, version = due
-        if way.version != version:
+        flow, version = departure
+        if flow.version != version:
             return
-        (frame, passage), start = self.lines.finish_message(now, way)
+        (frame, path), start = self.links.finish_message(now, flow)
         if self.spans is not None:
-            sender, receiver = passage.sender.name, passage.receiver.name
-            self.spans.append(Span("message", sender, passage.name, frame.number, start, now, receiver))
-        self._plan(frame)
-        if passage.latency:
-            heappush(self.events, (now + passage.latency, next(self.order), self._arrived, frame, passage))
+            sender, receiver = path.sender.name, path.receiver.name
+            self.spans.append(Span("message", sender, path.name, frame.number, start, now, receiver))
+        self._schedule_departures(frame)
+        if path.latency:
+            heappush(self.events, (now + path.latency, next(self.event_order), self._arrive, frame, path))
         else:
-            self._arrived(now, frame, passage)
+            self._arrive(now, frame, path)
 
-    def _arrived(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
-        if not passage.receiving:
-            self._received(now, frame, passage)
-        elif not passage.receiver.busy:
-            self._take(now, frame, passage)
-        elif passage.beside:
-            done = now + passage.receiving
-            self._note_handling(now, done, frame, passage, passage.receiver, passage.sender)
-            heappush(self.events, (done, next(self.order), self._received, frame, passage))
+    def _arrive(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
+        if not path.receive_s:
+            self._deliver(now, frame, path)
+        elif not path.receiver.is_busy:
+            self._receive(now, frame, path)
+        elif path.is_parallel:
+            done = now + path.receive_s
+            self._record_handling(now, done, frame, path, path.receiver, path.sender)
+            heappush(self.events, (done, next(self.event_order), self._deliver, frame, path))
         else:
-            passage.receiver.inbox.append((frame, passage))
+            path.receiver.inbox.append((frame, path))
 
-    def _take(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
+    def _receive(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
         """Let an idle device take a message."""
-        device, done = passage.receiver, now + passage.receiving
+        device, done = path.receiver, now + path.receive_s
         if now > device.idle_since:
-            self._note_wait(now, device, frame, passage)
-        device.busy = True
-        self._note_handling(now, done, frame, passage, device, passage.sender)
-        heappush(self.events, (done, next(self.order), self._taken, frame, passage))
+            self._record_wait(now, device, frame, path)
+        device.is_busy = True
+        self._record_handling(now, done, frame, path, device, path.sender)
+        heappush(self.events, (done, next(self.event_order), self._after_receiving, frame, path))
 
-    def _taken(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
-        self._received(now, frame, passage)
-        self._free(now, frame, passage.receiver)
+    def _after_receiving(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
+        self._deliver(now, frame, path)
+        self._become_idle(now, frame, path.receiver)
 
-    def _note_handling(
+    def _record_handling(
         self,
         now: float,
         done: float,
         frame: _FrameState,
-        passage: _MessagePath,
+        path: _MessagePath,
         device: _DeviceState,
         peer: _DeviceState,
     ) -> None:
         device.handled += done - now
         if self.spans is not None:
-            self.spans.append(Span("handle", device.name, passage.name, frame.number, now, done, peer.name))
+            self.spans.append(Span("handle", device.name, path.name, frame.number, now, done, peer.name))
 
-    def _received(self, now: float, frame: _FrameState, passage: _MessagePath) -> None:
+    def _deliver(self, now: float, frame: _FrameState, path: _MessagePath) -> None:
         """Release the jobs that wait for a message."""
-        device, lacks = passage.receiver, frame.lacks
-        for number in passage.readers:
-            lacks[number] -= 1
-            if not lacks[number]:
-                frame.last[number] = passage
-                if number == frame.position[device.number]:
+        device, missing_messages = path.receiver, frame.missing_messages
+        for number in path.readers:
+            missing_messages[number] -= 1
+            if not missing_messages[number]:
+                frame.last_messages[number] = path
+                if number == frame.next_jobs[device.number]:
                     heappush(device.ready, (frame.number, frame))
         self._advance(now, device)

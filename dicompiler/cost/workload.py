@@ -142,18 +142,20 @@ def _role_workload(
             if task_id(task) in copied:
                 seconds[task_id(task)] += runtime.get(task.device, FREE_RUNTIME).copy_seconds(*copied[task_id(task)])
     by_segment = _segment_seconds(program, routing, seconds)
-    place = {device.device: i for i, device in enumerate(program.devices)}
+    index = {device.device: i for i, device in enumerate(program.devices)}
     devices = tuple(
         _device_work(
             program, device, by_segment, runtime.get(device.device, FREE_RUNTIME), platform.device(device.device).cores
         )
         for device in program.devices
     )
-    leaving = (sent for device in devices for sent in (device.initial_sends, *(job.sends for job in device.jobs)))
-    pairs = (pair for sent in leaving for pair in pairwise(sent))
-    joined = {after for one, after in pairs if program.transfers[one].receiver == program.transfers[after].receiver}
+    sends = (sent for device in devices for sent in (device.initial_sends, *(job.sends for job in device.jobs)))
+    pairs = (pair for sent in sends for pair in pairwise(sent))
+    coalesced = {
+        second for first, second in pairs if program.transfers[first].receiver == program.transfers[second].receiver
+    }
     messages = tuple(
-        Message(place[t.sender], place[t.receiver], t.value.nbytes, t.value.name, t.index in joined)
+        Message(index[t.sender], index[t.receiver], t.value.nbytes, t.value.name, t.index in coalesced)
         for t in program.transfers
     )
     return Workload(devices, messages, task_seconds=seconds, ends_s=_ends_s(program, platform, runtime))
@@ -172,11 +174,13 @@ def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeC
         if not nbytes or device not in runtime:
             return 0.0
         costs, link = runtime[device], platform.link(first, device)
-        own = costs.send + costs.latency + costs.receive + costs.per_io_byte * sum(nbytes)
-        return own + (0.0 if link is None else link.latency + costs.link_seconds(link, sum(nbytes), 0.0))
+        runtime_s = costs.send + costs.latency + costs.receive + costs.per_io_byte * sum(nbytes)
+        return runtime_s + (0.0 if link is None else link.latency + costs.link_seconds(link, sum(nbytes), 0.0))
 
-    there = max([seconds(one.device, one.sources) for one in program.devices])
-    return there + max([seconds(one.device, one.sinks.values()) for one in program.devices])
+    input_s = max([seconds(device_program.device, device_program.sources) for device_program in program.devices])
+    return input_s + max(
+        [seconds(device_program.device, device_program.sinks.values()) for device_program in program.devices]
+    )
 
 
 def _device_work(
@@ -192,13 +196,13 @@ def _device_work(
             sends.setdefault(latest, []).append(step.index)
         else:
             received[program.transfers[step.index].value.name] = step.index
-    calling = runtime.call_seconds(len(device.segments)) / max(1, len(device.segments))
+    call_s = runtime.call_seconds(len(device.segments)) / max(1, len(device.segments))
     maker = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
     delivering = [maker[name] for name in device.sinks]
     jobs = tuple(
         Job(
             segment.name,
-            seconds.get(segment.name, 0.0) + calling,
+            seconds.get(segment.name, 0.0) + call_s,
             tuple(received[name] for name in segment.inputs if name in received),
             tuple(sends.get(i, ())),
             delivering.count(i),
@@ -231,31 +235,31 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {
-        task_id(task): own for task in routing.tasks if (own := count_lookup_copies(routing.layers, task)).copies
+        task_id(task): counts for task in routing.tasks if (counts := count_lookup_copies(routing.layers, task)).copies
     }
-    narrow, widened = effective_wire_dtypes(routing.layers), set[tuple[Box, int]]()
+    narrowed, widened = effective_wire_dtypes(routing.layers), set[tuple[Box, int]]()
     lanes = {task_id(task): task.lane for task in routing.tasks}
 
-    def note(
+    def add(
         task: TaskId, key: TensorKey, regions: Sequence[Region], joins: int = 0, joined: Sequence[Region] = ()
     ) -> None:
-        times, nbytes = copied.get(task, (0, 0))
-        more = _nbytes(routing, key, (*regions, *joined))
-        copied[task] = CopyCounts(times + len(regions) + joins, nbytes + more)
+        count, nbytes = copied.get(task, (0, 0))
+        new_bytes = _nbytes(routing, key, (*regions, *joined))
+        copied[task] = CopyCounts(count + len(regions) + joins, nbytes + new_bytes)
 
     for key, reads in routing.reads.items():
         for source, tree in reads.items():
-            taken = assembly_leaves(tree)
-            regions = [leaf.region for leaf in taken if leaf.region != leaf.box.region]
-            if source.tensor in narrow:  # all readers in a lane share what was widened
-                boxes = {(leaf.box, lanes[key]) for leaf in taken if leaf.box.origin is not None} - widened
+            leaves = assembly_leaves(tree)
+            regions = [leaf.region for leaf in leaves if leaf.region != leaf.box.region]
+            if source.tensor in narrowed:  # Readers in a lane share the widened tensor.
+                boxes = {(leaf.box, lanes[key]) for leaf in leaves if leaf.box.origin is not None} - widened
                 regions += [box.region for box, _ in boxes if box.region is not None]
                 widened |= boxes
             joins = _count_joins(tree)
-            note(key, source, regions, joins, [leaf.region for leaf in taken] if joins else [])
+            add(key, source, regions, joins, [leaf.region for leaf in leaves] if joins else [])
     for origin, region in dict.fromkeys((box.origin, box.region) for box in routing.received_boxes):
         if origin is not None and origin.task is not None and region is not None:
-            note(origin.task, origin.key, [region] * ((region != origin.region) + (origin.key.tensor in narrow)))
+            add(origin.task, origin.key, [region] * ((region != origin.region) + (origin.key.tensor in narrowed)))
     return copied
 
 
@@ -271,16 +275,16 @@ def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
     Returns:
         Number of copies and their bytes.
     """
-    times = nbytes = 0
-    for work in task.nodes:
-        if work.piece is not None and work.piece.table_rows is not None:
-            numbers, found = work.piece.needs[1], layers.cut_output(work.node)
-            each = raw_nbytes(layers.tensors[work.node.inputs[1]].dtype, region_shape(numbers or ()))
-            times += TABLE_LOOKUP_NODE_COUNT
-            nbytes += (TABLE_LOOKUP_NODE_COUNT - 1) * each + raw_nbytes(
-                layers.tensors[found].dtype, region_shape(work.piece.out)
+    copies = nbytes = 0
+    for task_node in task.nodes:
+        if task_node.piece is not None and task_node.piece.table_rows is not None:
+            indices, result = task_node.piece.needs[1], layers.cut_output(task_node.node)
+            index_bytes = raw_nbytes(layers.tensors[task_node.node.inputs[1]].dtype, region_shape(indices or ()))
+            copies += TABLE_LOOKUP_NODE_COUNT
+            nbytes += (TABLE_LOOKUP_NODE_COUNT - 1) * index_bytes + raw_nbytes(
+                layers.tensors[result].dtype, region_shape(task_node.piece.out)
             )
-    return CopyCounts(times, nbytes)
+    return CopyCounts(copies, nbytes)
 
 
 def _count_joins(tree: Assembly) -> int:
@@ -301,7 +305,7 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
         for segment in device.segments:
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
-                # A merger has no anchor: then its last node counts.
+                # A merger has no anchor: its last node counts.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}
@@ -312,17 +316,17 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
     """Return the seconds that a task computes on its device."""
-    about = (routing.layers, *_task_share(routing, task), platform.device(task.device))
-    return cost.seconds_in_frame(*about, _local_input_nbytes(routing, task))
+    arguments = (routing.layers, *_task_share(routing, task), platform.device(task.device))
+    return cost.seconds_in_frame(*arguments, _local_input_nbytes(routing, task))
 
 
 def _local_input_nbytes(routing: Routing, task: Task) -> int:
     """Return the bytes that a task reads exactly as its device computed them, neither cut nor joined."""
-    found = 0
+    nbytes = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         if isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
-            found += _nbytes(routing, source, [tree.region])
-    return found
+            nbytes += _nbytes(routing, source, [tree.region])
+    return nbytes
 
 
 def task_flops(routing: Routing, task: Task) -> int:

@@ -84,7 +84,7 @@ def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.Captur
         ("plan MODEL --platform rpi4x3 --survive 3 -o OUT", 2, "survive at most 2"),
         ("plan MODEL --platform rpi4x3 --survive most -o OUT", 2, "'most' is no number, not 'hosts' and no device"),
         ("compare MODEL --platform rpi4x3 --survive pi002", 2, "(did you mean 'pi02'?)"),
-        ("simulate MODEL --platform rpi4x3 --lose pi01", 2, "write a device and when it is lost"),
+        ("simulate MODEL --platform rpi4x3 --lose pi01", 2, "give a device and the time of its failure"),
         ("simulate MODEL --platform rpi4x3 --lose pi09@1ms", 1, "unknown device 'pi09'"),
         (
             "simulate MODEL --platform rpi4x3 --strategy modnn --survive 0 --frames 9 --lose pi02@1ms",

@@ -165,7 +165,7 @@ class TestMeasured:
 
     def test_a_profile_of_another_network_is_an_error_that_names_both(self, profile: str) -> None:
         other = stack((1, 4, 16, 16), [("conv", 8, 5, 1, 2, 1)])
-        message = f"measured was {network_digest(network())[:12]}, this one is {network_digest(other)[:12]}"
+        message = f"of another network, {network_digest(network())[:12]}; this one is {network_digest(other)[:12]}"
         with pytest.raises(DicompilerError, match=message):
             ProfileModel((profile,)).seconds(other, other.layers[0], LayerShare(), FAST)
 
@@ -173,7 +173,7 @@ class TestMeasured:
         layers = network()
         file = written(tmp_path, document(layers, "pi*"))
         for model in (ProfileModel((file,)), LinearModel(file=(file,))):
-            with pytest.raises(DicompilerError, match=r"none is of device 'fast' \(there is .*p.json of 'pi\*'\)"):
+            with pytest.raises(DicompilerError, match=r"there is none for device 'fast', only .*p.json of 'pi\*'"):
                 model.seconds(layers, layers.layers[0], LayerShare(), FAST)
         assert math.isfinite(ProfileModel((file,), others=True).seconds(layers, layers.layers[0], LayerShare(), FAST))
 
@@ -215,8 +215,8 @@ class TestRuntime:
             stated = AnalyticModel().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
         (line,) = said
-        assert line.startswith(f"{file}: it has no costs of the runtime of sockets: what the target states is taken, ")
-        assert line.endswith("make it anew with 'dicompiler profile --target sockets'")
+        assert line.startswith(f"{file}: it has no costs of the runtime of sockets, so the target's own figures are ")
+        assert line.endswith("make it again with 'dicompiler profile --target sockets'")
         assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME  # a target that states none
         assert len(said) == 1
 
@@ -233,7 +233,7 @@ class TestRuntime:
             scaled = AnalyticModel().runtime_costs(SLOW, stated, "acme").per_copy
             assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, per_copy=scaled)
         (line,) = said
-        assert line.startswith(f"{older}: it has no cost of slices in the runtime of acme: what the target states is ")
+        assert line.startswith(f"{older}: it has no cost of slices in the runtime of acme, so the target's own figures are ")
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])

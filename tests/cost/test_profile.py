@@ -101,5 +101,5 @@ def test_a_profile_of_a_busy_host_is_refused_unless_forced(model: Any, tmp_path:
     said = str(caught.value)
     assert said.startswith(f"{noisy}: its host was busy: medians are ")
     assert f" times the shortest times (allowed: 2; most of all {name} {' against '.join(times)}): measure" in said
-    assert said.endswith("it again on an idle host, or take it as it is (force=true)")
+    assert said.endswith("it again on an idle host, or accept it (force=true)")
     assert model((noisy,), force=True).seconds(layers, layers.layers[1], LayerShare(), FAST) > expected
