@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -36,20 +36,23 @@ class AnnotationPass(Pass):
         missing_layers_hint: What to tell users who name no layers, for a pass that cannot take them all.
     """
 
-    layers: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
+    layers: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "names, patterns (conv*) and ranges (conv1..conv4) of layers; default: all that can be cut"},
+    )
+    devices: tuple[str, ...] = field(
+        default=(), metadata={"help": "devices of the parts, in order; default: the platform's computing devices"}
+    )
 
     requires: ClassVar[tuple[str, ...]] = ("layers",)
     provides: ClassVar[tuple[str, ...]] = ("plan",)
-    missing_layers_hint: ClassVar[str] = (
-        ""  # what to say where no layers are named, in a pass that cannot take them all
-    )
+    missing_layers_hint: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         for option in fields(self):
             value = getattr(self, option.name)
             if option.name in ("parts", "rows", "columns") and value != option.default and value < 1:
-                raise ValueError(f"{option.name}: expected a number from 1 on, got {value}")
+                raise ValueError(f"{option.name}: expected a number of at least 1, got {value}")
         if self.part_count() > MAX_PARTS:
             raise ValueError(f"{self.part_count()} parts are too many (allowed: {MAX_PARTS})")
 
@@ -68,27 +71,27 @@ class AnnotationPass(Pass):
         """Return the largest number of parts of a layer: the option `parts` if the pass has it."""
         return int(getattr(self, "parts", 1))
 
-    def run(self, compilation: PipelineState) -> PipelineState:
-        graph, platform = compilation.layers, compilation.platform
+    def run(self, state: PipelineState) -> PipelineState:
+        graph, platform = state.layers, state.platform
         assert graph is not None
-        known = [device.name for device in platform.devices] if platform else []
+        names = [device.name for device in platform.devices] if platform else []
         computing = [device.name for device in platform.devices if device.rate > 0] if platform else []
         for name in self.named_devices if platform else ():
-            if name not in known:
-                raise UsageError(f"{self.name}: the platform has no device {name!r}{did_you_mean(name, known)}")
-        plan = compilation.plan or replace(
+            if name not in names:
+                raise UsageError(f"{self.name}: the platform has no device {name!r}{did_you_mean(name, names)}")
+        plan = state.plan or replace(
             single_device_plan(graph, (computing or ["d0"])[0]),
-            source=((known or ["d0"])[0],),
-            sink=((known or ["d0"])[0],),
+            source=((names or ["d0"])[0],),
+            sink=((names or ["d0"])[0],),
         )
         devices = self.devices or tuple(computing) or tuple(f"d{i}" for i in range(self.part_count()))
-        lineage = NodeOrigins(graph, compilation.loaded_graph)
-        chosen = (
-            select_layers(lineage, self.layers, self.name) if self.layers else self.all_supported_layers(graph, devices)
+        origins = NodeOrigins(graph, state.loaded_graph)
+        selected = (
+            select_layers(origins, self.layers, self.name) if self.layers else self.all_supported_layers(graph, devices)
         )
-        parts = self.annotate(graph, chosen, devices)
-        new = {name: tuple(own) for name, own in parts.items()}
-        return replace(compilation, plan=replace(plan, layers={**plan.layers, **new}))
+        parts = self.annotate(graph, selected, devices)
+        new = {name: tuple(layer_parts) for name, layer_parts in parts.items()}
+        return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
         """Return the layers that this pass can annotate one by one, if no layers are named."""
@@ -117,8 +120,8 @@ class AnnotationPass(Pass):
         whole = full_region(output_shape(graph, layer))
         intervals = split_axis(graph, layer, axis, shares or [1.0] * parts)
         if any(start >= stop for start, stop in intervals):
-            what = {"height": "rows", "width": "columns", "channel": "output channels"}[label]
-            raise self.error(f"layer {layer.name!r} has {whole[axis][1]} {what}, too few for {parts} parts")
+            noun = {"height": "rows", "width": "columns", "channel": "output channels"}[label]
+            raise self.error(f"layer {layer.name!r} has {whole[axis][1]} {noun}, too few for {parts} parts")
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
@@ -127,13 +130,13 @@ class AnnotationPass(Pass):
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
         used = devices[:parts]
-        each, more = divmod(parts, len(used))
-        return [(device, lane) for i, device in enumerate(used) for lane in range(each + (i < more))]
+        per_device, remainder = divmod(parts, len(used))
+        return [(device, lane) for i, device in enumerate(used) for lane in range(per_device + (i < remainder))]
 
     def make_parts(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
         """Return a part for each region, distributed over the devices."""
-        homes = self.assign_devices(len(regions), devices)
-        return [Part(device, region, lane=lane) for (device, lane), region in zip(homes, regions, strict=True)]
+        places = self.assign_devices(len(regions), devices)
+        return [Part(device, region, lane=lane) for (device, lane), region in zip(places, regions, strict=True)]
 
     def error(self, message: str) -> DicompilerError:
         """Return an error with the name of this pass."""
@@ -154,31 +157,31 @@ class LayerAnnotationPass(AnnotationPass):
         return {layer.name: self.layer_parts(graph, layer, devices) for layer in chosen}
 
 
-def select_layers(lineage: NodeOrigins, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
+def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
     """Return the layers that names, patterns and ranges select, in layer order."""
-    names = [layer.name for layer in lineage.layers.layers]
-    chosen: set[str] = set()
+    names = [layer.name for layer in origins.layers.layers]
+    selected: set[str] = set()
     for item in wanted:
-        first, dots, last = item.partition("..")
+        first, is_range, last = item.partition("..")
         if item in names:
-            chosen.add(item)
-        elif dots:
-            start, stop = _layers_named(lineage, first, place)[0], _layers_named(lineage, last, place)[-1]
+            selected.add(item)
+        elif is_range:
+            start, stop = _layers_named(origins, first, place)[0], _layers_named(origins, last, place)[-1]
             between = names[names.index(start) : names.index(stop) + 1]
             if not between:
-                raise UsageError(f"{place}: layers: {item!r} is empty: {last!r} comes before {first!r}: turn it round")
-            chosen.update(between)
+                raise UsageError(f"{place}: layers: {item!r} is empty: {last!r} comes before {first!r}: swap them")
+            selected.update(between)
         else:
-            chosen.update([name for name in names if fnmatchcase(name, item)] or _layers_named(lineage, item, place))
-    return tuple(layer for layer in lineage.layers.layers if layer.name in chosen)
+            selected.update([name for name in names if fnmatchcase(name, item)] or _layers_named(origins, item, place))
+    return tuple(layer for layer in origins.layers.layers if layer.name in selected)
 
 
-def _layers_named(lineage: NodeOrigins, name: str, place: str) -> list[str]:
+def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
     """Return the layer of that name, or the layers with the model file's node of that name."""
-    known = lineage.layers.layer_by_name
-    called = [name] if name in known else [layer.name for layer in lineage.layers_of(name)]
-    if not called and name in lineage.first_output_by_name:
-        raise UsageError(f"{place}: layers: node {name!r} is in no layer, because nothing reads it: leave it out")
-    if not called:
-        raise UsageError(f"{place}: layers: no layer {name!r}{did_you_mean(name, known)}")
-    return called
+    layers = origins.layers.layer_by_name
+    names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]
+    if not names and name in origins.first_output_by_name:
+        raise UsageError(f"{place}: layers: node {name!r} is in no layer, because nothing reads it: omit it")
+    if not names:
+        raise UsageError(f"{place}: layers: no layer {name!r}{did_you_mean(name, layers)}")
+    return names

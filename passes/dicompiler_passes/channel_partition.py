@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dicompiler.plugin_api import Interval, Layer, LayerGraph, LayerShare, Part, Region, UsageError
@@ -17,6 +17,8 @@ from dicompiler.plugin_api.regions import (
 )
 from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPass
 
+MERGE_HELP = "devices that add partial sums: one (the first), scatter (a range of channels each), all (everything)"
+
 
 @dataclass(frozen=True)
 class LopPass(LayerAnnotationPass):
@@ -27,27 +29,27 @@ class LopPass(LayerAnnotationPass):
 
     name: ClassVar[str] = "lop"
 
-    parts: int = 2
+    parts: int = field(default=2, metadata={"help": "number of parts of each layer"})
 
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         return self.make_parts(self.strip_regions(graph, layer, "channel", self.parts), devices)
 
 
 def merging_parts(
-    annotation: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
+    step: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
 ) -> list[Part]:
     """Return the parts that add partial sums up.
 
     `one`: the first device, everything. `scatter`: each device a range of channels. `all`: every device everything.
     """
-    homes = annotation.assign_devices(parts, devices)
+    places = step.assign_devices(parts, devices)
     if merge == "one":
-        return [Part(homes[0][0], lane=homes[0][1])]
+        return [Part(places[0][0], lane=places[0][1])]
     if merge == "all":
-        return [Part(device, lane=lane) for device, lane in homes]
+        return [Part(device, lane=lane) for device, lane in places]
     if merge == "scatter":
-        return annotation.make_parts(annotation.strip_regions(graph, layer, "channel", parts), devices)
-    raise UsageError(f"{annotation.name}: merge: {merge!r} is none of one, scatter, all")
+        return step.make_parts(step.strip_regions(graph, layer, "channel", parts), devices)
+    raise UsageError(f"{step.name}: merge: {merge!r} is not one, scatter or all")
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,14 @@ class LipPass(LayerAnnotationPass):
 
     name: ClassVar[str] = "lip"
 
-    parts: int = 2
-    merge: str = "one"
+    parts: int = field(default=2, metadata={"help": "number of parts of each layer"})
+    merge: str = field(default="one", metadata={"help": MERGE_HELP})
 
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
         extent = reduction_length(graph, layer)
         if extent is None:
             raise self.error(
-                f"layer {layer.name!r} cannot be cut by input channels: {_why_no_partial_sums(graph, layer)}"
+                f"layer {layer.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, layer)}"
             )
         if extent < self.parts:
             raise self.error(f"layer {layer.name!r} has {extent} input channels, too few for {self.parts} parts")
@@ -79,8 +81,8 @@ class LipPass(LayerAnnotationPass):
 def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
     """Return why a layer has no partial sums."""
     quantised = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
-    rounded = "it is quantised, and partial sums of rounded numbers are others" if quantised else ""
-    return layer.whole_reason or rounded or "its anchor is grouped or sums over none"
+    rounded = "it is quantized, and rounded partial sums add up to other numbers" if quantised else ""
+    return layer.whole_reason or rounded or "its anchor is grouped or has no sum"
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,10 @@ class FusePass(AnnotationPass):
     """
 
     name: ClassVar[str] = "fuse"
-    missing_layers_hint: ClassVar[str] = (
-        "name the layers from the one cut by output to the one cut by input: layers=first..last"
-    )
+    missing_layers_hint: ClassVar[str] = "name the layers, from the first to the last to be cut: layers=first..last"
 
-    parts: int = 2
-    merge: str = "one"
+    parts: int = field(default=2, metadata={"help": "number of parts of each layer"})
+    merge: str = field(default="one", metadata={"help": MERGE_HELP})
 
     def annotate(
         self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
@@ -120,7 +120,7 @@ class FusePass(AnnotationPass):
         extent = reduction_length(graph, last)
         if extent is None:
             raise self.error(
-                f"layer {last.name!r} cannot be cut by input channels: {_why_no_partial_sums(graph, last)}"
+                f"layer {last.name!r} cannot be split along input channels: {_why_no_partial_sums(graph, last)}"
             )
         axis = labelled_axis(graph, first, "channel")
         channels = output_shape(graph, first)[axis]

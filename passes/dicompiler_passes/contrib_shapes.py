@@ -17,17 +17,17 @@ ML_DOMAIN = "ai.onnx.ml"
 _Attributes = Mapping[str, Any]
 
 
-def _same_shape(shape: Shape, given: _Attributes) -> Shape:  # noqa: ARG001
+def _same_shape(shape: Shape, attributes: _Attributes) -> Shape:  # noqa: ARG001
     return shape
 
 
 def _row_per_input_row(columns: Callable[[_Attributes], int]) -> Callable[[Shape, _Attributes], Shape]:
     """Return a shape function with one row for each row of the input, and one row for a vector."""
-    return lambda shape, given: (shape[0] if len(shape) > 1 else 1, columns(given))
+    return lambda shape, attributes: (shape[0] if len(shape) > 1 else 1, columns(attributes))
 
 
-def _target_count(given: _Attributes) -> int:
-    return int(given.get("n_targets", given.get("targets", 1)))
+def _target_count(attributes: _Attributes) -> int:
+    return int(attributes.get("n_targets", attributes.get("targets", 1)))
 
 
 OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
@@ -41,66 +41,75 @@ CLASSIFIER_OPS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 
 
-def infer_contrib_shapes(bare: onnx.ModelProto, known: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
+def infer_contrib_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
     """Return value infos with static shapes for tensors that lack one, by name."""
-    own, ask = dict[str, onnx.ValueInfoProto](), False
-    for node in bare.graph.node:
-        unknown = [name for name in node.output if name and (name not in known or known[name].shape is None)]
-        if unknown and node.domain == ML_DOMAIN:
-            own |= _infer_ml_node(node, known)
-        untyped = any(name not in known for name in unknown) and all(name in known for name in node.input if name)
-        ask = ask or (bool(unknown) and (node.domain not in (*STANDARD_DOMAINS, ML_DOMAIN) or untyped))
-    return own or (_ask_onnxruntime(bare, known) if ask else {})
+    inferred, asks_ort = dict[str, onnx.ValueInfoProto](), False
+    for node in model.graph.node:
+        unknown_names = [name for name in node.output if name and (name not in tensors or tensors[name].shape is None)]
+        if unknown_names and node.domain == ML_DOMAIN:
+            inferred |= _infer_ml_node(node, tensors)
+        is_untyped = any(name not in tensors for name in unknown_names) and all(
+            name in tensors for name in node.input if name
+        )
+        asks_ort = asks_ort or (
+            bool(unknown_names) and (node.domain not in (*STANDARD_DOMAINS, ML_DOMAIN) or is_untyped)
+        )
+    return inferred or (_ask_onnxruntime(model, tensors) if asks_ort else {})
 
 
-def _infer_ml_node(node: onnx.NodeProto, known: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    tensor = known.get(node.input[0])
+def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
+    tensor = tensors.get(node.input[0])
     if tensor is None or not tensor.shape:
         return {}
-    given, shape = {a.name: helper.get_attribute_value(a) for a in node.attribute}, tensor.shape
+    attributes, shape = {a.name: helper.get_attribute_value(a) for a in node.attribute}, tensor.shape
     shapes = dict[str, tuple[int, Shape]]()
     if node.op_type in CLASSIFIER_OPS:
-        count = next((len(given[name]) for name in LABEL_ATTRIBUTES if given.get(name)), 0)
-        labels = TensorProto.STRING if given.get("classlabels_strings") else TensorProto.INT64
+        count = next((len(attributes[name]) for name in LABEL_ATTRIBUTES if attributes.get(name)), 0)
+        labels = TensorProto.STRING if attributes.get("classlabels_strings") else TensorProto.INT64
         rows = shape[0] if len(shape) > 1 else 1
         results = [(labels, (rows,)), (TensorProto.FLOAT, (rows, count))]
-        shapes = {name: one for name, one in zip(node.output, results, strict=False) if name}
+        shapes = {name: result for name, result in zip(node.output, results, strict=False) if name}
     elif node.op_type in OUTPUT_SHAPES:
         if node.op_type == "ArrayFeatureExtractor":
-            index = known.get(node.input[1])
+            index = tensors.get(node.input[1])
             if index is None or index.shape is None:
                 return {}
-            given[""] = math.prod(index.shape)
-        # What is only picked or filled in keeps its type.
-        kept = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
+            attributes[""] = math.prod(index.shape)
+        # Operators that select or fill in elements keep their type.
+        keeps_type = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
         shapes = {
-            node.output[0]: (tensor.dtype if kept else TensorProto.FLOAT, OUTPUT_SHAPES[node.op_type](shape, given))
+            node.output[0]: (
+                tensor.dtype if keeps_type else TensorProto.FLOAT,
+                OUTPUT_SHAPES[node.op_type](shape, attributes),
+            )
         }
-    return {name: helper.make_tensor_value_info(name, *one) for name, one in shapes.items()}
+    return {name: helper.make_tensor_value_info(name, *result) for name, result in shapes.items()}
 
 
-def _ask_onnxruntime(bare: onnx.ModelProto, known: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
+def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
     """Return the shapes that onnxruntime infers; none if it refuses the model without its weights."""
     import onnxruntime
 
-    names = [n for node in bare.graph.node for n in node.output if n and (n not in known or known[n].shape is None)]
-    asked, outputs = onnx.ModelProto(), {value.name for value in bare.graph.output}
-    asked.CopyFrom(bare)
-    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
+    names = [
+        n for node in model.graph.node for n in node.output if n and (n not in tensors or tensors[n].shape is None)
+    ]
+    extended, outputs = onnx.ModelProto(), {value.name for value in model.graph.output}
+    extended.CopyFrom(model)
+    extended.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = onnxruntime.InferenceSession(asked.SerializeToString(), options, ["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's exceptions have no other common base
+        session = onnxruntime.InferenceSession(extended.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception:  # onnxruntime's exceptions have no other common base class.
         return {}
-    found = {}
+    inferred = {}
     for value in session.get_outputs():
-        kind = _ORT_TYPES.get(value.type)
-        # It writes [] for a shape that it does not know.
-        if value.name in names and kind and value.shape and all(isinstance(size, int) for size in value.shape):
-            found[value.name] = helper.make_tensor_value_info(value.name, kind, value.shape)
-    return found
+        dtype = _ORT_TYPES.get(value.type)
+        # onnxruntime gives [] for an unknown shape.
+        if value.name in names and dtype and value.shape and all(isinstance(size, int) for size in value.shape):
+            inferred[value.name] = helper.make_tensor_value_info(value.name, dtype, value.shape)
+    return inferred
 
 
 _ORT_TYPES = {f"tensor({name.lower()})": number for name, number in TensorProto.DataType.items()}

@@ -41,11 +41,11 @@ class FormLayers(Pass):
     name: ClassVar[str] = "form-layers"
     provides: ClassVar[tuple[str, ...]] = ("layers",)
 
-    def run(self, compilation: PipelineState) -> PipelineState:
+    def run(self, state: PipelineState) -> PipelineState:
         """Set the layers."""
         from dicompiler.plugin_api import registry
 
-        return replace(compilation, layers=form_layers(compilation.model, registry().operator_rules))
+        return replace(state, layers=form_layers(state.model, registry().operator_rules))
 
 
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
@@ -72,13 +72,13 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
             if name:
                 tensors.setdefault(name, TensorInfo(name, onnx.TensorProto.UNDEFINED, None))
     outputs = tuple(v.name for v in graph.output)
-    made = {name for node in nodes for name in node.outputs}
+    node_outputs = {name for node in nodes for name in node.outputs}
     for name in outputs:
-        if name not in made:
+        if name not in node_outputs:
             raise DicompilerError(f"form-layers: no node makes output {name!r}: run normalise before it")
-    given = tuple(name for name in inputs if name not in dict(states))
-    random = frozenset(node.name for node in graph.node if is_random(node, model.proto))
-    empty = LayerGraph((), tensors, given, outputs, rules, states=states, random_nodes=random)
+    non_state_inputs = tuple(name for name in inputs if name not in dict(states))
+    random_names = frozenset(node.name for node in graph.node if is_random(node, model.proto))
+    empty = LayerGraph((), tensors, non_state_inputs, outputs, rules, states=states, random_nodes=random_names)
     readers = _readers(nodes, outputs)
     groups = _absorb_elementwise(_with_dequantize_nodes(_opaque_groups(model, nodes, tensors), readers), empty)
     layers = tuple(_make_layer(group, empty, readers) for group in groups)
@@ -89,9 +89,9 @@ def _nodes(model: Model) -> Iterator[Node]:
     """Yield the graph's nodes as rules see them, in file order, which is topological."""
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
-        # A stand-in of the exact check is cut just as the operator that it stands for.
+        # A stand-in of the exact check is cut like its original operator.
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        if domain.startswith(STAND_IN_DOMAIN):  # a number tells stand-ins of one operator apart
+        if domain.startswith(STAND_IN_DOMAIN):  # The number distinguishes stand-ins of one operator.
             domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
         attributes = {a.name: _attribute_value(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
@@ -130,11 +130,11 @@ class _Group:
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
     """Return the names of the nodes that read each tensor; '' stands for the graph output."""
-    found: dict[str, set[str]] = {name: {""} for name in outputs}
+    readers: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
-            found.setdefault(name, set()).add(node.name)
-    return {name: frozenset(readers) for name, readers in found.items()}
+            readers.setdefault(name, set()).add(node.name)
+    return {name: frozenset(names) for name, names in readers.items()}
 
 
 def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
@@ -145,79 +145,83 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
     Edges without static shape, and tensors that control flow captures, cannot be cut.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
-    leader = dict(enumerate(range(len(nodes))))
+    leaders = dict(enumerate(range(len(nodes))))
 
     def find(i: int) -> int:
-        while leader[i] != i:
-            leader[i] = i = leader[leader[i]]
+        while leaders[i] != i:
+            leaders[i] = i = leaders[leaders[i]]
         return i
 
-    joined = False
+    is_joined = False
     for i, (node, proto) in enumerate(zip(nodes, model.proto.graph.node, strict=True)):
-        captured = set(node.inputs[len(proto.input) :])
+        captured_names = set(node.inputs[len(proto.input) :])
         for name in node.inputs:
-            if name in producer and (tensors[name].shape is None or name in captured):
+            if name in producer and (tensors[name].shape is None or name in captured_names):
                 a, b = find(producer[name]), find(i)
-                leader[max(a, b)] = min(a, b)
-                joined = True
-    if joined:
-        before: dict[int, list[int]] = {}
+                leaders[max(a, b)] = min(a, b)
+                is_joined = True
+    if is_joined:
+        dependencies: dict[int, list[int]] = {}
         for i, node in enumerate(nodes):
-            before.setdefault(find(i), []).extend(find(producer[n]) for n in node.inputs if n in producer)
-        for together in _cyclic_groups(before):
-            leader.update(dict.fromkeys(together, min(together)))
-    members: dict[int, list[Node]] = {}
+            dependencies.setdefault(find(i), []).extend(find(producer[n]) for n in node.inputs if n in producer)
+        for component in _cyclic_groups(dependencies):
+            leaders.update(dict.fromkeys(component, min(component)))
+    nodes_by_leader: dict[int, list[Node]] = {}
     for i, node in enumerate(nodes):
-        members.setdefault(find(i), []).append(node)
-    reason = "what lies between its nodes has no static shape, is of words or is captured by control flow"
-    return [_Group(tuple(group), len(group) - 1, reason if len(group) > 1 else "") for group in members.values()]
+        nodes_by_leader.setdefault(find(i), []).append(node)
+    reason = "a tensor between its nodes has no static shape, holds strings or is captured by control flow"
+    return [
+        _Group(tuple(group), len(group) - 1, reason if len(group) > 1 else "") for group in nodes_by_leader.values()
+    ]
 
 
 def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
     """Move DequantizeLinear nodes into the group that reads them; the reader stays the anchor."""
-    alone = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
+    single_nodes = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
-    before = dequantize_by_reader(nodes, readers, lambda node: node.name in alone)
-    taken = {node.name for own in before.values() for node in own}
+    by_reader = dequantize_by_reader(nodes, readers, lambda node: node.name in single_nodes)
+    moved = {node.name for dequantize_nodes in by_reader.values() for node in dequantize_nodes}
     joined = []
     for group in groups:
-        own = before.get(group.nodes[0].name, []) if len(group.nodes) == 1 else []
-        if group.nodes[0].name not in taken:
-            joined.append(replace(group, nodes=(*own, *group.nodes), anchor=group.anchor + len(own)))
+        dequantize_nodes = by_reader.get(group.nodes[0].name, []) if len(group.nodes) == 1 else []
+        if group.nodes[0].name not in moved:
+            joined.append(
+                replace(group, nodes=(*dequantize_nodes, *group.nodes), anchor=group.anchor + len(dequantize_nodes))
+            )
     return joined
 
 
-def _cyclic_groups(before: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
     """Yield the strongly connected components of groups, by Tarjan's algorithm without recursion.
 
     Args:
         before: Groups that each group depends on.
     """
-    number: dict[int, int] = {}  # in the order of visits
-    low: dict[int, int] = {}  # the earliest that is reached and open
-    opened: dict[int, None] = {}
-    for start in before:
-        path = [] if start in number else [(start, iter(before[start]))]
+    order: dict[int, int] = {}  # order of visits
+    low: dict[int, int] = {}  # earliest open group that is reached
+    open_groups: dict[int, None] = {}
+    for start in dependencies:
+        path = [] if start in order else [(start, iter(dependencies[start]))]
         while path:
-            group, others = path[-1]
-            if group not in number:
-                number[group] = low[group] = len(number)
-                opened[group] = None
-            for other in others:
-                if other not in number:
-                    path.append((other, iter(before.get(other, ()))))
+            group, remaining = path[-1]
+            if group not in order:
+                order[group] = low[group] = len(order)
+                open_groups[group] = None
+            for other in remaining:
+                if other not in order:
+                    path.append((other, iter(dependencies.get(other, ()))))
                     break
-                if other in opened:
+                if other in open_groups:
                     low[group] = min(low[group], low[other])
             else:
                 path.pop()
                 if path:
                     low[path[-1][0]] = min(low[path[-1][0]], low[group])
-                if low[group] == number[group]:
-                    together = []
-                    while group in opened:
-                        together.append(opened.popitem()[0])
-                    yield together
+                if low[group] == order[group]:
+                    component = []
+                    while group in open_groups:
+                        component.append(open_groups.popitem()[0])
+                    yield component
 
 
 @dataclass(frozen=True)
@@ -256,33 +260,35 @@ class _NodeLinks:
         A residual Add so goes to the layer whose result comes last. Others wait for an operand of a later round, such
         as the last Mul of x·clip(x + 3).
         """
-        asked, known = set(names), dict[str, bool]()
+        candidates, is_ready = set(names), dict[str, bool]()
         for name in names:
             path, at = [], name
-            while at in asked and at not in known:
+            while at in candidates and at not in is_ready:
                 path.append(at)
                 at = self.last_producer[at]
-            known.update(dict.fromkeys(path, known.get(at, at in inside)))
-        return [name for name in names if known[name]]
+            is_ready.update(dict.fromkeys(path, is_ready.get(at, at in inside)))
+        return [name for name in names if is_ready[name]]
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
     """Let each anchor take in the nodes after it, as long as one tensor leaves the layer."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
-    taken: set[int] = set()
+    absorbed_groups: set[int] = set()
     formed: list[_Group] = []
     for k, group in enumerate(groups):
-        if k in taken:
+        if k in absorbed_groups:
             continue
         members = list(group.nodes)
         inside = {node.name for node in members}
         while len(members[-1].outputs) == 1 and (not group.reason):
-            found = _absorbable_nodes(members[-1].outputs[0], inside, links, graph)
-            if not found or any(len(groups[owner[n.name]].nodes) > 1 or owner[n.name] in taken for n in found):
+            absorbed = _absorbable_nodes(members[-1].outputs[0], inside, links, graph)
+            if not absorbed or any(
+                len(groups[owner[n.name]].nodes) > 1 or owner[n.name] in absorbed_groups for n in absorbed
+            ):
                 break
-            members.extend(found)
-            taken.update(owner[node.name] for node in found)
+            members.extend(absorbed)
+            absorbed_groups.update(owner[node.name] for node in absorbed)
         formed.append(_Group(tuple(members), group.anchor, group.reason))
     return formed
 
@@ -295,22 +301,22 @@ def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: L
     The nodes are added to `inside`, even if the result is empty.
     """
     shape = graph.tensors[output].shape
-    found: list[Node] = []
+    absorbed: list[Node] = []
     leaving = {output}
-    for _ in range(3):  # a branch such as x·sigmoid(x) closes after two nodes, hard-swish written out after three
+    for _ in range(3):  # A branch such as x·sigmoid(x) closes after two nodes, a written-out hard-swish after three.
         names = {r for t in leaving for r in links.readers.get(t, ())} - inside
         if shape is None or not names or any(links.elementwise_shapes.get(name) != shape for name in names):
             return []
         ready = links.ready_nodes(sorted(names, key=links.position.__getitem__), inside)
         if not ready:
             return []
-        found.extend(links.nodes[name] for name in ready)
+        absorbed.extend(links.nodes[name] for name in ready)
         inside.update(ready)
-        leaving |= {name for node in found[-len(ready) :] for name in node.outputs if name}
+        leaving |= {name for node in absorbed[-len(ready) :] for name in node.outputs if name}
         leaving = {name for name in leaving if not links.readers.get(name, frozenset()) <= inside}
-        last = found[-1].outputs[0]
+        last = absorbed[-1].outputs[0]
         if leaving <= {last} or not links.readers.get(last):
-            return found if leaving == {last} else []
+            return absorbed if leaving == {last} else []
     return []
 
 
@@ -334,12 +340,15 @@ def _computes_whole(node: Node, graph: LayerGraph) -> bool:
 
 def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozenset[str]]) -> Layer:
     inside = {node.name for node in group.nodes}
-    made = {name for node in group.nodes for name in node.outputs if name}
+    node_outputs = {name for node in group.nodes for name in node.outputs if name}
     incoming = dict.fromkeys(
         name
         for node in group.nodes
         for name in node.inputs
-        if name and name not in made and not graph.tensors[name].is_constant and name not in graph.state_output_of
+        if name
+        and name not in node_outputs
+        and not graph.tensors[name].is_constant
+        and name not in graph.state_output_of
     )
     outgoing = tuple(
         name for node in group.nodes for name in node.outputs if name and not readers.get(name, frozenset()) <= inside
@@ -366,11 +375,13 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
     ):
         return f"opset {anchor.opset} cannot join pieces of its type"
     if any(graph.tensors[name].shape is None for name in (*anchor.inputs, *anchor.outputs) if name):
-        words = any(not is_fixed_size(graph.tensors[name].dtype) for name in (*anchor.inputs, *anchor.outputs) if name)
-        return "words or no tensors go in or out" if words else "a tensor of it has no static shape"
+        has_strings = any(
+            not is_fixed_size(graph.tensors[name].dtype) for name in (*anchor.inputs, *anchor.outputs) if name
+        )
+        return "it reads or makes strings or non-tensors" if has_strings else "one of its tensors has no static shape"
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
     if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.is_constant and tensor.shape == (0,))):
-        return "a tensor of it is empty"  # but for a parameter: exporters write an absent one as an empty vector
+        return "one of its tensors is empty"  # Empty parameters are allowed: exporters write absent ones as such.
     return "it runs in training mode" if _computes_whole(anchor, graph) else ""
 
 
@@ -383,27 +394,29 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
     followers: list[list[int]] = [[] for _ in layers]
-    for i, before in enumerate(waiting):
-        for other in before:
+    for i, missing in enumerate(waiting):
+        for other in missing:
             followers[other].append(i)
-    beside: dict[str, list[int]] = {}  # tensor → its products
+    products_by_input: dict[str, list[int]] = {}  # products by the tensor that they read
     for i, layer in enumerate(layers):
         if (anchor := layer.nodes[layer.anchor]).op in ("MatMul", "Gemm"):
-            beside.setdefault(anchor.inputs[0], []).append(i)
+            products_by_input.setdefault(anchor.inputs[0], []).append(i)
     queries = _query_products(layers, producer)
-    beside = {tensor: sorted(own, key=lambda i: i in queries) for tensor, own in beside.items()}
-    ready = [i for i, before in enumerate(waiting) if not before]  # sorted, and so a heap
+    products_by_input = {
+        tensor: sorted(members, key=lambda i: i in queries) for tensor, members in products_by_input.items()
+    }
+    ready = [i for i, missing in enumerate(waiting) if not missing]  # A sorted list is a heap.
     ordered: dict[int, Layer] = {}
     while ready:
         first = heapq.heappop(ready)
         anchor = layers[first].nodes[layers[first].anchor]
-        together = [i for i in beside.get(anchor.inputs[0] if anchor.inputs else "", ()) if not waiting[i]]
-        for done in together if first in together else [first]:
-            if done in ordered:
+        group = [i for i in products_by_input.get(anchor.inputs[0] if anchor.inputs else "", ()) if not waiting[i]]
+        for member in group if first in group else [first]:
+            if member in ordered:
                 continue
-            ordered[done] = layers[done]
-            for i in followers[done]:
-                waiting[i].remove(done)
+            ordered[member] = layers[member]
+            for i in followers[member]:
+                waiting[i].remove(member)
                 if not waiting[i]:
                     heapq.heappush(ready, i)
     return tuple(ordered.values())
@@ -414,15 +427,15 @@ def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set
 
     All layers between have one input.
     """
-    found: set[int] = set()
+    queries: set[int] = set()
     for layer in layers:
         anchor = layer.nodes[layer.anchor]
         if anchor.op != "MatMul" or any(name not in producer for name in anchor.inputs):
             continue
-        at: int | None = producer[anchor.inputs[0]]
-        while at is not None and len(layers[at].inputs) == 1:
-            if layers[at].nodes[layers[at].anchor].op in ("MatMul", "Gemm"):
-                found.add(at)
+        current: int | None = producer[anchor.inputs[0]]
+        while current is not None and len(layers[current].inputs) == 1:
+            if layers[current].nodes[layers[current].anchor].op in ("MatMul", "Gemm"):
+                queries.add(current)
                 break
-            at = producer.get(layers[at].inputs[0])
-    return found
+            current = producer.get(layers[current].inputs[0])
+    return queries

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar
 
@@ -42,7 +42,10 @@ class InferShapes(Pass):
 
     name: ClassVar[str] = "infer-shapes"
 
-    shape: tuple[str, ...] = ()
+    shape: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "input=1x3x224x224 for any number of inputs; past*=1x8x128x64 for several alike"},
+    )
 
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replace the model.
@@ -93,7 +96,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
     return model.with_graph(graph)
 
 
-# --- the inputs' sizes --------------------------------------------------------------------------------------------
+# --- input sizes --------------------------------------------------------------------------------------------------
 
 
 def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
@@ -101,11 +104,11 @@ def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
-        found = [name] if name in inputs else [one for one in inputs if fnmatchcase(one, name)]
-        if not found:
+        names = [name] if name in inputs else [input_name for input_name in inputs if fnmatchcase(input_name, name)]
+        if not names:
             raise UsageError(f"shape: the model has no input {name!r}{did_you_mean(name, inputs)}")
-        for one in found:
-            _bind_input(inputs[one], shape, sizes)
+        for input_name in names:
+            _bind_input(inputs[input_name], shape, sizes)
     for tensor in graph.tensors().values() if sizes else ():
         if isinstance(tensor, Variable) and tensor.shape is not None:
             tensor.shape = [sizes.get(size, size) for size in tensor.shape]
@@ -117,17 +120,23 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
     """Set one input's shape, and the sizes of its named dimensions."""
     text = "x".join(map(str, shape))
     if not _is_tensor(tensor):
-        raise DicompilerError(f"shape {tensor.name}={text}: this input is no tensor: leave it out")
-    known: list[Any] = tensor.shape if tensor.shape is not None else [None] * len(shape)
-    if len(known) != len(shape):
+        raise DicompilerError(f"shape {tensor.name}={text}: this input is not a tensor: omit it")
+    old_shape: list[Any] = tensor.shape if tensor.shape is not None else [None] * len(shape)
+    if len(old_shape) != len(shape):
         raise DicompilerError(
-            f"shape {tensor.name}={text}: the input has {len(known)} dimensions: {_shape_example(tensor)}"
+            f"shape {tensor.name}={text}: the input has {len(old_shape)} dimensions: {_shape_example(tensor)}"
         )
-    for axis, (now, size) in enumerate(zip(known, shape, strict=True)):
-        fixed = now if _is_static(now) else sizes.setdefault(now, size) if isinstance(now, str) and now else size
-        if fixed != size:
-            called = f" ({now!r})" if isinstance(now, str) else ""
-            conflict = f"dimension {axis}{called} is {size} where the model has {fixed}"
+    for axis, (old_size, size) in enumerate(zip(old_shape, shape, strict=True)):
+        old_or_named = (
+            old_size
+            if _is_static(old_size)
+            else sizes.setdefault(old_size, size)
+            if isinstance(old_size, str) and old_size
+            else size
+        )
+        if old_or_named != size:
+            dimension_name = f" ({old_size!r})" if isinstance(old_size, str) else ""
+            conflict = f"dimension {axis}{dimension_name} is {size} where the model has {old_or_named}"
             raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_shape_example(tensor, sizes)}")
     tensor.shape = list(shape)
 
@@ -150,21 +159,21 @@ def _check_static(tensor: Variable) -> None:
         raise DicompilerError(f"infer-shapes: input {tensor.name!r} has no shape: {_shape_example(tensor)}")
     for axis, size in enumerate(tensor.shape):
         if not _is_static(size):
-            called = f" ({size!r})" if isinstance(size, str) and size else ""
+            dimension = f"dimension {axis} ({size!r})" if isinstance(size, str) and size else f"dimension {axis}"
             raise DicompilerError(
-                f"infer-shapes: dimension {axis}{called} of input {tensor.name!r} is open: {_shape_example(tensor)}"
+                f"infer-shapes: {dimension} of input {tensor.name!r} is open: {_shape_example(tensor)}"
             )
 
 
 def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
     """Return the remedy: a size for each dimension, known sizes as they are."""
-    known = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_USUAL_IMAGE_SHAPE)]
-    usual = _USUAL_IMAGE_SHAPE if len(known) == len(_USUAL_IMAGE_SHAPE) else (1, *_USUAL_SEQUENCE_SHAPE * len(known))
-    sizes = [size if _is_static(size) else usual[axis] for axis, size in enumerate(known)]
-    return f"give it as --shape {tensor.name}={'x'.join(map(str, sizes))}"
+    sizes = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_USUAL_IMAGE_SHAPE)]
+    defaults = _USUAL_IMAGE_SHAPE if len(sizes) == len(_USUAL_IMAGE_SHAPE) else (1, *_USUAL_SEQUENCE_SHAPE * len(sizes))
+    shape = [size if _is_static(size) else defaults[axis] for axis, size in enumerate(sizes)]
+    return f"give it as --shape {tensor.name}={'x'.join(map(str, shape))}"
 
 
-# --- what follows from them ---------------------------------------------------------------------------------------
+# --- inference ----------------------------------------------------------------------------------------------------
 
 
 def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
@@ -176,22 +185,22 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)
     check_sizes(inferred.graph, model.display_name)
-    made = {name for node in bare.graph.node for name in node.output}
-    outputs, said = {value.name: value for value in bare.graph.output}, set[str]()
+    results = {name for node in bare.graph.node for name in node.output}
+    outputs, used_hints = {value.name: value for value in bare.graph.output}, set[str]()
     while True:
-        known = Model(inferred).tensors()
-        open_ = {name for name in made - said if name not in known or known[name].shape is None}
-        hinted = {value.name: value for value in hints if value.name in open_}
-        missing = {name: value for name, value in hinted.items() if _has_static_shape(value)}
-        # What the file does not say either: onnxruntime is asked, then onnx of what follows.
+        tensors = Model(inferred).tensors()
+        unknown = {name for name in results - used_hints if name not in tensors or tensors[name].shape is None}
+        hints_by_name = {value.name: value for value in hints if value.name in unknown}
+        missing = {name: value for name, value in hints_by_name.items() if _has_static_shape(value)}
+        # Tensors that the file does not describe either: ask onnxruntime, then let ONNX infer the following ones.
         missing = (
             missing
-            or {name: value for name, value in infer_contrib_shapes(bare, known).items() if name in open_}
-            or hinted
+            or {name: value for name, value in infer_contrib_shapes(bare, tensors).items() if name in unknown}
+            or hints_by_name
         )
         if not missing:
             return inferred
-        said |= missing.keys()
+        used_hints |= missing.keys()
         bare.graph.value_info.extend(value for name, value in missing.items() if name not in outputs)
         for name in missing.keys() & outputs.keys():
             outputs[name].CopyFrom(missing[name])

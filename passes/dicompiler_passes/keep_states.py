@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import onnx
@@ -54,9 +54,15 @@ class KeepStates(Pass):
     """
 
     name: ClassVar[str] = "keep-states"
-    preserves_outputs: ClassVar[bool] = False  # it has other outputs
+    preserves_outputs: ClassVar[bool] = False  # The model gets other outputs.
 
-    state: tuple[str, ...] = (AUTO,)
+    state: tuple[str, ...] = field(
+        default=(AUTO,),
+        metadata={
+            "help": "past*=present* for any number of pairs (* is the same text on both sides); auto: usual names of "
+            "exporters; none: no states"
+        },
+    )
 
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replace the model.
@@ -71,104 +77,110 @@ class KeepStates(Pass):
 def keep_states(model: Model, texts: Sequence[str]) -> Model:
     """Return the model with the states that the patterns select."""
     if NONE in texts and len(texts) > 1:
-        raise UsageError("state: 'none' stands alone: leave out the other patterns, or 'none'")
-    asked = [text for text in texts if text not in (AUTO, NONE)]
+        raise UsageError("state: 'none' cannot be combined with patterns: omit one of them")
+    patterns = [text for text in texts if text not in (AUTO, NONE)]
     graph, tensors = model.proto.graph, model.tensors()
-    ins = [value.name for value in graph.input if not tensors[value.name].is_constant]
-    outs = [value.name for value in graph.output]
-    pairs = [pair for text in asked for pair in _match_pattern(text, ins, outs)]
+    inputs = [value.name for value in graph.input if not tensors[value.name].is_constant]
+    outputs = [value.name for value in graph.output]
+    pairs = [pair for text in patterns for pair in _match_pattern(text, inputs, outputs)]
     _check_unique(pairs)
-    fits = {pair: _extra_rows_or_reason(model, tensors, *pair) for pair in pairs}
-    for why in fits.values():
-        if isinstance(why, str):
-            raise DicompilerError(f"state: {why}")
+    row_counts = {pair: _extra_rows_or_reason(model, tensors, *pair) for pair in pairs}
+    for reason in row_counts.values():
+        if isinstance(reason, str):
+            raise DicompilerError(f"state: {reason}")
     if AUTO in texts:
-        fits |= _find_usual_pairs(model, tensors, ins, outs, {name for pair in pairs for name in pair})
-    return _with_states(model, {pair: how for pair, how in fits.items() if not isinstance(how, str)})
+        row_counts |= _find_usual_pairs(model, tensors, inputs, outputs, {name for pair in pairs for name in pair})
+    return _with_states(model, {pair: rows for pair, rows in row_counts.items() if not isinstance(rows, str)})
 
 
-def _match_pattern(text: str, ins: Sequence[str], outs: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a pattern.
 
     Raises:
         UsageError: The pattern matches no input, or an input has no output.
     """
-    past, equals, present = text.partition("=")
+    past, equals, present = pattern.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
-        raise UsageError(f"state {text!r} is not of the form past*=present*, with at most one * on each side")
-    found = list(_candidate_pairs(text, ins))
-    if not found:
-        raise UsageError(f"state {text!r}: the model has no input {past!r}{did_you_mean(past, ins)}")
-    for name, output in found:
-        if output not in outs:
-            raise UsageError(f"state {text!r}: input {name!r} has no output {output!r}{did_you_mean(output, outs)}")
-    yield from found
+        raise UsageError(f"state {pattern!r} is not of the form past*=present*, with at most one * on each side")
+    pairs = list(_candidate_pairs(pattern, inputs))
+    if not pairs:
+        raise UsageError(f"state {pattern!r}: the model has no input {past!r}{did_you_mean(past, inputs)}")
+    for name, output in pairs:
+        if output not in outputs:
+            raise UsageError(
+                f"state {pattern!r}: input {name!r} has no output {output!r}{did_you_mean(output, outputs)}"
+            )
+    yield from pairs
 
 
-def _candidate_pairs(text: str, ins: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _candidate_pairs(pattern: str, inputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each input that matches a pattern, with the name of its output."""
-    past, _, present = text.partition("=")
-    pattern = re.escape(past).replace(r"\*", "(.*)")
-    for name in ins:
-        if match := re.fullmatch(pattern, name):
+    past, _, present = pattern.partition("=")
+    regex = re.escape(past).replace(r"\*", "(.*)")
+    for name in inputs:
+        if match := re.fullmatch(regex, name):
             yield name, present.replace("*", match[1] if match.groups() else "")
 
 
 def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
-    for side, what in ((0, "input"), (1, "output")):
+    for side, noun in ((0, "input"), (1, "output")):
         names = [pair[side] for pair in pairs]
         for name in names:
             if names.count(name) > 1:
-                raise UsageError(f"state: {what} {name!r} is in two pairs: give it one")
+                raise UsageError(f"state: {noun} {name!r} is in two pairs: use it in one")
 
 
 def _find_usual_pairs(
-    model: Model, tensors: Mapping[str, TensorInfo], ins: Sequence[str], outs: Sequence[str], taken: set[str]
+    model: Model, tensors: Mapping[str, TensorInfo], inputs: Sequence[str], outputs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
     """Return the pairs with usual names that can be states; log them, and the reason why others cannot."""
-    fits: dict[tuple[str, str], int] = {}
+    row_counts: dict[tuple[str, str], int] = {}
     refused: list[str] = []
-    for text in USUAL_PATTERNS:
-        for pair in _candidate_pairs(text, ins):
-            if pair[1] not in outs or not taken.isdisjoint(pair):
+    for pattern in USUAL_PATTERNS:
+        for pair in _candidate_pairs(pattern, inputs):
+            if pair[1] not in outputs or not taken.isdisjoint(pair):
                 continue
             taken.update(pair)
-            how = _extra_rows_or_reason(model, tensors, *pair)
-            if isinstance(how, str):
-                refused.append(how)
+            rows = _extra_rows_or_reason(model, tensors, *pair)
+            if isinstance(rows, str):
+                refused.append(rows)
             else:
-                fits[pair] = how
-    if fits:
-        (past, present), *_ = fits
-        log.info("%d states stay where they are made, such as %s → %s (--state none: not)", len(fits), present, past)
+                row_counts[pair] = rows
+    if row_counts:
+        (past, present), *_ = row_counts
+        log.info(
+            "%d states stay on their devices, such as %s → %s (--state none: keep none)", len(row_counts), present, past
+        )
     if refused:
-        log.warning("state: %d pairs by their names are none: %s (--state none: not sought)", len(refused), refused[0])
-    return fits
+        log.warning(
+            "state: %d pairs with usual names are not states: %s (--state none: skip)", len(refused), refused[0]
+        )
+    return row_counts
 
 
 def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
     """Return how many rows the output has more than the input, or why it cannot be a state."""
-    before, after = tensors[past], tensors[present]
-    ends = f"input {past!r} {_describe_tensor(before)} and output {present!r} {_describe_tensor(after)}"
-    if before.dtype != after.dtype:
-        return f"{ends} are of different types: export them as one"
-    if before.shape is None or after.shape is None:
-        return f"{ends} must have static shapes: fix them (--shape {past}=…)"
-    if before.shape == after.shape:
+    old, new = tensors[past], tensors[present]
+    pair = f"input {past!r} {_describe_tensor(old)} and output {present!r} {_describe_tensor(new)}"
+    if old.dtype != new.dtype:
+        return f"{pair} have different types: export them with the same type"
+    if old.shape is None or new.shape is None:
+        return f"{pair} must have static shapes: fix them (--shape {past}=…)"
+    if old.shape == new.shape:
         return 0
-    if len(before.shape) == len(after.shape):
-        axes = [axis for axis, (a, b) in enumerate(zip(before.shape, after.shape, strict=True)) if a != b]
-        more = after.shape[axes[0]] - before.shape[axes[0]]
-        if len(axes) == 1 and more > 0 and before.shape[axes[0]] > 0 and _appends_rows(model, past, present, axes[0]):
-            total = after.shape[axes[0]]
+    if len(old.shape) == len(new.shape):
+        axes = [axis for axis, (a, b) in enumerate(zip(old.shape, new.shape, strict=True)) if a != b]
+        extra = new.shape[axes[0]] - old.shape[axes[0]]
+        if len(axes) == 1 and extra > 0 and old.shape[axes[0]] > 0 and _appends_rows(model, past, present, axes[0]):
+            total = new.shape[axes[0]]
             if _has_mask_and_positions(model, tensors, total):
-                return more
+                return extra
             return (
-                f"{ends}: it grows by {more}, and keeping the last {total - more} rows is right only with a mask over "
-                f"all {total} and the positions as inputs: export it with attention_mask and position_ids, or with "
-                "a cache of fixed size"
+                f"{pair}: it grows by {extra}, and keeping the last {total - extra} rows needs inputs for a mask over "
+                f"all {total} rows and for positions: export it with attention_mask and position_ids, or with a cache "
+                "of fixed size"
             )
-    return f"{ends} differ in shape: a state has one, or grows by a Concat behind what it was"
+    return f"{pair} differ in shape: a state keeps its shape, or grows by a Concat of its old value and new rows"
 
 
 def _describe_tensor(tensor: TensorInfo) -> str:
@@ -186,26 +198,26 @@ def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
 
 def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], rows: int) -> bool:
     """Return True if the model has inputs for a mask over `rows` rows and for positions."""
-    ins = [tensors[value.name] for value in model.proto.graph.input]
-    masked = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in ins)
-    return masked and any("position" in tensor.name.lower() for tensor in ins)
+    inputs = [tensors[value.name] for value in model.proto.graph.input]
+    has_mask = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in inputs)
+    return has_mask and any("position" in tensor.name.lower() for tensor in inputs)
 
 
-def _with_states(model: Model, fits: Mapping[tuple[str, str], int]) -> Model:
+def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Model:
     """Return the model with these states; its outputs keep their places."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph, tensors, pairs = proto.graph, model.tensors(), list[tuple[str, str]]()
     taken = dict.fromkeys((*tensors, *(name for node in graph.node for name in (node.name, *node.output))), 0)
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    for (past, present), more in fits.items():
-        pairs.append((past, _slice_last_rows(graph, tensors[past], present, more, opset, taken) if more else present))
+    for (past, present), extra in row_counts.items():
+        pairs.append((past, _slice_last_rows(graph, tensors[past], present, extra, opset, taken) if extra else present))
     write_states(proto, pairs)
     return replace(model, proto=proto)
 
 
 def _slice_last_rows(
-    graph: onnx.GraphProto, past: TensorInfo, present: str, more: int, opset: int, taken: dict[str, int]
+    graph: onnx.GraphProto, past: TensorInfo, present: str, extra: int, opset: int, taken: dict[str, int]
 ) -> str:
     """Replace an output by a Slice of its last rows and return the name of that.
 
@@ -217,13 +229,13 @@ def _slice_last_rows(
     sizes = [dim.dim_value for dim in output.type.tensor_type.shape.dim]
     axis = next(axis for axis, (a, b) in enumerate(zip(past.shape, sizes, strict=True)) if a != b)
     name = unique_name(f"{present}/kept", taken)
-    cut: dict[str, Any] = {"starts": [more], "ends": [sizes[axis]], "axes": [axis]}
+    bounds: dict[str, Any] = {"starts": [extra], "ends": [sizes[axis]], "axes": [axis]}
     inputs: list[str] = []
-    for key, numbers in cut.items() if opset >= 10 else ():
+    for key, values in bounds.items() if opset >= 10 else ():
         inputs.append(unique_name(f"{name}/{key}", taken))
-        graph.initializer.append(numpy_helper.from_array(int64_array(*numbers), inputs[-1]))
+        graph.initializer.append(numpy_helper.from_array(int64_array(*values), inputs[-1]))
     maker = next(i for i, node in enumerate(graph.node) if present in node.output)
-    attributes = {} if inputs else cut
+    attributes = {} if inputs else bounds
     graph.node.insert(maker + 1, helper.make_node("Slice", [present, *inputs], [name], name, **attributes))
     graph.value_info.append(output)
     output.CopyFrom(helper.make_tensor_value_info(name, past.dtype, past.shape))

@@ -40,9 +40,9 @@ class Normalise(Pass):
 
     name: ClassVar[str] = "normalise"
 
-    def run(self, compilation: PipelineState) -> PipelineState:
+    def run(self, state: PipelineState) -> PipelineState:
         """Replace the model. Nodes that stay keep their names."""
-        return replace(compilation, model=normalise(compilation.model))
+        return replace(state, model=normalise(state.model))
 
 
 def normalise(model: Model) -> Model:

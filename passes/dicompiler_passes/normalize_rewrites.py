@@ -52,14 +52,14 @@ def outputs_from_nodes(graph: ModelGraph) -> None:
 
 def trim_outputs(graph: ModelGraph) -> None:
     """Remove unread optional outputs: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
-    own = [node for node in graph.nodes if node.domain in STANDARD_DOMAINS and onnx.defs.has(node.op)]
-    several = [
+    standard_nodes = [node for node in graph.nodes if node.domain in STANDARD_DOMAINS and onnx.defs.has(node.op)]
+    candidates = [
         node for node in graph.nodes if node.op in SKIP_NORMALIZATIONS and node.domain not in STANDARD_DOMAINS
-    ] + own
-    several = [node for node in several if len(node.outputs) > 1 and not node.attrs.get("training_mode")]
-    read = graph.names_read() if several else set()
-    for node in several:
-        while len(node.outputs) > 1 and node.outputs[-1].name not in read:
+    ] + standard_nodes
+    candidates = [node for node in candidates if len(node.outputs) > 1 and not node.attrs.get("training_mode")]
+    read_names = graph.names_read() if candidates else set()
+    for node in candidates:
+        while len(node.outputs) > 1 and node.outputs[-1].name not in read_names:
             if not _is_optional(node, len(node.outputs) - 1, graph.opset):
                 break
             node.outputs.pop()
@@ -91,20 +91,22 @@ def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> boo
     or equal parts of an axis of unknown extent (infer-shapes finds it).
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
-    known = {id(node): cuts for node in splits if (cuts := _split_intervals(node, graph.opset, tensors)) is not None}
-    split_products(graph, tensors, known)
-    read = graph.names_read() if splits else set()
+    intervals_by_split = {
+        id(node): cuts for node in splits if (cuts := _split_intervals(node, graph.opset, tensors)) is not None
+    }
+    split_products(graph, tensors, intervals_by_split)
+    read_names = graph.names_read() if splits else set()
     slices: dict[int, list[gs.Node]] = {}
-    for node in [node for node in graph.nodes if id(node) in known]:
-        axis, intervals = known[id(node)]
+    for node in [node for node in graph.nodes if id(node) in intervals_by_split]:
+        axis, intervals = intervals_by_split[id(node)]
         slices[id(node)] = [
             make_slice(graph, node, index, axis, interval)
             for index, (output, interval) in enumerate(zip(node.outputs, intervals, strict=True))
-            if output.name in read
+            if output.name in read_names
         ]
     graph.nodes = [new for node in graph.nodes for new in (*slices.get(id(node), ()), node)]
     graph.remove_nodes([node for node in splits if id(node) in slices])
-    return bool(known)
+    return bool(intervals_by_split)
 
 
 def _split_intervals(
@@ -119,18 +121,18 @@ def _split_intervals(
     source = tensors.get(node.inputs[0].name)
     sizes: Sequence[int] | None = node.attrs.get("split")
     if sizes is None and len(node.inputs) > 1 and node.inputs[1].name:
-        given = tensors.get(node.inputs[1].name)
-        if given is None or given.value is None:
+        split_input = tensors.get(node.inputs[1].name)
+        if split_input is None or split_input.value is None:
             return None
-        sizes = [int(size) for size in given.value]
+        sizes = [int(size) for size in split_input.value]
     if sizes is None:
         if source is None or source.shape is None:
             return None
         extent, count = source.shape[axis], len(node.outputs)
-        share = math.ceil(extent / count)
+        part = math.ceil(extent / count)
         if extent % count and opset < 18:
             return None
-        sizes = [max(0, min(share, extent - share * index)) for index in range(count)]
+        sizes = [max(0, min(part, extent - part * index)) for index in range(count)]
     if len(sizes) != len(node.outputs):
         return None
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]

@@ -25,13 +25,13 @@ def maps_to_tensors(graph: ModelGraph) -> None:
 
     scores → ZipMap → output  ⇒  scores → Identity → output
     """
-    outputs = {tensor.name: i for i, tensor in enumerate(graph.outputs)}
+    output_indices = {tensor.name: i for i, tensor in enumerate(graph.outputs)}
     for node in graph.nodes:
-        if (node.op, node.domain) == ("ZipMap", "ai.onnx.ml") and node.outputs[0].name in outputs:
+        if (node.op, node.domain) == ("ZipMap", "ai.onnx.ml") and node.outputs[0].name in output_indices:
             name = node.outputs[0].name
             log.warning(
-                "output %r is a sequence of maps, which no device can send: it is given as the tensor of scores that "
-                "ZipMap %r makes it of, a row for each map, a column for each label",
+                "output %r is a sequence of maps, which devices cannot send: you get the tensor of scores that "
+                "ZipMap %r reads, with a row for each map and a column for each label",
                 name,
                 node.name,
             )
@@ -40,7 +40,7 @@ def maps_to_tensors(graph: ModelGraph) -> None:
             value = onnx.ValueInfoProto(name=name)
             value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
             graph.value_infos["output"][name] = value
-            node.outputs[0] = graph.outputs[outputs[name]] = Variable(name, value)
+            node.outputs[0] = graph.outputs[output_indices[name]] = Variable(name, value)
 
 
 _LABEL_ATTRIBUTES = {"TreeEnsembleClassifier": "classlabels_int64s"}
@@ -53,22 +53,22 @@ def labels_to_indices(graph: ModelGraph) -> None:
     LinearClassifier(classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1)
     """
     classifiers = [node for node in graph.nodes if node.domain == "ai.onnx.ml" and node.op.endswith("Classifier")]
-    read = {name for node in graph.nodes for name in names_read(node)} if classifiers else set()
+    read_names = {name for node in graph.nodes for name in names_read(node)} if classifiers else set()
     outputs = {tensor.name for tensor in graph.outputs}
     for node in classifiers:
-        words, name = node.attrs.get("classlabels_strings"), node.outputs[0].name
-        if not words or name in read:
+        labels, name = node.attrs.get("classlabels_strings"), node.outputs[0].name
+        if not labels or name in read_names:
             continue
         del node.attrs["classlabels_strings"]
-        node.attrs[_LABEL_ATTRIBUTES.get(node.op, "classlabels_ints")] = list(range(len(words)))
+        node.attrs[_LABEL_ATTRIBUTES.get(node.op, "classlabels_ints")] = list(range(len(labels)))
         value = onnx.ValueInfoProto(name=name)
         value.type.tensor_type.elem_type = onnx.TensorProto.INT64
         if name in outputs:
             log.warning(
-                "output %r is of words, which no device can send: it is given as their numbers, 0 to %d, of %s",
+                "output %r holds strings, which devices cannot send: you get their indices, 0 to %d, in %s",
                 name,
-                len(words) - 1,
-                ", ".join(map(repr, words)),
+                len(labels) - 1,
+                ", ".join(map(repr, labels)),
             )
             graph.value_infos["output"][name] = value
             index = [tensor.name for tensor in graph.outputs].index(name)
@@ -77,8 +77,8 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
     """Return True if an output is a sequence made by a node that tells its length."""
-    outputs = {tensor.name for tensor in graph.outputs}
-    return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in outputs for node in graph.nodes)
+    output_names = {tensor.name for tensor in graph.outputs}
+    return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in output_names for node in graph.nodes)
 
 
 def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> None:
@@ -94,34 +94,34 @@ def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -
         name = node.outputs[0].name
         if name not in outputs:
             continue
-        makers = (
+        replacing = (
             _identities(graph, node, name) if node.op == _SEQUENCE_OPS[0] else _split_pieces(graph, node, name, tensors)
         )
-        if not makers:
+        if not replacing:
             continue
-        between = {tensor.name for maker in makers for tensor in maker.inputs}
-        made = [output for maker in makers for output in maker.outputs if output.name not in between]
-        kind = tensors[node.inputs[0].name].dtype if node.inputs[0].name in tensors else onnx.TensorProto.FLOAT
-        for output in made:
+        inner = {tensor.name for maker in replacing for tensor in maker.inputs}
+        new_outputs = [output for maker in replacing for output in maker.outputs if output.name not in inner]
+        dtype = tensors[node.inputs[0].name].dtype if node.inputs[0].name in tensors else onnx.TensorProto.FLOAT
+        for output in new_outputs:
             value = onnx.ValueInfoProto(name=output.name)
-            value.type.tensor_type.elem_type = kind
+            value.type.tensor_type.elem_type = dtype
             graph.value_infos["output"][output.name] = value
-        place = [tensor.name for tensor in graph.outputs].index(name)
-        graph.outputs[place : place + 1] = made
-        graph.insert_nodes(makers, before=node)
+        index = [tensor.name for tensor in graph.outputs].index(name)
+        graph.outputs[index : index + 1] = new_outputs
+        graph.insert_nodes(replacing, before=node)
         log.warning(
-            "output %r is a sequence, which no device can send: its tensors are given as outputs %s",
+            "output %r is a sequence, which devices cannot send: you get its tensors as outputs %s",
             name,
-            ", ".join(repr(output.name) for output in made),
+            ", ".join(repr(output.name) for output in new_outputs),
         )
 
 
 def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
     """Return an Identity for each tensor of a sequence."""
-    made = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(node.inputs))]
+    outputs = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(node.inputs))]
     return [
         gs.Node("Identity", graph.unused_node_name(output.name), inputs=[tensor], outputs=[output], domain=node.domain)
-        for tensor, output in zip(node.inputs, made, strict=True)
+        for tensor, output in zip(node.inputs, outputs, strict=True)
     ]
 
 
@@ -130,22 +130,22 @@ def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[
     sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:
         return []
-    keeps = len(node.inputs) > 1 or bool(node.attrs.get("keepdims", 1))
-    made = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(sizes))]
-    cut = made if keeps else [Variable(graph.unused_tensor_name(f"{output.name}_cut")) for output in made]
-    split = gs.Node("Split", graph.unused_node_name(node.name), {"axis": axis}, [node.inputs[0]], cut, node.domain)
+    keeps_axis = len(node.inputs) > 1 or bool(node.attrs.get("keepdims", 1))
+    outputs = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(sizes))]
+    pieces = outputs if keeps_axis else [Variable(graph.unused_tensor_name(f"{output.name}_cut")) for output in outputs]
+    split = gs.Node("Split", graph.unused_node_name(node.name), {"axis": axis}, [node.inputs[0]], pieces, node.domain)
     if graph.opset < 13:
         split.attrs["split"] = list(sizes)
     else:
         split.inputs.append(graph.add_initializer(graph.unused_tensor_name(f"{name}_sizes"), int64_array(*sizes)))
     nodes = [split]
-    for before, after in zip(cut, made, strict=True) if not keeps else ():
-        squeeze = gs.Node("Squeeze", graph.unused_node_name(after.name), {}, [before], [after], node.domain)
+    for piece, output in zip(pieces, outputs, strict=True) if not keeps_axis else ():
+        squeeze = gs.Node("Squeeze", graph.unused_node_name(output.name), {}, [piece], [output], node.domain)
         if graph.opset < 13:
             squeeze.attrs["axes"] = [axis]
         else:
             squeeze.inputs.append(
-                graph.add_initializer(graph.unused_tensor_name(f"{after.name}_axes"), int64_array(axis))
+                graph.add_initializer(graph.unused_tensor_name(f"{output.name}_axes"), int64_array(axis))
             )
         nodes.append(squeeze)
     return nodes
@@ -159,10 +159,10 @@ def _piece_sizes(node: gs.Node, tensors: Mapping[str, TensorInfo]) -> Sequence[i
     extent = source.shape[int(node.attrs.get("axis", 0))]
     if len(node.inputs) < 2 or not node.inputs[1].name:
         return (1,) * extent
-    given = tensors.get(node.inputs[1].name)
-    if given is None or given.value is None:
+    split = tensors.get(node.inputs[1].name)
+    if split is None or split.value is None:
         return ()
-    sizes = [int(size) for size in given.value.ravel()]
-    if given.value.ndim:
+    sizes = [int(size) for size in split.value.ravel()]
+    if split.value.ndim:
         return sizes
     return tuple(min(sizes[0], extent - start) for start in range(0, extent, sizes[0]))

@@ -24,7 +24,7 @@ class PartitionPass(Pass):
     name: ClassVar[str] = "partition"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
     provides: ClassVar[tuple[str, ...]] = ("routing",)
-    quiet: bool = field(default=False, metadata={"help": "do not warn of parts that nobody reads"})
+    quiet: bool = field(default=False, metadata={"help": "do not warn about unread parts"})
 
-    def run(self, compilation: PipelineState) -> PipelineState:
-        return partition(compilation, self.quiet)
+    def run(self, state: PipelineState) -> PipelineState:
+        return partition(state, self.quiet)

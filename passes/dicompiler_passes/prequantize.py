@@ -28,14 +28,14 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
     Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (if nothing else reads the Gemm)
     """
-    counts = Counter(name for node in graph.nodes for name in names_read(node))
-    counts.update(tensor.name for tensor in graph.outputs)
-    gone = []
+    read_counts = Counter(name for node in graph.nodes for name in names_read(node))
+    read_counts.update(tensor.name for tensor in graph.outputs)
+    folded = []
     for norm in graph.nodes:
         if norm.op != "BatchNormalization" or len(norm.outputs) != 1:
             continue
         gemm = next(iter(norm.inputs[0].inputs), None)
-        if gemm is None or gemm.op != "Gemm" or counts[norm.inputs[0].name] > 1:
+        if gemm is None or gemm.op != "Gemm" or read_counts[norm.inputs[0].name] > 1:
             continue
         if not all(graph.is_constant(tensor) for tensor in (*gemm.inputs[1:], *norm.inputs[1:])):
             continue
@@ -50,8 +50,8 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
         gemm.inputs = [gemm.inputs[0], *constants]
         gemm.attrs = {key: value for key, value in gemm.attrs.items() if key not in ("alpha", "beta")}
         gemm.outputs = norm.outputs
-        gone.append(norm)
-    graph.remove_nodes(gone)
+        folded.append(norm)
+    graph.remove_nodes(folded)
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -61,8 +61,8 @@ def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDAr
     """
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)
-    rows = factor[:, None] if gemm.attrs.get("transB", 0) else factor
-    return weight * rows, bias * gemm.attrs.get("beta", 1.0) * factor
+    scaled_by = factor[:, None] if gemm.attrs.get("transB", 0) else factor
+    return weight * scaled_by, bias * gemm.attrs.get("beta", 1.0) * factor
 
 
 def _use_global_average(graph: ModelGraph, inferred: Model) -> None:

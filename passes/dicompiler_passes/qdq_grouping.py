@@ -46,12 +46,12 @@ def dequantize_by_reader(
     `may_join` tells whether a node may be joined with others.
     """
     by_name = {node.name: node for node in nodes}
-    found: dict[str, list[Node]] = {}
+    by_reader: dict[str, list[Node]] = {}
     for node in nodes:
         if node.op != DEQUANTIZE_OP or node.domain or not may_join(node):
             continue
-        names = readers.get(node.outputs[0], frozenset())
-        reader = by_name.get(next(iter(names))) if len(names) == 1 else None
+        reader_names = readers.get(node.outputs[0], frozenset())
+        reader = by_name.get(next(iter(reader_names))) if len(reader_names) == 1 else None
         if reader is not None and reader.op != DEQUANTIZE_OP and may_join(reader):
-            found.setdefault(reader.name, []).append(node)
-    return found
+            by_reader.setdefault(reader.name, []).append(node)
+    return by_reader

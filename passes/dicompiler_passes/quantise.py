@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, UsageError
 from dicompiler.plugin_api.onnx import Samples, copy_without, read_samples
+from dicompiler.plugin_api.utilities import one_line
 from dicompiler_passes.normalise import normalise
 from dicompiler_passes.prequantize import simplify_for_quantization
 
@@ -40,21 +41,27 @@ class Quantise(Pass):
     name: ClassVar[str] = "quantise"
     preserves_outputs: ClassVar[bool] = False
 
-    samples: str = field(default="", metadata={"file": True})
-    inputs: Literal["float32", "int8"] = "float32"
+    samples: str = field(
+        default="",
+        metadata={
+            "file": True,
+            "help": ".npz file with an array for each input: the samples stacked along a new first axis",
+        },
+    )
+    inputs: Literal["float32", "int8"] = field(default="float32", metadata={"help": "type of the network's inputs"})
 
-    def run(self, compilation: PipelineState) -> PipelineState:
+    def run(self, state: PipelineState) -> PipelineState:
         """Replace the model, and drop layers, plan and reference."""
         if not self.samples:
-            raise UsageError("quantise: no samples: give a file of them, quantise{samples=samples.npz}")
-        model = normalise(compilation.model)
+            raise UsageError("quantise: no samples: give a file, quantise{samples=samples.npz}")
+        model = normalise(state.model)
         from dicompiler.plugin_api.onnx import graph_inputs
 
         samples = read_samples(Path(self.samples), graph_inputs(model))
-        quantised = quantise(model, samples)
+        quantized = quantise(model, samples)
         if self.inputs == "int8":
-            quantised = take_int8(quantised)
-        return replace(compilation, model=quantised, layers=None, plan=None, routing=None, reference=None)
+            quantized = take_int8(quantized)
+        return replace(state, model=quantized, layers=None, plan=None, routing=None, reference=None)
 
 
 def quantise(model: Model, samples: Samples) -> Model:
@@ -65,7 +72,7 @@ def quantise(model: Model, samples: Samples) -> Model:
     """
     proto = simplify_for_quantization(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
-        raise DicompilerError("quantise: the network is quantised already: leave this pass out")
+        raise DicompilerError("quantise: the network is quantized already: omit this pass")
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 1)
     with tempfile.TemporaryDirectory(prefix="dicompiler-quantise-") as temporary, _warnings_disabled():
         try:
@@ -74,8 +81,8 @@ def quantise(model: Model, samples: Samples) -> Model:
             return normalise(_quantize_static(proto, samples, Path(temporary)))
         except DicompilerError:
             raise
-        except Exception as error:  # onnxruntime's and onnx's share no other base
-            raise DicompilerError(f"quantise: onnxruntime cannot: {' '.join(str(error).split())}") from error
+        except Exception as error:  # Errors of onnxruntime and onnx have no other common base class.
+            raise DicompilerError(f"quantise: onnxruntime cannot quantize it: {one_line(str(error))}") from error
 
 
 def take_int8(model: Model) -> Model:
@@ -90,48 +97,46 @@ def take_int8(model: Model) -> Model:
     for tensor in graph.inputs:
         readers = list(tensor.outputs)
         if not readers or any(node.op != "QuantizeLinear" for node in readers):
-            raise DicompilerError(f"quantise: input {tensor.name!r} is read as it is: leave out inputs=int8")
-        scale, zero = (constant.values for constant in readers[0].inputs[1:3])
-        info = graph.value_infos["input"][tensor.name] = copy_without(graph.value_infos["input"][tensor.name])
-        info.doc_string = f"value = {float(scale)!r} * (q - {int(zero)})"
-        info.type.tensor_type.elem_type = onnx.TensorProto.INT8
-        tensor.set_info(info)
+            raise DicompilerError(f"quantise: input {tensor.name!r} is also read in float32: omit inputs=int8")
+        scale, zero_point = (constant.values for constant in readers[0].inputs[1:3])
+        value_info = graph.value_infos["input"][tensor.name] = copy_without(graph.value_infos["input"][tensor.name])
+        value_info.doc_string = f"value = {float(scale)!r} * (q - {int(zero_point)})"
+        value_info.type.tensor_type.elem_type = onnx.TensorProto.INT8
+        tensor.set_info(value_info)
         for node in readers:
             graph.replace_uses(node.outputs[0], tensor)
         graph.remove_nodes(readers)
     return model.with_graph(graph)
 
 
-def _quantize_static(proto: onnx.ModelProto, samples: Samples, place: Path) -> Model:
+def _quantize_static(proto: onnx.ModelProto, samples: Samples, directory: Path) -> Model:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types
-        """Gives the samples one by one."""
-
+    class SampleReader(CalibrationDataReader):  # type: ignore[misc]  # The base class has no types.
         def __init__(self) -> None:
-            self.rest = iter(samples)
+            self.remaining = iter(samples)
 
         def get_next(self) -> dict[str, NDArray[Any]] | None:
-            return next(self.rest, None)
+            return next(self.remaining, None)
 
-    _write_folded(proto, place / "folded.onnx")
+    _write_folded(proto, directory / "folded.onnx")
     quantize_static(
-        str(place / "folded.onnx"),
-        str(place / "quantised.onnx"),
-        Reader(),
+        str(directory / "folded.onnx"),
+        str(directory / "quantised.onnx"),
+        SampleReader(),
         quant_format=QuantFormat.QDQ,
         per_channel=True,
         activation_type=QuantType.QInt8,
         weight_type=QuantType.QInt8,
     )
-    made = onnx.load(place / "quantised.onnx")
-    # onnxruntime adds operator sets of its own that no node is of.
-    used = {node.domain for node in made.graph.node}
-    kept = [entry for entry in made.opset_import if entry.domain in ("", *used)]
-    del made.opset_import[:]
-    made.opset_import.extend(kept)
-    made.ir_version = max(proto.ir_version, 7)
-    return Model.load(made)
+    quantized = onnx.load(directory / "quantised.onnx")
+    # onnxruntime adds imports of its own operator sets, which no node uses.
+    domains = {node.domain for node in quantized.graph.node}
+    imports = [entry for entry in quantized.opset_import if entry.domain in ("", *domains)]
+    del quantized.opset_import[:]
+    quantized.opset_import.extend(imports)
+    quantized.ir_version = max(proto.ir_version, 7)
+    return Model.load(quantized)
 
 
 def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
@@ -148,9 +153,9 @@ def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
 @contextmanager
 def _warnings_disabled() -> Iterator[None]:
     """Suppress the quantizer's advice, which is followed already."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
+    previous = logging.root.manager.disable
+    logging.disable(max(previous, logging.WARNING))
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.disable(previous)

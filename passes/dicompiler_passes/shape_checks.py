@@ -31,8 +31,8 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
         return propagate_shapes(bare, strict=True)
     except onnx.shape_inference.InferenceError as error:
         if not _ort_accepts(bare):
-            cause = " ".join(str(error).split())
-            raise DicompilerError(f"{place}: infer-shapes: the shapes do not fit the model: {cause}") from error
+            reason = " ".join(str(error).split())
+            raise DicompilerError(f"{place}: infer-shapes: the shapes do not fit the model: {reason}") from error
         return propagate_shapes(bare)
 
 
@@ -89,69 +89,72 @@ def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place
 
 def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
     """Return the mistake in a node; '' if there is none or a shape is unknown."""
-    fault = NODE_CHECKS.get(node.op_type)
-    if fault is None and node.op_type not in INDEXED_OPS:
+    check = NODE_CHECKS.get(node.op_type)
+    if check is None and node.op_type not in INDEXED_OPS:
         return ""
-    given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
-    if fault is None:
-        return _check_indices(given, *(tensors.get(name) for name in node.input[:2]))
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute if not a.ref_attr_name}
+    if check is None:
+        return _check_indices(attributes, *(tensors.get(name) for name in node.input[:2]))
     names = [name for name in (*node.input, *node.output[:1]) if name]
     shapes = [tensors[name].shape if name in tensors else None for name in names]
-    known = [shape for shape in shapes if shape is not None]
-    return fault(given, known) if len(known) == len(names) else ""
+    known_shapes = [shape for shape in shapes if shape is not None]
+    return check(attributes, known_shapes) if len(known_shapes) == len(names) else ""
 
 
-def _check_indices(given: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
+def _check_indices(attributes: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
     """Check that constant indices are from -rows to rows - 1."""
     if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
         return ""
-    axis = given.get("axis", 0)
+    axis = attributes.get("axis", 0)
     if not -len(table.shape) <= axis < len(table.shape):
-        return f"axis is {axis} where the tensor has {len(table.shape)} axes"
+        return f"axis is {axis}, but the tensor has {len(table.shape)} axes"
     rows, numbers = table.shape[axis], index.value.reshape(-1)
-    wrong = numbers[(numbers < -rows) | (numbers >= rows)]
-    return f"index {wrong[0]} of {index.name!r}: {table.name!r} has {rows} along axis {axis}" if wrong.size else ""
+    invalid = numbers[(numbers < -rows) | (numbers >= rows)]
+    return f"index {invalid[0]} of {index.name!r}: {table.name!r} has {rows} along axis {axis}" if invalid.size else ""
 
 
-def _check_axis(given: Attributes, known: list[Shape]) -> str:
-    axis, rank = given.get("axis", 1), len(known[0])
-    return "" if -rank <= axis < rank else f"axis is {axis} where the tensor has {rank} axes"
+def _check_axis(attributes: Attributes, shapes: list[Shape]) -> str:
+    axis, rank = attributes.get("axis", 1), len(shapes[0])
+    return "" if -rank <= axis < rank else f"axis is {axis}, but the tensor has {rank} axes"
 
 
-def _check_permutation(given: Attributes, known: list[Shape]) -> str:
-    perm = given.get("perm")
-    fits = perm is None or sorted(perm) == [*range(len(known[0]))]
-    return "" if fits else f"perm is {perm} where the tensor has {len(known[0])} axes"
+def _check_permutation(attributes: Attributes, shapes: list[Shape]) -> str:
+    perm = attributes.get("perm")
+    is_permutation = perm is None or sorted(perm) == [*range(len(shapes[0]))]
+    return "" if is_permutation else f"perm is {perm} where the tensor has {len(shapes[0])} axes"
 
 
-def _check_element_count(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
+def _check_element_count(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
     """Check that Reshape and similar operators keep the number of elements."""
-    before, after = known[0], known[-1]
+    input_shape, output_shape = shapes[0], shapes[-1]
     return (
         ""
-        if math.prod(before) == math.prod(after)
-        else f"it makes the shape {after} of {before}, another number of elements"
+        if math.prod(input_shape) == math.prod(output_shape)
+        else f"it makes the shape {output_shape} of {input_shape}, another number of elements"
     )
 
 
-def _check_filters(given: Attributes, known: list[Shape]) -> str:
-    groups, (data, weight) = given.get("group", 1), known[:2]
-    if len(data) != len(weight) or given.get("kernel_shape", weight[2:]) not in (weight[2:], [*weight[2:]]):
-        return f"its weights have the shape {weight}, its input {data}, and kernel_shape is {given.get('kernel_shape')}"
+def _check_filters(attributes: Attributes, shapes: list[Shape]) -> str:
+    groups, (data, weight) = attributes.get("group", 1), shapes[:2]
+    if len(data) != len(weight) or attributes.get("kernel_shape", weight[2:]) not in (weight[2:], [*weight[2:]]):
+        kernel = attributes.get("kernel_shape")
+        return f"its weights have the shape {weight}, its input {data}, and kernel_shape is {kernel}"
     if weight[0] % groups or data[1] != groups * weight[1]:
         return f"group is {groups}, which does not fit {data[1]} channels and weights of shape {weight}"
-    return _check_window(given, data[2:], weight[2:])
+    return _check_window(attributes, data[2:], weight[2:])
 
 
-def _check_window(given: Attributes, extents: Shape, kernel: Shape) -> str:
+def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
     """Check that a convolution's kernel lies within its padded input; a pool's may exceed it."""
-    by, pads = given.get("dilations") or [1] * len(kernel), given.get("pads") or [0] * 2 * len(kernel)
-    if given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(by) + len(pads) != 3 * len(kernel):
+    dilations, pads = attributes.get("dilations") or [1] * len(kernel), attributes.get("pads") or [0] * 2 * len(kernel)
+    if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(dilations) + len(pads) != 3 * len(
+        kernel
+    ):
         return ""
-    reach = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, by, strict=True)]
-    there = [sum(one) for one in zip(extents, pads[: len(kernel)], pads[len(kernel) :], strict=True)]
-    wrong = any(size > extent for size, extent in zip(reach, there, strict=True))
-    return f"its kernel reaches over {reach} where its input with its pads has {there}" if wrong else ""
+    spans = [(size - 1) * dilation + 1 for size, dilation in zip(kernel, dilations, strict=True)]
+    padded = [sum(terms) for terms in zip(extents, pads[: len(kernel)], pads[len(kernel) :], strict=True)]
+    exceeds = any(size > extent for size, extent in zip(spans, padded, strict=True))
+    return f"its kernel reaches over {spans} where its input with its pads has {padded}" if exceeds else ""
 
 
 def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
@@ -160,35 +163,38 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
     They are (directions, gates · units, features) and (directions, gates · units, units).
     """
 
-    def fault(given: Attributes, known: list[Shape]) -> str:
-        data, weights, recurrent = known[:3]
-        units = given.get("hidden_size", recurrent[-1] if recurrent else 0)
-        directions = 2 if given.get("direction") == b"bidirectional" else 1
-        wants = [(directions, gates * units, data[-1] if data else 0), (directions, gates * units, units)]
-        for name, has, wanted in zip("WR", (weights, recurrent), wants, strict=True):
-            if tuple(has) != wanted:
-                return f"its weights {name} have the shape {tuple(has)} where {wanted} fits {units} units"
+    def check(attributes: Attributes, shapes: list[Shape]) -> str:
+        data, weights, recurrent = shapes[:3]
+        units = attributes.get("hidden_size", recurrent[-1] if recurrent else 0)
+        directions = 2 if attributes.get("direction") == b"bidirectional" else 1
+        expected_shapes = [(directions, gates * units, data[-1] if data else 0), (directions, gates * units, units)]
+        for name, shape, expected in zip("WR", (weights, recurrent), expected_shapes, strict=True):
+            if tuple(shape) != expected:
+                return f"its weights {name} have the shape {tuple(shape)} where {expected} fits {units} units"
         return ""
 
-    return fault
+    return check
 
 
-def _check_pads(given: Attributes, known: list[Shape]) -> str:  # noqa: ARG001
+def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
     """Check that no window of a pool lies in the padding alone."""
-    kernel, pads = given.get("kernel_shape", ()), given.get("pads", ())
-    reach = [(size - 1) * by + 1 for size, by in zip(kernel, given.get("dilations") or [1] * len(kernel), strict=False)]
-    wrong = any(pad >= size for pad, size in zip(pads, reach * 2, strict=False))
-    return f"pads is {pads}, as much as the kernel {kernel} or more" if wrong else ""
+    kernel, pads = attributes.get("kernel_shape", ()), attributes.get("pads", ())
+    spans = [
+        (size - 1) * dilation + 1
+        for size, dilation in zip(kernel, attributes.get("dilations") or [1] * len(kernel), strict=False)
+    ]
+    exceeds = any(pad >= size for pad, size in zip(pads, spans * 2, strict=False))
+    return f"pads is {pads}, as much as the kernel {kernel} or more" if exceeds else ""
 
 
-def _check_heads(given: Attributes, known: list[Shape]) -> str:
+def _check_heads(attributes: Attributes, shapes: list[Shape]) -> str:
     """Check that heads divide the output's columns, and that query heads share key and value heads evenly."""
-    heads = given.get("q_num_heads", given.get("num_heads", 0))
-    shared, made = given.get("kv_num_heads", heads), known[-1]
-    if heads and shared and heads % shared:
-        return f"{heads} heads of queries cannot share {shared} of keys and values"
-    wrong = heads and len(made) == 3 and made[-1] % heads
-    return f"it has {heads} heads where its output has {made[-1]} columns" if wrong else ""
+    heads = attributes.get("q_num_heads", attributes.get("num_heads", 0))
+    key_heads, output = attributes.get("kv_num_heads", heads), shapes[-1]
+    if heads and key_heads and heads % key_heads:
+        return f"{heads} heads of queries cannot share {key_heads} of keys and values"
+    is_uneven = heads and len(output) == 3 and output[-1] % heads
+    return f"it has {heads} heads where its output has {output[-1]} columns" if is_uneven else ""
 
 
 NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from dicompiler.plugin_api import Layer, LayerGraph, Part, Region
@@ -21,7 +21,7 @@ class PlacePass(LayerAnnotationPass):
 
     name: ClassVar[str] = "place"
 
-    device: str = ""
+    device: str = field(default="", metadata={"help": "the device; default: the first of `devices`"})
 
     def __post_init__(self) -> None:
         if self.device and self.devices:
@@ -49,8 +49,10 @@ class TileHeight(LayerAnnotationPass):
 
     name: ClassVar[str] = "tile-height"
 
-    parts: int = 2
-    shares: tuple[float, ...] = ()
+    parts: int = field(default=2, metadata={"help": "number of tiles of each layer"})
+    shares: tuple[float, ...] = field(
+        default=(), metadata={"help": "relative heights of the tiles, one for each; default: equal"}
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,8 +74,8 @@ class TileGrid(LayerAnnotationPass):
 
     name: ClassVar[str] = "tile-grid"
 
-    rows: int = 2
-    columns: int = 2
+    rows: int = field(default=2, metadata={"help": "number of rows of the grid"})
+    columns: int = field(default=2, metadata={"help": "number of columns of the grid"})
 
     def part_count(self) -> int:
         return self.rows * self.columns
@@ -106,9 +108,9 @@ class FuseTiles(AnnotationPass):
     name: ClassVar[str] = "fuse-tiles"
     missing_layers_hint: ClassVar[str] = "name the layers to fuse: layers=first..last"
 
-    parts: int = 0
-    rows: int = 0
-    columns: int = 1
+    parts: int = field(default=0, metadata={"help": "number of height tiles; default: 2"})
+    rows: int = field(default=0, metadata={"help": "number of rows of a grid, instead of parts"})
+    columns: int = field(default=1, metadata={"help": "number of columns of a grid, instead of parts"})
 
     def part_count(self) -> int:
         return self.parts or (self.rows or 2) * self.columns
@@ -124,7 +126,7 @@ class FuseTiles(AnnotationPass):
         else:
             tiles = self.strip_regions(graph, last, "height", self.part_count())
         result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
-        for home, regions in zip(self.make_parts(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
+        for part, regions in zip(self.make_parts(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
             for name, region in regions.items():
-                result[name].append(Part(home.device, region, lane=home.lane))
+                result[name].append(Part(part.device, region, lane=part.lane))
         return result

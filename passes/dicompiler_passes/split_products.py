@@ -34,10 +34,10 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
         if source is None or source.shape is None or axis % len(source.shape) != len(source.shape) - 1:
             continue
         chain = _product_chain(graph, split, source.shape[-1])
-        read = graph.names_read() if chain else set()
-        for number, (output, interval) in enumerate(zip(list(split.outputs), intervals, strict=True)):
-            if chain and output.name in read:
-                graph.insert_nodes(_copy_chain(graph, chain, output, interval, number), before=split)
+        read_names = graph.names_read() if chain else set()
+        for copy_number, (output, interval) in enumerate(zip(list(split.outputs), intervals, strict=True)):
+            if chain and output.name in read_names:
+                graph.insert_nodes(_copy_chain(graph, chain, output, interval, copy_number), before=split)
         graph.remove_nodes([split, *chain] if chain else [])
 
 
@@ -47,54 +47,59 @@ def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.N
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
     while len(tensor.outputs) == 1 and len(tensor.inputs) == 1 and tensor.name not in outputs:
         node = tensor.inputs[0]
-        fixed = [graph.is_constant(value) for value in node.inputs]
-        if node.domain not in STANDARD_DOMAINS or not any(fixed) or len(node.outputs) != 1:
+        is_fixed = [graph.is_constant(value) for value in node.inputs]
+        if node.domain not in STANDARD_DOMAINS or not any(is_fixed) or len(node.outputs) != 1:
             return []
         chain.insert(0, node)
-        shapes = [tuple(value.shape) if of else None for value, of in zip(node.inputs, fixed, strict=True)]
+        shapes = [
+            tuple(value.shape) if has_value else None for value, has_value in zip(node.inputs, is_fixed, strict=True)
+        ]
         if node.op in ("MatMul", "Gemm"):
             weight = shapes[1] or ()
-            wide = len(weight) == 2 and weight[0 if node.attrs.get("transB", 0) else 1] == columns
-            added = node.op == "MatMul" or len(node.inputs) < 3 or shapes[2] == (columns,)
-            return chain if wide and not fixed[0] and added else []
+            has_columns = len(weight) == 2 and weight[0 if node.attrs.get("transB", 0) else 1] == columns
+            bias_fits = node.op == "MatMul" or len(node.inputs) < 3 or shapes[2] == (columns,)
+            return chain if has_columns and not is_fixed[0] and bias_fits else []
         if node.op == "Add" and (columns,) in shapes:
-            tensor = node.inputs[fixed.index(False)] if False in fixed else tensor
-        elif node.op == "Reshape" and fixed[1] and int(np.asarray(node.inputs[1].values)[-1]) == columns:
+            tensor = node.inputs[is_fixed.index(False)] if False in is_fixed else tensor
+        elif node.op == "Reshape" and is_fixed[1] and int(np.asarray(node.inputs[1].values)[-1]) == columns:
             tensor = node.inputs[0]
         else:
             return []
     return []
 
 
-def _copy_chain(graph: ModelGraph, chain: Sequence[gs.Node], output: Any, cut: Interval, number: int) -> list[gs.Node]:
+def _copy_chain(
+    graph: ModelGraph, chain: Sequence[gs.Node], output: Any, interval: Interval, copy_number: int
+) -> list[gs.Node]:
     """Return the chain for one interval of the columns, ending in `output`.
 
     The first copy keeps the nodes' names.
     """
     pieces: list[gs.Node] = []
-    before = chain[0].inputs[0]
+    previous = chain[0].inputs[0]
     for node in chain:
         inputs = [
-            before if not graph.is_constant(value) else _cut_constant(graph, node, value, cut) for value in node.inputs
+            previous if not graph.is_constant(value) else _cut_constant(graph, node, value, interval)
+            for value in node.inputs
         ]
-        last = node is chain[-1]
-        made = output if last else Variable(graph.unused_tensor_name(f"{node.outputs[0].name}_{number}"))
-        if last:
+        is_last = node is chain[-1]
+        result = output if is_last else Variable(graph.unused_tensor_name(f"{node.outputs[0].name}_{copy_number}"))
+        if is_last:
             output.inputs.clear()
-        piece = node.copy(inputs, [made])
-        piece.name = node.name if number == 0 else graph.unused_node_name(f"{node.name}_{number}")
+        piece = node.copy(inputs, [result])
+        piece.name = node.name if copy_number == 0 else graph.unused_node_name(f"{node.name}_{copy_number}")
         pieces.append(piece)
-        before = made
+        previous = result
     return pieces
 
 
-def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, cut: Interval) -> Any:
+def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, interval: Interval) -> Any:
     """Return a constant's columns (rows if the product transposes it), or the changed shape of a Reshape."""
     array = np.asarray(value.values)
     if node.op == "Reshape":
-        piece = np.append(array[:-1], cut[1] - cut[0]).astype(array.dtype)
+        piece = np.append(array[:-1], interval[1] - interval[0]).astype(array.dtype)
     elif array.ndim == 2 and node.attrs.get("transB", 0):
-        piece = array[cut[0] : cut[1]]
+        piece = array[interval[0] : interval[1]]
     else:
-        piece = array[..., cut[0] : cut[1]]
-    return graph.add_initializer(graph.unused_tensor_name(f"{value.name}_{cut[0]}"), np.ascontiguousarray(piece))
+        piece = array[..., interval[0] : interval[1]]
+    return graph.add_initializer(graph.unused_tensor_name(f"{value.name}_{interval[0]}"), np.ascontiguousarray(piece))

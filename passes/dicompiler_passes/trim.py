@@ -55,25 +55,27 @@ class Trim(Pass):
         """
         layers = compilation.layers
         assert layers is not None
-        every = frozenset(node.name for layer in layers.layers for node in layer.nodes)
-        read = find_read_regions(replace(layers, rule_bound_nodes=every))
-        if not any(read.values()):
+        all_nodes = frozenset(node.name for layer in layers.layers for node in layer.nodes)
+        read_regions = find_read_regions(replace(layers, rule_bound_nodes=all_nodes))
+        if not any(read_regions.values()):
             return compilation
         if compilation.plan is not None:
             raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
-        cut = {layers.layer_by_name[name].output for name, region in read.items() if region is not None}
+        cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
         # What reads all that it is given stays as it stands: a Slice would become two nodes.
-        sparing = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
-        given = replace(compilation, layers=replace(layers, rule_bound_nodes=sparing), platform=None)
+        unsliced = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
+        state = replace(compilation, layers=replace(layers, rule_bound_nodes=unsliced), platform=None)
         plan = Plan(
-            {name: (Part(SINGLE_DEVICE, region),) for name, region in read.items()}, (SINGLE_DEVICE,), (SINGLE_DEVICE,)
+            {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()},
+            (SINGLE_DEVICE,),
+            (SINGLE_DEVICE,),
         )
-        model = remove_annotations(partition(replace(given, plan=plan), quiet=True, sound=False).model)
+        model = remove_annotations(partition(replace(state, plan=plan), quiet=True, sound=False).model)
         # What only takes what is read of a tensor that several devices hold is not to be sent all of it.
-        known = {node.name for layer in layers.layers for node in layer.nodes}
+        old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
-        formed = replace(formed, rule_bound_nodes=frozenset(slices) - known)
+        formed = replace(formed, rule_bound_nodes=frozenset(slices) - old_nodes)
         reference = compilation.reference or compilation.model
         return replace(compilation, model=model, layers=formed, reference=reference)
 
@@ -90,15 +92,15 @@ def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
 def find_read_regions(layers: LayerGraph) -> dict[str, Region | None]:
     """Return the box of each layer's output that is read, in layer order; None for all of it."""
     boxes = {name: full_region(layers.tensors[name].shape or ()) for name in layers.outputs}
-    read: dict[str, Region | None] = {}
+    read_regions: dict[str, Region | None] = {}
     for layer in reversed(layers.layers):
         region = None
         if not layer.whole_reason and layer.output in boxes and not is_empty(boxes[layer.output]):
-            whole, free = full_region(output_shape(layers, layer)), cuttable_axes(layers, layer)
-            cut = tuple(box if axis in free else whole[axis] for axis, box in enumerate(boxes[layer.output]))
-            region = align_region(layers, layer, cut)
+            whole, free_axes = full_region(output_shape(layers, layer)), cuttable_axes(layers, layer)
+            read_box = tuple(box if axis in free_axes else whole[axis] for axis, box in enumerate(boxes[layer.output]))
+            region = align_region(layers, layer, read_box)
             region = None if region == whole else region
-        read[layer.name] = region
+        read_regions[layer.name] = region
         for key, need in make_share_task(layers, layer, LayerShare(region)).needs.items():
             boxes[key.tensor] = bounding_region((boxes.get(key.tensor), need)) or need
-    return {layer.name: read[layer.name] for layer in layers.layers}
+    return {layer.name: read_regions[layer.name] for layer in layers.layers}

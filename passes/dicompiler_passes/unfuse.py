@@ -44,17 +44,17 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
         if node.domain != ORT_DOMAIN:
             continue
         if node.op == "Attention" and _is_plain_attention(graph, node, tensors):
-            made = _unfuse_attention(graph, node)
+            replacement = _unfuse_attention(graph, node)
         elif node.op in SKIP_NORMALIZATIONS and [
-            i for i, one in enumerate(node.outputs) if one.name in graph.names_read()
+            i for i, output in enumerate(node.outputs) if output.name in graph.names_read()
         ] in (
             [0, 3],
             [3],
         ):
-            made = _unfuse_skip_norm(graph, node)
+            replacement = _unfuse_skip_norm(graph, node)
         else:
             continue
-        graph.insert_nodes(made, before=node)
+        graph.insert_nodes(replacement, before=node)
         graph.remove_nodes([node])
         changed = True
     return changed
@@ -68,26 +68,33 @@ def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
     if node.op != "MatMulNBits":
         return False
     count, changed = node.attrs.get("N") or 1, False
-    for index, one in enumerate(node.inputs[:4]):
-        if index > 1 and graph.is_constant(one) and len(one.shape) == 1 and one.shape[0] % count == 0:
-            rows = np.asarray(one.values).reshape(count, -1)
-            node.inputs[index] = graph.add_initializer(graph.unused_tensor_name(f"{one.name}_rows"), rows)
+    for index, value in enumerate(node.inputs[:4]):
+        if index > 1 and graph.is_constant(value) and len(value.shape) == 1 and value.shape[0] % count == 0:
+            rows = np.asarray(value.values).reshape(count, -1)
+            node.inputs[index] = graph.add_initializer(graph.unused_tensor_name(f"{value.name}_rows"), rows)
             changed = True
     return changed
 
 
 def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
     """Return True if an Attention has constant weights, no past, and a supported mask."""
-    inputs, read = node.inputs, graph.names_read()
+    inputs, read_names = node.inputs, graph.names_read()
     weights = [value for value in inputs[1:3] if value.name]
-    given = {index for index, value in enumerate(inputs) if value.name}
-    x, mask = (tensors.get(inputs[i].name) if i in given else None for i in (0, 3))
+    present = {index for index, value in enumerate(inputs) if value.name}
+    x, mask = (tensors.get(inputs[i].name) if i in present else None for i in (0, 3))
     shape = None if mask is None else mask.shape
-    lengths = x is not None and x.shape is not None and shape == x.shape[:1]
-    taken = 3 not in given or lengths or (shape is not None and len(shape) in (2, 3))
-    one = all(output.name not in read for output in node.outputs[1:])
-    known = not set(node.attrs) - {*SHARED_ATTRIBUTES, "qkv_hidden_sizes"}
-    return one and taken and known and given <= {0, 1, 2, 3, 5} and all(map(graph.is_constant, weights)) and 1 in given
+    is_lengths = x is not None and x.shape is not None and shape == x.shape[:1]
+    mask_is_supported = 3 not in present or is_lengths or (shape is not None and len(shape) in (2, 3))
+    only_first_output = all(output.name not in read_names for output in node.outputs[1:])
+    attributes_are_known = not set(node.attrs) - {*SHARED_ATTRIBUTES, "qkv_hidden_sizes"}
+    return (
+        only_first_output
+        and mask_is_supported
+        and attributes_are_known
+        and present <= {0, 1, 2, 3, 5}
+        and all(map(graph.is_constant, weights))
+        and 1 in present
+    )
 
 
 def _copy_as(
@@ -105,42 +112,42 @@ def _unfuse_attention(graph: ModelGraph, node: gs.Node) -> list[gs.Node]:
     bias = np.asarray(node.inputs[2].values) if len(node.inputs) > 2 and node.inputs[2].name else None
     sizes = node.attrs.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3
     ends = np.cumsum(sizes)
-    made, parts = list[gs.Node](), list[Any]()
-    for kind, stop, size in zip("qkv", ends, sizes, strict=True):
+    nodes, tensors = list[gs.Node](), list[Any]()
+    for letter, stop, size in zip("qkv", ends, sizes, strict=True):
         for op, values in (("MatMul", weight), ("Add", bias)):
             if values is not None:
-                own = graph.add_initializer(
-                    graph.unused_tensor_name(f"{node.name}_{kind}_{op}_weight"),
+                constant = graph.add_initializer(
+                    graph.unused_tensor_name(f"{node.name}_{letter}_{op}_weight"),
                     np.ascontiguousarray(values[..., stop - size : stop]),
                 )
-                before = node.inputs[0] if op == "MatMul" else parts.pop()
-                parts.append(Variable(graph.unused_tensor_name(f"{node.name}_{kind}_{op}")))
-                made.append(_copy_as(graph, node, op, [before, own], parts[-1], ""))
+                source = node.inputs[0] if op == "MatMul" else tensors.pop()
+                tensors.append(Variable(graph.unused_tensor_name(f"{node.name}_{letter}_{op}")))
+                nodes.append(_copy_as(graph, node, op, [source, constant], tensors[-1], ""))
     absent = gs.Variable.empty()
     mask, bias_of = (node.inputs[i] if len(node.inputs) > i and node.inputs[i].name else absent for i in (3, 5))
     kept = {key: node.attrs[key] for key in SHARED_ATTRIBUTES if key in node.attrs}
-    inputs = [*parts, absent, mask, bias_of]
+    inputs = [*tensors, absent, mask, bias_of]
     while not inputs[-1].name:
         inputs.pop()
     output = node.outputs[0]
     output.inputs.clear()
-    return [*made, _copy_as(graph, node, "MultiHeadAttention", inputs, output, ORT_DOMAIN, **kept)]
+    return [*nodes, _copy_as(graph, node, "MultiHeadAttention", inputs, output, ORT_DOMAIN, **kept)]
 
 
 def _unfuse_skip_norm(graph: ModelGraph, node: gs.Node) -> list[gs.Node]:
     simple = node.op == "SkipSimplifiedLayerNormalization"
     norm, total = node.outputs[0], node.outputs[3]
-    place = 3 if simple else 4
-    bias = node.inputs[place] if len(node.inputs) > place and node.inputs[place].name else None
+    bias_index = 3 if simple else 4
+    bias = node.inputs[bias_index] if len(node.inputs) > bias_index and node.inputs[bias_index].name else None
     shift = [] if simple else [value for value in node.inputs[3:4] if value.name]
     for output in (norm, total):
         output.inputs.clear()
-    first = total if bias is None else Variable(graph.unused_tensor_name(f"{node.name}_unbiased"))
-    made = [_copy_as(graph, node, "Add", node.inputs[:2], first, "")]
+    sum_output = total if bias is None else Variable(graph.unused_tensor_name(f"{node.name}_unbiased"))
+    nodes = [_copy_as(graph, node, "Add", node.inputs[:2], sum_output, "")]
     if bias is not None:
-        made.append(_copy_as(graph, node, "Add", [first, bias], total, ""))
+        nodes.append(_copy_as(graph, node, "Add", [sum_output, bias], total, ""))
     attributes = {"axis": -1, "epsilon": node.attrs.get("epsilon", 1e-12)}
     return [
-        *made,
+        *nodes,
         _copy_as(graph, node, SKIP_NORMALIZATIONS[node.op], [total, node.inputs[2], *shift], norm, "", **attributes),
     ]

@@ -27,19 +27,19 @@ class PrecedingNodes:
         self.graph, self.node, self.nodes = graph, node, list[gs.Node]()
 
     def add(self, op: str, *inputs: Any, output: Any = None, domain: str = "", **attributes: Any) -> Any:
-        made = self.node.copy([], [])
-        made.op, made.domain, made.attrs = op, domain, attributes
-        made.name = self.graph.unused_node_name(f"{self.node.name}_{op}")
-        made.inputs = list(inputs)
+        node = self.node.copy([], [])
+        node.op, node.domain, node.attrs = op, domain, attributes
+        node.name = self.graph.unused_node_name(f"{self.node.name}_{op}")
+        node.inputs = list(inputs)
         if output is not None:
             output.inputs.clear()
-        made.outputs = [Variable(self.graph.unused_tensor_name(f"{self.node.name}_{op}")) if output is None else output]
-        self.nodes.append(made)
-        return made.outputs[0]
+        node.outputs = [Variable(self.graph.unused_tensor_name(f"{self.node.name}_{op}")) if output is None else output]
+        self.nodes.append(node)
+        return node.outputs[0]
 
-    def add_constant(self, value: Any, kind: Any = np.int64) -> Any:
+    def add_constant(self, value: Any, dtype: Any = np.int64) -> Any:
         return self.graph.add_initializer(
-            self.graph.unused_tensor_name(f"{self.node.name}_constant"), np.asarray(value, kind)
+            self.graph.unused_tensor_name(f"{self.node.name}_constant"), np.asarray(value, dtype)
         )
 
     def add_split(self, tensor: Any, sizes: Sequence[int], axis: int) -> list[Any]:
@@ -62,17 +62,17 @@ def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, Tenso
     opener = _OPENERS.get((node.domain or "", node.op))
     if graph.opset < 13 or opener is None:
         return False
-    before = PrecedingNodes(graph, node)
-    changed = opener(before, [_static_shape(value, tensors) for value in node.inputs], tensors)
-    if before.nodes:
-        graph.insert_nodes(before.nodes, before=node)
+    preceding = PrecedingNodes(graph, node)
+    changed = opener(preceding, [_static_shape(value, tensors) for value in node.inputs], tensors)
+    if preceding.nodes:
+        graph.insert_nodes(preceding.nodes, before=node)
     return changed
 
 
 def _static_shape(value: Any, tensors: Mapping[str, TensorInfo]) -> tuple[int, ...] | None:
-    known = tuple(value.shape) if isinstance(value, gs.Constant) else None
+    constant_shape = tuple(value.shape) if isinstance(value, gs.Constant) else None
     tensor = tensors.get(value.name)
-    return known if tensor is None else tensor.shape
+    return constant_shape if tensor is None else tensor.shape
 
 
 def _has_input(node: gs.Node, index: int) -> bool:
@@ -85,111 +85,119 @@ def _replace_inputs(node: gs.Node, new: Mapping[int, Any]) -> None:
     ]
 
 
-def _open_multi_head(before: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
-    node, changed = before.node, False
-    places = [index for index in range(3) if _has_input(node, index)]
-    ranks = [len(shapes[index] or ()) for index in places]
+def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
+    node, is_changed = preceding.node, False
+    inputs = [index for index in range(3) if _has_input(node, index)]
+    ranks = [len(shapes[index] or ()) for index in inputs]
     if ranks in ([5], [3, 5]):  # (batch, rows, heads, 3 or 2, size)
-        packed = node.inputs[places[-1]]
-        batch, rows, heads, count, size = shapes[places[-1]] or ()
-        pieces = before.add_split(packed, [1] * count, 3)
-        flat = [before.add("Reshape", piece, before.add_constant([batch, rows, heads * size])) for piece in pieces]
-        _replace_inputs(node, dict(zip(range(3 - count, 3), flat, strict=True)))
-        places, ranks, changed = [0, 1, 2], [3, 3, 3], True
-    if _has_input(node, 3) and ranks == [3, 3, 3] and before.graph.is_constant(node.inputs[3]):
+        packed = node.inputs[inputs[-1]]
+        batch, rows, heads, count, size = shapes[inputs[-1]] or ()
+        pieces = preceding.add_split(packed, [1] * count, 3)
+        flattened = [
+            preceding.add("Reshape", piece, preceding.add_constant([batch, rows, heads * size])) for piece in pieces
+        ]
+        _replace_inputs(node, dict(zip(range(3 - count, 3), flattened, strict=True)))
+        inputs, ranks, is_changed = [0, 1, 2], [3, 3, 3], True
+    if _has_input(node, 3) and ranks == [3, 3, 3] and preceding.graph.is_constant(node.inputs[3]):
         bias, widths = np.asarray(node.inputs[3].values), [int(shapes[0][2])] * 2 if shapes[0] else []
         if len(widths) == 2 and len(shapes[0] or ()) == 3:
             pieces = np.split(bias, np.cumsum(widths))
-            added = [before.add("Add", node.inputs[i], before.add_constant(pieces[i], bias.dtype)) for i in range(3)]
-            _replace_inputs(node, {**dict(enumerate(added)), 3: gs.Variable.empty()})
-            changed = True
-    biased = _has_input(node, 3)  # the past is not
-    kept = None if changed or biased or node.attrs.get("unidirectional", 0) else _append_to_past(before, shapes, 6)
-    if kept is not None:  # keys and values may be by heads where queries are not
-        node.inputs = [node.inputs[0], *kept, *node.inputs[3:6]]
+            sums = [
+                preceding.add("Add", node.inputs[i], preceding.add_constant(pieces[i], bias.dtype)) for i in range(3)
+            ]
+            _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
+            is_changed = True
+    has_bias = _has_input(node, 3)  # A bias is not added to the past.
+    appended = (
+        None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
+    )
+    if appended is not None:  # Keys and values may have an axis of heads although queries have none.
+        node.inputs = [node.inputs[0], *appended, *node.inputs[3:6]]
         node.outputs = node.outputs[:1]
-    return changed or kept is not None
+    return is_changed or appended is not None
 
 
-def _open_standard(before: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
+def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
     """Open the standard Attention. The node becomes the Reshape back if its queries had no axis of heads.
 
     Causal masks and windows count rows from the length of the past, so such a node stays.
     """
-    node, query = before.node, shapes[0]
-    windows = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
-    if node.attrs.get("is_causal", 0) or windows or query is None:
+    node, query = preceding.node, shapes[0]
+    has_window = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
+    if node.attrs.get("is_causal", 0) or has_window or query is None:
         return False
     heads = query[1] if len(query) == 4 else node.attrs["q_num_heads"]
-    kept = _append_to_past(before, shapes, 4)
-    if kept is None:
+    appended = _append_to_past(preceding, shapes, 4)
+    if appended is None:
         return False
-    turned = _split_heads(before, node.inputs[0], query, heads)
-    inputs, attributes = [turned, *kept, *node.inputs[3:4]], dict(node.attrs)
+    query_by_heads = _split_heads(preceding, node.inputs[0], query, heads)
+    inputs, attributes = [query_by_heads, *appended, *node.inputs[3:4]], dict(node.attrs)
     node.outputs = node.outputs[:1]
     if len(query) == 4:
         node.inputs = inputs
         return True
     for name in ("q_num_heads", "kv_num_heads"):
         attributes.pop(name, None)
-    rows = before.add("Transpose", before.add("Attention", *inputs, **attributes), perm=[0, 2, 1, 3])
+    rows = preceding.add("Transpose", preceding.add("Attention", *inputs, **attributes), perm=[0, 2, 1, 3])
     node.op, node.attrs = "Reshape", {}
-    node.inputs = [rows, before.add_constant([query[0], query[1], -1])]
+    node.inputs = [rows, preceding.add_constant([query[0], query[1], -1])]
     return True
 
 
-def _append_to_past(before: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
+def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
     """Append keys and values by heads to those of the past; they become outputs 1 and 2.
 
     None without such a past, with inputs that tell how much of it counts, or if scores are read too.
     """
-    node, read = before.node, before.graph.names_read()
-    if any(one.name in read for one in node.outputs[3:]):
+    node, read = preceding.node, preceding.graph.names_read()
+    if any(output.name in read for output in node.outputs[3:]):
         return None
     pasts = shapes[first : first + 2]
-    known = all(shape is not None and len(shape) == 4 for shape in pasts) and None not in shapes[1:3]
-    if not known or len(pasts) < 2 or any(_has_input(node, index) for index in range(first + 2, len(node.inputs))):
+    are_known = all(shape is not None and len(shape) == 4 for shape in pasts) and None not in shapes[1:3]
+    if not are_known or len(pasts) < 2 or any(_has_input(node, index) for index in range(first + 2, len(node.inputs))):
         return None
-    made, outputs = list[Any](), list(node.outputs)
+    results, outputs = list[Any](), list(node.outputs)
     for index, past in enumerate(pasts, 1):
-        turned = _split_heads(before, node.inputs[index], shapes[index] or (), (past or ())[1])
-        named = outputs[index] if index < len(outputs) and outputs[index].name else None
-        made.append(before.add("Concat", node.inputs[first + index - 1], turned, output=named, axis=2))
-    return made
+        by_heads = _split_heads(preceding, node.inputs[index], shapes[index] or (), (past or ())[1])
+        named_output = outputs[index] if index < len(outputs) and outputs[index].name else None
+        results.append(preceding.add("Concat", node.inputs[first + index - 1], by_heads, output=named_output, axis=2))
+    return results
 
 
-def _split_heads(before: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
+def _split_heads(preceding: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
     """Return (batch, rows, heads · size) as (batch, heads, rows, size), if it is not so already."""
     if len(shape) == 4:
         return tensor
-    split = before.add("Reshape", tensor, before.add_constant([*shape[:2], heads, shape[2] // heads]))
-    return before.add("Transpose", split, perm=[0, 2, 1, 3])
+    split = preceding.add("Reshape", tensor, preceding.add_constant([*shape[:2], heads, shape[2] // heads]))
+    return preceding.add("Transpose", split, perm=[0, 2, 1, 3])
 
 
-def _open_grouped_query(before: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:
-    node, graph = before.node, before.graph
-    heads, shared = node.attrs["num_heads"], node.attrs["kv_num_heads"]
+def _open_grouped_query(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:
+    node, graph = preceding.node, preceding.graph
+    heads, key_heads = node.attrs["num_heads"], node.attrs["kv_num_heads"]
     if not _has_input(node, 1) and shapes[0] is not None:
-        size = shapes[0][2] // (heads + 2 * shared)
-        pieces = before.add_split(node.inputs[0], [heads * size, shared * size, shared * size], 2)
+        size = shapes[0][2] // (heads + 2 * key_heads)
+        pieces = preceding.add_split(node.inputs[0], [heads * size, key_heads * size, key_heads * size], 2)
         _replace_inputs(node, dict(enumerate(pieces)))
         return True
     key, past = (shapes[index] if _has_input(node, index) else None for index in (1, 3))
-    known = not any(_has_input(node, index) for index in range(KNOWN_GROUP_QUERY_INPUTS, len(node.inputs))) and not any(
-        "quant" in name or "bit_width" in name for name in node.attrs
-    )
+    is_known = not any(
+        _has_input(node, index) for index in range(KNOWN_GROUP_QUERY_INPUTS, len(node.inputs))
+    ) and not any("quant" in name or "bit_width" in name for name in node.attrs)
     read = graph.names_read()
     presents = {_static_shape(value, tensors) for value in node.outputs[1:] if value.name in read}
-    if len(presents) != 1 or key is None or key[1] != 1 or past is None or not known or len(node.outputs) > 3:
+    if len(presents) != 1 or key is None or key[1] != 1 or past is None or not is_known or len(node.outputs) > 3:
         return False
     (present,) = presents
     if present is None or not 0 <= present[2] - past[2] <= 1 or present != (*past[:2], present[2], *past[3:]):
         return False
-    _build_caches(before, key, present, present[2] - past[2], tensors[node.inputs[3].name].dtype)
+    _build_caches(preceding, key, present, present[2] - past[2], tensors[node.inputs[3].name].dtype)
     return True
 
 
-def _build_caches(before: PrecedingNodes, key: tuple[int, ...], past: tuple[int, ...], more: int, dtype: int) -> None:
+def _build_caches(
+    preceding: PrecedingNodes, key: tuple[int, ...], new_shape: tuple[int, ...], extra: int, dtype: int
+) -> None:
     """Make the caches of a GroupQueryAttention from other nodes.
 
     Row `seqlens_k` of a cache is the new one, those before it come from the old cache, and those after it are zeros.
@@ -201,31 +209,35 @@ def _build_caches(before: PrecedingNodes, key: tuple[int, ...], past: tuple[int,
         more: Rows that the new cache has more than the old one.
         dtype: ONNX type of the cache.
     """
-    node, shared = before.node, before.node.attrs["kv_num_heads"]
-    at = before.add("Reshape", node.inputs[5], before.add_constant([key[0], 1, 1, 1]))
-    rows = before.add_constant(np.arange(past[2]).reshape(1, 1, -1, 1), np.int32)
-    old, new = before.add("Less", rows, at), before.add("Equal", rows, at)
-    turned = node.inputs[1]
+    node, key_heads = preceding.node, preceding.node.attrs["kv_num_heads"]
+    at = preceding.add("Reshape", node.inputs[5], preceding.add_constant([key[0], 1, 1, 1]))
+    rows = preceding.add_constant(np.arange(new_shape[2]).reshape(1, 1, -1, 1), np.int32)
+    old, new = preceding.add("Less", rows, at), preceding.add("Equal", rows, at)
+    rotated_key = node.inputs[1]
     if node.attrs.get("do_rotary", 0):
-        place = before.add("Cast", before.add("Reshape", node.inputs[5], before.add_constant([key[0], 1])), to=7)
-        place = node.inputs[9] if _has_input(node, 9) else place
-        turning = {"num_heads": shared, "interleaved": node.attrs.get("rotary_interleaved", 0)}
-        part = 2 * int((node.inputs[7].shape or [0, 0])[1])
-        if part and part < past[3]:
-            turning["rotary_embedding_dim"] = part
-        turned = before.add("RotaryEmbedding", turned, place, *node.inputs[7:9], domain=ORT_DOMAIN, **turning)
+        positions = preceding.add(
+            "Cast", preceding.add("Reshape", node.inputs[5], preceding.add_constant([key[0], 1])), to=7
+        )
+        positions = node.inputs[9] if _has_input(node, 9) else positions
+        rotation = {"num_heads": key_heads, "interleaved": node.attrs.get("rotary_interleaved", 0)}
+        rotated_size = 2 * int((node.inputs[7].shape or [0, 0])[1])
+        if rotated_size and rotated_size < new_shape[3]:
+            rotation["rotary_embedding_dim"] = rotated_size
+        rotated_key = preceding.add(
+            "RotaryEmbedding", rotated_key, positions, *node.inputs[7:9], domain=ORT_DOMAIN, **rotation
+        )
     outputs = list(node.outputs)
-    for index, row in ((1, turned), (2, node.inputs[2])):
+    for index, row in ((1, rotated_key), (2, node.inputs[2])):
         # One row: its heads become an axis without being moved.
-        row = before.add("Reshape", row, before.add_constant([key[0], shared, 1, past[3]]))
-        zero = before.add_constant(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
+        row = preceding.add("Reshape", row, preceding.add_constant([key[0], key_heads, 1, new_shape[3]]))
+        zero = preceding.add_constant(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
         cache = node.inputs[2 + index]
-        if more:
-            empty = before.add_constant(np.zeros((*past[:2], more, past[3])), zero.values.dtype)
-            cache = before.add("Concat", cache, empty, axis=2)
-        kept = before.add("Where", old, cache, zero)
-        before.add("Where", new, row, kept, output=outputs[index])
-    fresh = [Variable(before.graph.unused_tensor_name(f"{node.name}_unread")) for _ in outputs[1:]]
+        if extra:
+            empty = preceding.add_constant(np.zeros((*new_shape[:2], extra, new_shape[3])), zero.values.dtype)
+            cache = preceding.add("Concat", cache, empty, axis=2)
+        kept = preceding.add("Where", old, cache, zero)
+        preceding.add("Where", new, row, kept, output=outputs[index])
+    fresh = [Variable(preceding.graph.unused_tensor_name(f"{node.name}_unread")) for _ in outputs[1:]]
     node.outputs = [outputs[0], *fresh]
 
 

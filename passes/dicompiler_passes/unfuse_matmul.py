@@ -29,65 +29,67 @@ def unfuse_product(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, Tenso
     FusedGemm(a, b, c)           ⇒  Gemm(a, b, c), activation
     FusedMatMul(a, b)            ⇒  Transpose of transposed operands, MatMul, Mul by alpha
     """
-    maker = _UNFUSERS.get(node.op)
-    if maker is None or node.domain != ORT_DOMAIN:
+    unfuser = _UNFUSERS.get(node.op)
+    if unfuser is None or node.domain != ORT_DOMAIN:
         return False
-    before, output = PrecedingNodes(graph, node), node.outputs[0]
-    made = maker(before, tensors)
-    if made is None:
+    preceding, output = PrecedingNodes(graph, node), node.outputs[0]
+    result = unfuser(preceding, tensors)
+    if result is None:
         return False
-    before.nodes[-1].outputs = [output]
-    graph.insert_nodes(before.nodes, before=node)
+    preceding.nodes[-1].outputs = [output]
+    graph.insert_nodes(preceding.nodes, before=node)
     graph.remove_nodes([node])
     return True
 
 
-def _unfuse_conv(before: PrecedingNodes, tensors: Mapping[str, TensorInfo]) -> Any:
-    attributes = dict(before.node.attrs)
-    activation, numbers = attributes.pop("activation", ""), attributes.pop("activation_params", [])
+def _unfuse_conv(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo]) -> Any:
+    attributes = dict(preceding.node.attrs)
+    activation, parameters = attributes.pop("activation", ""), attributes.pop("activation_params", [])
     if activation not in ("", *ACTIVATION_PARAMETERS):
         return None
-    added = before.node.inputs[3:4]
-    made = before.add("Conv", *before.node.inputs[:3], **attributes)
-    if added and added[0].name:
-        made = before.add("Add", made, added[0])
-    return _add_activation(before, made, activation, list(numbers), tensors)
+    sum_input = preceding.node.inputs[3:4]
+    result = preceding.add("Conv", *preceding.node.inputs[:3], **attributes)
+    if sum_input and sum_input[0].name:
+        result = preceding.add("Add", result, sum_input[0])
+    return _add_activation(preceding, result, activation, list(parameters), tensors)
 
 
-def _unfuse_gemm(before: PrecedingNodes, tensors: Mapping[str, TensorInfo]) -> Any:
-    attributes = dict(before.node.attrs)
+def _unfuse_gemm(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo]) -> Any:
+    attributes = dict(preceding.node.attrs)
     activation = attributes.pop("activation", "")
-    given = {name: attributes.pop(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")}
+    parameters_by_name = {name: attributes.pop(f"activation_{name}", None) for name in ("alpha", "beta", "gamma")}
     if activation not in ("", *ACTIVATION_PARAMETERS) or activation == "Clip":
         return None
-    numbers = [given[name] for name in ACTIVATION_PARAMETERS.get(activation, ())]
-    made = before.add("Gemm", *before.node.inputs, **attributes)
-    return _add_activation(before, made, activation, [one for one in numbers if one is not None], tensors)
+    parameters = [parameters_by_name[name] for name in ACTIVATION_PARAMETERS.get(activation, ())]
+    result = preceding.add("Gemm", *preceding.node.inputs, **attributes)
+    return _add_activation(preceding, result, activation, [value for value in parameters if value is not None], tensors)
 
 
 def _add_activation(
-    before: PrecedingNodes, made: Any, activation: str, numbers: list[float], tensors: Mapping[str, TensorInfo]
+    preceding: PrecedingNodes, tensor: Any, activation: str, parameters: list[float], tensors: Mapping[str, TensorInfo]
 ) -> Any:
     if not activation:
-        return made
-    if activation == "Clip" and before.graph.opset >= 11:
-        kind = onnx.helper.tensor_dtype_to_np_dtype(tensors[before.node.inputs[0].name].dtype)
-        return before.add("Clip", made, *(before.add_constant(number, kind) for number in numbers))
-    named: dict[str, Any] = dict(zip(ACTIVATION_PARAMETERS[activation], numbers, strict=False))
-    return before.add(activation, made, **named)
+        return tensor
+    if activation == "Clip" and preceding.graph.opset >= 11:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensors[preceding.node.inputs[0].name].dtype)
+        return preceding.add("Clip", tensor, *(preceding.add_constant(number, dtype) for number in parameters))
+    attributes: dict[str, Any] = dict(zip(ACTIVATION_PARAMETERS[activation], parameters, strict=False))
+    return preceding.add(activation, tensor, **attributes)
 
 
-def _unfuse_matmul(before: PrecedingNodes, tensors: Mapping[str, TensorInfo]) -> Any:
-    attributes, operands = before.node.attrs, list[Any]()
-    known = [tensors[value.name] for value in before.node.inputs if value.name in tensors]
-    if len(known) < 2 or any(one.shape is None for one in known):
+def _unfuse_matmul(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo]) -> Any:
+    attributes, operands = preceding.node.attrs, list[Any]()
+    tensor_infos = [tensors[value.name] for value in preceding.node.inputs if value.name in tensors]
+    if len(tensor_infos) < 2 or any(info.shape is None for info in tensor_infos):
         return None
-    for value, which, one in zip(before.node.inputs, "AB", known, strict=True):
-        turned = axis_order(len(one.shape or ()), attributes.get(f"transBatch{which}"), attributes.get(f"trans{which}"))
-        operands.append(value if turned == sorted(turned) else before.add("Transpose", value, perm=turned))
-    made, alpha = before.add("MatMul", *operands), attributes.get("alpha", 1.0)
-    kind = onnx.helper.tensor_dtype_to_np_dtype(known[0].dtype)
-    return made if alpha == 1 else before.add("Mul", made, before.add_constant(alpha, kind))
+    for value, letter, info in zip(preceding.node.inputs, "AB", tensor_infos, strict=True):
+        order = axis_order(
+            len(info.shape or ()), attributes.get(f"transBatch{letter}"), attributes.get(f"trans{letter}")
+        )
+        operands.append(value if order == sorted(order) else preceding.add("Transpose", value, perm=order))
+    product, alpha = preceding.add("MatMul", *operands), attributes.get("alpha", 1.0)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor_infos[0].dtype)
+    return product if alpha == 1 else preceding.add("Mul", product, preceding.add_constant(alpha, dtype))
 
 
 def axis_order(rank: int, batch: Any, last: Any) -> list[int]:

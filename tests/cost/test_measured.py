@@ -233,7 +233,9 @@ class TestRuntime:
             scaled = AnalyticModel().runtime_costs(SLOW, stated, "acme").per_copy
             assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, per_copy=scaled)
         (line,) = said
-        assert line.startswith(f"{older}: it has no cost of slices in the runtime of acme, so the target's own figures are ")
+        assert line.startswith(
+            f"{older}: it has no cost of slices in the runtime of acme, so the target's own figures are "
+        )
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])

@@ -51,7 +51,7 @@ def decoder(**options: Any) -> onnx.ModelProto:
 def test_usual_names_are_states_unless_there_are_to_be_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert pairs(cell(), "auto") == (("h", "hn"),)
-    assert "1 states stay where they are made, such as hn → h (--state none: not)" in caplog.text
+    assert "1 states stay on their devices, such as hn → h (--state none: keep none)" in caplog.text
     assert pairs(cell(), "none") == () and pairs(cell()) is None
     assert pairs(cell(), "other=y") == (("other", "y"),)
     static = pairs(decoder(static=True), "past_key_values.*=present.*")
@@ -72,7 +72,7 @@ def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_coun
         node.input[:] = [name.replace("position_ids", "where") for name in node.input]
     words = (
         "state: input 'past_key_values.0.key' float (1, 2, 4, 8) and output 'present.0.key' float (1, 2, 5, 8): it "
-        "grows by 1, and keeping the last 4 rows is right only with a mask over all 5 and the positions as inputs: "
+        "grows by 1, and keeping the last 4 rows needs inputs for a mask over all 5 rows and for positions: "
         "export it with attention_mask and position_ids, or with a cache of fixed size"
     )
     with pytest.raises(DicompilerError, match=f"^{re.escape(words)}$"):
@@ -87,9 +87,9 @@ def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_coun
         ("g*=hn*", cell(), "state 'g*=hn*': the model has no input 'g*' (known: h, other, x)"),
         ("h=hm", cell(), "state 'h=hm': input 'h' has no output 'hm' (known: hn, part, y)"),
         ("other=part", cell(), "state: input 'other' float (1, 4) and output 'part' float (1, 2) differ in shape: a "
-         "state has one, or grows by a Concat behind what it was"),
-        ("h=hn", cell("double", number=11), "state: input 'h' float (1, 4) and output 'hn' double (1, 4) are of "
-         "different types: export them as one"),
+         "state keeps its shape, or grows by a Concat of its old value and new rows"),
+        ("h=hn", cell("double", number=11), "state: input 'h' float (1, 4) and output 'hn' double (1, 4) have "
+         "different types: export them with the same type"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_state_is_named(state: str, model: onnx.ModelProto, words: str) -> None:
@@ -99,9 +99,9 @@ def test_what_cannot_be_a_state_is_named(state: str, model: onnx.ModelProto, wor
 
 
 def test_an_input_or_output_in_two_pairs_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"^state: output 'y' is in two pairs: give it one$"):
+    with pytest.raises(UsageError, match=r"^state: output 'y' is in two pairs: use it in one$"):
         pairs(cell(), "h=y", "other=y")
-    with pytest.raises(UsageError, match=r"^state: 'none' stands alone: leave out the other patterns, or 'none'$"):
+    with pytest.raises(UsageError, match=r"^state: 'none' cannot be combined with patterns: omit one of them$"):
         pairs(cell(), "none", "h=y")
 
 

@@ -62,7 +62,7 @@ def check(proto: onnx.ModelProto) -> None:
 def test_a_sequence_that_is_put_together_becomes_its_tensors(opset: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "dicompiler"):
         check(network(opset))
-    said = "output 'y' is a sequence, which no device can send: its tensors are given as outputs 'y_0', 'y_1'"
+    said = "output 'y' is a sequence, which devices cannot send: you get its tensors as outputs 'y_0', 'y_1'"
     assert said in caplog.text
 
 

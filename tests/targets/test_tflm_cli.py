@@ -130,7 +130,7 @@ def test_a_missing_file_of_samples_and_a_network_that_is_quantised_already(
     assert run("opt", lenet, "-p", f"quantise{{samples={given}}}", "-o", made) == 0
     capsys.readouterr()
     line = refused(1, "compile", made, *COMPILE, tmp_path / "out", "--calibrate", given)
-    assert line == "quantise: the network is quantised already: leave this pass out"
+    assert line == "quantise: the network is quantized already: omit this pass"
 
 
 # -- networks that TFLite-micro cannot run

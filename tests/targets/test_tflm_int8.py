@@ -149,7 +149,7 @@ def test_a_quantised_layer_holds_its_quantising_nodes_and_has_no_partial_sums() 
 def test_partial_sums_of_a_quantised_layer_are_refused_with_the_reason(text: str) -> None:
     passes = make_pipeline(f"normalise,infer-shapes,form-layers,{text}")
     with pytest.raises(
-        DicompilerError, match=r"cannot be split along input channels: it is quantised, and partial sums"
+        DicompilerError, match=r"cannot be split along input channels: it is quantized, and rounded partial sums"
     ):
         PassManager(passes).run(PipelineState(model=quantised("block")))
 
@@ -162,7 +162,7 @@ INTEGERS = """<ir_version: 8, opset_import: ["" : 17]> g (uint8[1,4,3,3] x) => (
 
 def test_partial_sums_are_of_integers_in_32_bits_or_refused() -> None:
     passes = make_pipeline("normalise,infer-shapes,form-layers,lip{layers=y parts=2}")
-    with pytest.raises(DicompilerError, match="'y' cannot be split along input channels: it is quantised"):
+    with pytest.raises(DicompilerError, match="'y' cannot be split along input channels: it is quantized"):
         PassManager(passes).run(PipelineState(model=Model.load(onnx.parser.parse_model(QLINEAR))))
     model = Model.load(onnx.parser.parse_model(INTEGERS))
     annotated = PassManager(passes).run(PipelineState(model=model, platform=uniform_platform(2)))
@@ -231,5 +231,5 @@ def test_inputs_of_int8_are_those_of_the_network_with_its_own_quantising(tmp_pat
 
 
 def test_an_input_that_is_read_unquantised_cannot_be_int8() -> None:
-    with pytest.raises(DicompilerError, match="input 'input' is read as it is: leave out inputs=int8"):
+    with pytest.raises(DicompilerError, match="input 'input' is also read in float32: omit inputs=int8"):
         take_int8(Model.load(network("lenet")))

@@ -109,9 +109,7 @@ def test_labels_that_are_words_become_their_numbers(tmp_path: Path, caplog: pyte
     """No device can send words: a warning names the output, and which number is which word."""
     with caplog.at_level("WARNING", "dicompiler"):
         compiled = dicompiler.compile(MODERN["classification"](), "rpi4x4", output=tmp_path / "out")
-    assert (
-        "output 't1' is of words, which no device can send: it is given as their numbers, 0 to 2, of 'a'" in caplog.text
-    )
+    assert "output 't1' holds strings, which devices cannot send: you get their indices, 0 to 2, in 'a'" in caplog.text
     assert [check.detail for check in compiled.verify().checks if not (check.passed and check.applies)] == []
 
 
@@ -120,7 +118,7 @@ def test_a_sequence_of_maps_becomes_the_scores_that_it_is_made_of(caplog: pytest
         compilation = prepare(Model.load(MODERN["forest"]()))
     assert compilation.layers is not None
     assert compilation.layers.tensors["t2"].shape == (8, 3)
-    assert "output 't2' is a sequence of maps, which no device can send" in caplog.text
+    assert "output 't2' is a sequence of maps, which devices cannot send" in caplog.text
 
 
 def test_nodes_that_are_not_in_order_are_sorted() -> None:
