@@ -113,7 +113,9 @@ def _standard_rule(op: str) -> OperatorRule:
 RULES = (
     *(_standard_rule(op) for op in (*UNARY_OPERATORS, *BROADCASTING_OPERATORS, "BitCast")),
     *(
-        OperatorRule(op, elementwise, ORT_DOMAIN, is_elementwise=True, stand_in="weighted_sum", constant_stand_ins="- shift")
+        OperatorRule(
+            op, elementwise, ORT_DOMAIN, is_elementwise=True, stand_in="weighted_sum", constant_stand_ins="- shift"
+        )
         for op in ORT_OPERATORS
     ),
     OperatorRule(

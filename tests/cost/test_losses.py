@@ -63,13 +63,13 @@ def test_every_frame_ends_once_and_in_order(aways: list[Outage], frames: int, in
 
 
 def test_a_stream_that_ends_before_is_said() -> None:
-    with pytest.raises(DicompilerError, match=r"simulate: the stream of 2 frames ends after 2.00 s, before d1 is lost"):
+    with pytest.raises(DicompilerError, match=r"simulate: the stream of 2 frames ends after 2.00 s, before d1 fails"):
         simulate_outages(case, [Outage("d1", 2.5)], 2, 1)
 
 
 @pytest.mark.parametrize("text", ["d1", "d1@", "@2s", "d1@2", "d1@2s-1s", "d1@2s-2s", "d1@-2s", "d1@2s-x", "d1@2s-"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^lose "):
+    with pytest.raises(UsageError, match=r"^fail "):
         parse_outage(text)
 
 

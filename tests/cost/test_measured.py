@@ -181,11 +181,11 @@ class TestMeasured:
 COSTS: dict[str, Any] = {
     "send": 1e-4,
     "receive": 2e-4,
-    "byte": 1e-9,
+    "per_byte": 1e-9,
     "gap": 0.0,
     "call": 3e-4,
-    "copy": 1e-10,
-    "headers": 0.05,
+    "per_copied_byte": 1e-10,
+    "header_share": 0.05,
 }
 STATED = RuntimeCosts(send=1e-6, receive=2e-6)
 
@@ -225,7 +225,7 @@ class TestRuntime:
     ) -> None:
         said: list[str] = []
         monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
-        newer = written(tmp_path, document(network(), runtime={"acme": COSTS | {"slice": 7e-6}}), "new.json")
+        newer = written(tmp_path, document(network(), runtime={"acme": COSTS | {"per_copy": 7e-6}}), "new.json")
         older = written(tmp_path, document(network(), runtime={"acme": COSTS}))
         stated = replace(STATED, per_copy=1e-6)
         assert model((newer,)).runtime_costs(FAST, stated, "acme") == RuntimeCosts(**COSTS, per_copy=7e-6)
@@ -279,7 +279,7 @@ def test_parts_read_what_others_made_and_their_weights_from_memory(model: Any, t
             1e-9 * own.weight_bytes + 3e-9 * own.input_bytes
         )
         for inside in (own.input_bytes // 2, own.input_bytes):
-            more = cold.fused(layers, conv, share, FAST, inside) - alone
+            more = cold.seconds_in_frame(layers, conv, share, FAST, inside) - alone
             assert more == pytest.approx(1e-9 * own.weight_bytes + 3e-9 * (own.input_bytes - inside), abs=1e-12)
 
 
@@ -314,9 +314,9 @@ def test_parts_that_go_on_in_a_session_take_what_they_take_there(model: Any, tmp
     half, quarter = (LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
     read = [count_operations(layers, conv, *share).input_bytes for share in (half, quarter)]
     saved = [
-        within.seconds(layers, conv, one, FAST) - within.fused(layers, conv, one, FAST, inside)
+        within.seconds(layers, conv, one, FAST) - within.seconds_in_frame(layers, conv, one, FAST, inside)
         for one, inside in zip((half, quarter), read, strict=True)
     ]
     assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])  # by the bytes between layers
     assert saved[0] > saved[1] > 0
-    assert alone.fused(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)
+    assert alone.seconds_in_frame(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)

@@ -61,12 +61,12 @@ def test_no_cost_is_below_zero_or_endless(value: float) -> None:
 
 
 def test_the_option_says_how_slow_every_runtime_is(tmp_path: Path) -> None:
-    stated = registry().make("targets", "mpi").costs
+    stated = registry().make("targets", "mpi").runtime_costs
     for given, expected in ((0.0, replace(FREE_RUNTIME, in_order=True)), (1.0, stated), (3.0, stated.times(3.0))):
         problem = load_problem(networks.build("tiny"), "rpi4x2", cost=AnalyticModel(runtime=given), target="mpi")
         assert dict(problem.runtime_costs) == {"pi01": expected, "pi02": expected}
     assert not load_problem(networks.build("tiny"), "rpi4x2").runtime_costs  # nobody says who will run it
-    assert registry().make("targets", "tflm").costs == FREE_RUNTIME
+    assert registry().make("targets", "tflm").runtime_costs == FREE_RUNTIME
     onnx.save(networks.build("tiny"), tmp_path / "m.onnx")
     for value in ("slow", "-1"):
         said = failed(

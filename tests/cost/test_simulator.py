@@ -116,7 +116,7 @@ def test_a_slow_link_leaves_the_rest_of_the_line_to_others() -> None:
 def test_latency_message_cost_and_a_hosts_own_line_count() -> None:
     one = work([(0, 1, 2)], ((0,), []), ((), [job(1, needs=(0,), outputs=1)]))
     assert simulate(one, cluster(2, latency=0.5)).latency_s == pytest.approx(3.5)
-    assert simulate(one, cluster(2, message=0.25)).latency_s == pytest.approx(3.25)
+    assert simulate(one, cluster(2, message_overhead_s=0.25)).latency_s == pytest.approx(3.25)
     slow = cluster(2)
     slow = replace(slow, hosts=(slow.hosts[0], replace(slow.hosts[1], bandwidth=0.5e6)))
     assert simulate(one, slow).latency_s == pytest.approx(5)
