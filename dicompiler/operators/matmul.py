@@ -256,7 +256,9 @@ RULES = (
         stand_in="same_operator",
         constant_stand_ins="- - shift",
     ),
-    OperatorRule("MatMul", contraction, reduction_length=contraction_length, cost=matmul_cost, stand_in="same_operator"),
+    OperatorRule(
+        "MatMul", contraction, reduction_length=contraction_length, cost=matmul_cost, stand_in="same_operator"
+    ),
     OperatorRule(
         "Einsum",
         contraction,

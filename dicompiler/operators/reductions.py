@@ -184,10 +184,16 @@ RULES = (
         constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
     ),
     OperatorRule(
-        "GroupNormalization", group_normalization, stand_in="group_normalization", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
+        "GroupNormalization",
+        group_normalization,
+        stand_in="group_normalization",
+        constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
     ),
     OperatorRule(
-        "LayerNormalization", normalization_from_axis, stand_in="layer_normalization", constant_stand_ins=SCALE_AND_SHIFT_STAND_INS
+        "LayerNormalization",
+        normalization_from_axis,
+        stand_in="layer_normalization",
+        constant_stand_ins=SCALE_AND_SHIFT_STAND_INS,
     ),
     *(
         OperatorRule(
