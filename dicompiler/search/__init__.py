@@ -1,5 +1,5 @@
-"""Search: the problem that strategies solve, and what judges their plans.
+"""The problem that strategies solve, and everything that judges their plans.
 
-In: layers, platform, cost model, objective. Out: a Problem that evaluates plans (here or in other processes), the
-constraints that a plan must keep, lower bounds, Pareto fronts; the base of all strategies.
+This package holds `Problem` and `Strategy`, the constraints that a plan must keep, the work budget of a search, lower
+bounds, Pareto fronts, and the choice of plans for failed devices.
 """

@@ -1,6 +1,7 @@
-"""What a plan must keep to besides fitting the layers: parts where there is compute, and the memory of every host.
+"""Constraints on plans beyond fitting the layers: devices that compute, memory of the hosts, and states that stay in
+place.
 
-Problem + Plan → nothing, or an error that names the host, the layer and the bytes.
+Every error names the host, the layer and the bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from dicompiler.target.target_base import Target
 
 @dataclass(frozen=True)
 class HostMemoryNeed:
-    """Bytes that are `needed` of a host's memory, RAM or flash, and how many it has (`limit`)."""
+    """Memory that a plan needs on one host.
+
+    Attributes:
+        host: Name of the host.
+        kind: Kind of memory: "memory" for all of it together, or "RAM" and "flash" of a microcontroller.
+        needed_bytes: Bytes that the plan needs.
+        limit_bytes: Bytes that the host has.
+    """
 
     host: str
     kind: Literal["memory", "RAM", "flash"]
@@ -35,14 +43,32 @@ class HostMemoryNeed:
 
 
 def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
-    """DicompilerError where `plan` cannot be carried out. `metrics`: those of the plan, if they are known already."""
+    """Raise DicompilerError if the plan cannot be carried out.
+
+    Args:
+        problem: The problem that the plan solves.
+        plan: The plan to check.
+        metrics: Metrics of the plan, if they are known already; otherwise they are estimated.
+
+    Raises:
+        DicompilerError: A part is on a device without compute, a host has too little memory, or a state would be sent.
+    """
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
     check_states(problem, plan)
 
 
 def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
-    """Whether `check_constraints` finds nothing."""
+    """Return True if `check_constraints` accepts the plan.
+
+    Args:
+        problem: The problem that the plan solves.
+        plan: The plan to check.
+        metrics: Metrics of the plan.
+
+    Returns:
+        True if the plan can be carried out.
+    """
     try:
         check_constraints(problem, plan, metrics)
     except DicompilerError:
@@ -51,27 +77,26 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
 
 
 def check_states(problem: Problem, plan: Plan) -> None:
-    """A state is read where it is made: it never travels."""
+    """Raise DicompilerError if a state is read on another device than the one that computes it."""
     routing = route(problem.layers, plan, problem.platform.host_of) if problem.layers.states else None
     for one in routing.state_retentions if routing is not None else ():
         for leaf in assembly_leaves(one.assembly):
             if leaf.box.origin is not None:
-                made, read = problem.layers.producer[one.present].name, _describe_readers(problem, one.past)
+                writer, readers = problem.layers.producer[state.present].name, _describe_readers(problem, state.past)
                 raise DicompilerError(
-                    f"plan: state {one.past!r}: {one.device!r} reads in {read} what {leaf.box.origin.device!r} makes "
-                    f"of it in layer {made!r}, and states do not travel: let one device do both, or have no states "
-                    "(--state none)"
+                    f"plan: state {state.past!r}: device {leaf.box.origin.device!r} computes it in layer {writer!r} and "
+                    f"device {state.device!r} reads it in {readers}, but states are not sent: use one device for both, "
+                    "or compile without states (--state none)"
                 )
 
 
 def _describe_readers(problem: Problem, state: str) -> str:
-    """The layers that read a state, as they are told."""
     names = [layer.name for layer in problem.layers.layers if any(state in node.inputs for node in layer.nodes)]
     return f"layer{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 def check_compute(platform: Platform, plan: Plan) -> None:
-    """A compute-less device may hold inputs and want outputs, and that is all."""
+    """Raise DicompilerError if a part is on a device without compute, which may only hold inputs or receive outputs."""
     for loss in plan.failures:
         with failure_plan_in_errors(plan, loss.failed):
             check_compute(platform, loss.plan)
@@ -82,12 +107,12 @@ def check_compute(platform: Platform, plan: Plan) -> None:
         for i, part in enumerate(parts):
             if not platform.device(part.device).can_compute:
                 raise DicompilerError(
-                    f"plan: layers.{name}[{i}]: device {part.device!r} has no compute: give the part to another"
+                    f"plan: layers.{name}[{i}]: device {part.device!r} has no compute: use another device"
                 )
 
 
 def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
-    """The same of the devices that parts are renamed to."""
+    """Check the devices that parts are renamed to in each replica."""
     workers = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     for i, renaming in enumerate(plan.replicas):
         for name in (*renaming.values(), *(name for name in workers if name not in renaming)):
@@ -99,17 +124,16 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
             place = renaming.get(name, name)
             if not platform.device(place).can_compute:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: device {place!r}, which does the work of {name!r}, has no compute: rename "
-                    f"{name!r} to another"
+                    f"plan: replicas[{i}]: device {place!r}, which replaces {name!r}, has no compute: rename {name!r} "
+                    "to another device"
                 )
 
 
 def check_target_support(plan: Plan, target: Target) -> None:
-    """DicompilerError where the plan deals out frames in turn (replicas), or survives losses, and the target cannot."""
+    """Raise DicompilerError if the plan has replicas or failure plans and the target does not support them."""
     if plan.replicas and not target.can_run_replicas:
         raise DicompilerError(
-            f"plan: replicas: target {target.name!r} cannot deal out frames in turn: leave them out, or take target "
-            "'sockets'"
+            f"plan: replicas: target {target.name!r} does not support replicas: remove them, or use target 'sockets'"
         )
     if plan.failures and not target.can_tolerate_failures:
         raise DicompilerError(
@@ -119,7 +143,15 @@ def check_target_support(plan: Plan, target: Target) -> None:
 
 
 def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
-    """Host → bytes of weights and live activations of its devices, and what is added to them."""
+    """Return the bytes that the plan uses on each host: weights, live activations, and what the target adds.
+
+    Args:
+        platform: The platform.
+        metrics: Metrics of the plan.
+
+    Returns:
+        Host name → bytes.
+    """
     used = dict.fromkeys((host.name for host in platform.hosts), 0)
     for entry in metrics.devices:
         used[platform.host_of[entry.device]] += entry.total_memory
@@ -127,7 +159,14 @@ def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
 
 
 def free_memory(problem: Problem) -> dict[str, int]:
-    """Host → bytes that are left there for weights and activations if all its devices take part, at least 0."""
+    """Return the bytes that each host has for weights and activations if all its devices take part.
+
+    Args:
+        problem: The problem.
+
+    Returns:
+        Host name → bytes, at least 0.
+    """
     free = {host.name: host.memory for host in problem.platform.hosts}
     for device in problem.platform.devices:
         free[device.host] = max(0, free[device.host] - problem.target_overhead[device.name])
@@ -135,23 +174,47 @@ def free_memory(problem: Problem) -> dict[str, int]:
 
 
 def needed_memory(problem: Problem, plan: Plan) -> Mapping[str, int]:
-    """Host → bytes that `plan` needs there, as exactly as the problem can say: what a target adds is known of a
-    program alone. Raises as `Problem.estimate`."""
+    """Return the bytes that a plan needs on each host, as exactly as the problem can say.
+
+    With a model and a target, the plan is lowered to a program and the target is asked for the memory that it adds.
+
+    Args:
+        problem: The problem.
+        plan: The plan.
+
+    Returns:
+        Host name → bytes.
+
+    Raises:
+        DicompilerError: The plan does not fit the layers.
+    """
     exact = problem.target is not None and problem.model is not None
     return used_memory(problem.platform, problem.evaluate(plan) if exact else problem.estimate(plan))
 
 
 def missing_memory(problem: Problem, plan: Plan) -> dict[str, int]:
-    """Host → bytes that `plan` needs beyond the host's memory, for the hosts where there are some."""
+    """Return the bytes that a plan needs beyond each host's memory.
+
+    Args:
+        problem: The problem.
+        plan: The plan.
+
+    Returns:
+        Host name → missing bytes, only for hosts whose memory does not suffice.
+    """
     limits = {host.name: host.memory for host in problem.platform.hosts}
     return {name: n - limits[name] for name, n in needed_memory(problem, plan).items() if n > limits[name]}
 
 
 def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
-    """Memory is a hard limit: weights and live activations of a host's devices, and what the problem's target adds;
-    where there is flash, weights there and activations in RAM. The error names the layer that takes most of it."""
+    """Raise DicompilerError if weights, live activations and the target's overhead exceed a host's memory.
+
+    On a host with flash, weights are counted against flash and activations against RAM. The error names the layer that
+    needs most of it.
+    """
     platform, target = problem.platform, problem.target
-    flash = {host.name for host in platform.hosts if host.flash}  # there an estimate counts nothing that is added
+    # On hosts with flash the estimate leaves the target's overhead out: such targets measure it themselves.
+    flash = {host.name for host in platform.hosts if host.flash}
     memory = {
         e.device: MemoryUse(e.weights, e.activations, 0, 0 if platform.host_of[e.device] in flash else e.overhead_bytes)
         for e in metrics.devices
@@ -164,8 +227,16 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
 
 
 def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
-    """The same of a program, by what the target has measured, or else by `memory`: `program_memory` of one frame with
-    what the target adds."""
+    """Check the memory of a program.
+
+    Args:
+        compilation: The compilation with its program.
+        memory: Device → memory use of one frame with the target's overhead. The target's own measurement replaces it.
+        target: The target that emits the program.
+
+    Raises:
+        DicompilerError: A host has too little memory.
+    """
     platform, routing = compilation.platform, compilation.routing
     assert platform is not None and routing is not None
     if compilation.footprints:
@@ -178,7 +249,15 @@ def check_program_memory(compilation: PipelineState, memory: Mapping[str, Memory
 
 
 def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint]) -> None:
-    """The same of what a target has measured: RAM and flash, each by itself where a host has flash."""
+    """Check the RAM and flash that a target measured against the limits of the hosts.
+
+    Args:
+        platform: The platform.
+        occupied: Measured footprint of each device.
+
+    Raises:
+        DicompilerError: A host has too little memory.
+    """
     memory = {entry.device: MemoryUse(entry.flash, entry.ram, 0) for entry in occupied}
     if need := _first_exceeded(host_memory_needs(platform, memory)):
         of_host = [entry for entry in occupied if platform.host_of[entry.device] == need.host]
@@ -192,8 +271,18 @@ def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint
 def host_memory_needs(
     platform: Platform, memory: Mapping[str, MemoryUse], include_sum: bool = False
 ) -> Iterator[HostMemoryNeed]:
-    """What devices need of their hosts. memory: by device; its weights lie in flash where a host has some. There RAM
-    and flash are needed each by itself (and, with `together`, before that their sum); elsewhere all is one."""
+    """Yield the memory that the devices of each host need together.
+
+    Hosts with flash need RAM and flash separately.
+
+    Args:
+        platform: The platform.
+        memory: Device → memory use.
+        include_sum: For hosts with flash, also yield the sum of RAM and flash against all memory.
+
+    Yields:
+        One entry for each kind of memory of each host.
+    """
     for host in platform.hosts:
         uses = [use for name, use in memory.items() if platform.host_of[name] == host.name]
         total, weights = sum(use.total for use in uses), sum(use.weights for use in uses)
@@ -209,7 +298,13 @@ def _first_exceeded(needs: Iterable[HostMemoryNeed]) -> HostMemoryNeed | None:
 
 
 def _memory_error(need: HostMemoryNeed, what: str, remedy: str) -> DicompilerError:
-    """what: of which memory and for what; "" where it was measured."""
+    """Return the error for one host.
+
+    Args:
+        need: The need that exceeds its limit.
+        what: Words that say which memory is needed and why; "" if the need was measured.
+        remedy: Words that say how to fix it.
+    """
     needed, excess, limit = map(
         format_bytes, (need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes)
     )
@@ -221,7 +316,7 @@ def _memory_error(need: HostMemoryNeed, what: str, remedy: str) -> DicompilerErr
 
 
 def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -> str:
-    """It names the layer with the largest task, where RAM is short, or with most weights."""
+    """Return a remedy that names the layer with the largest task (if RAM is short) or with the most weights."""
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
         known, weights = sizes.get(task.layer, 0), sum(weight_regions(routing.layers, task).values())
@@ -229,9 +324,9 @@ def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -
             max(known, activation_nbytes(routing.layers, task)) if need.kind == "RAM" else known + weights
         )
     if not sizes:
-        return "it only holds inputs or outputs: make another device the source or the sink"
+        return "it only holds inputs or outputs: use another device as the source or the sink"
     layer = max(sizes, key=lambda name: sizes[name])
     size = format_bytes(sizes[layer])
     if need.kind == "RAM":
-        return f"cut it into smaller tiles, above all layer {layer!r}, which reads and makes {size} (--fit searches)"
-    return f"give it less of the network, above all of layer {layer!r} ({size} of weights)"
+        return f"use smaller tiles, above all for layer {layer!r}, which reads and writes {size} (--fit searches)"
+    return f"move layers to other hosts, above all parts of layer {layer!r} ({size} of weights)"

@@ -1,6 +1,6 @@
-"""Plans for what is left: beside a plan one for each loss that is to be survived, chosen so that all fit together.
+"""Choice of failure plans: for each failure that must be tolerated one plan, so that all plans fit into memory together.
 
-Problem + Strategy + its Plan + which losses → the Plan with its losses, or an error that says what lacks where.
+Problem + Strategy + Plan + FailureSelection → Plan with failure plans
 """
 
 from __future__ import annotations
@@ -32,17 +32,30 @@ from dicompiler.search.strategy import Strategy
 log = logging.getLogger("dicompiler")
 
 MAX_MAIN_PLANS = 4
-"""So many plans are tried as the one for when nothing is lost."""
+"""Number of plans that are tried for the case that no device has failed."""
 
 
 def add_failover_plans(
     problem: Problem, strategy: Strategy, plan: Plan, selection: FailureSelection, plan_is_fixed: bool = False
 ) -> Plan:
-    """`plan` with a plan for each of the losses, by `strategy` or by taking over; where they do not fit into memory
-    together, one that is slower, and where none does, beside another plan. fixed: it was given, so that no other will
-    do, and its source and sink stay where they are.
+    """Return the plan with a failure plan for each failure of the selection.
 
-    Raises DicompilerError where no loss can be covered, and where they do not fit: what lacks where, and what would.
+    The failure plans come from the strategy, or from survivors that take over parts. If they do not fit into memory
+    together, slower ones are tried, and then other main plans.
+
+    Args:
+        problem: The problem.
+        strategy: The strategy that plans for the remaining devices.
+        plan: The plan for the case that no device has failed.
+        selection: The failures to tolerate.
+        plan_is_fixed: The user gave the plan. It is not replaced, and its source and sink stay.
+
+    Returns:
+        The plan with its failure plans.
+
+    Raises:
+        DicompilerError: No failure can be covered, or the plans do not fit into memory together. The error says how
+            many bytes are missing where, and which failures could be tolerated.
     """
     if problem.layers.states:
         raise DicompilerError(
@@ -72,7 +85,7 @@ def add_failover_plans(
 
 @dataclass
 class _PlanOption:
-    """A plan for a loss, or for none, on what is left then (`problem`), and what it comes to there."""
+    """A plan for one set of failed devices (or for none) and the problem on the remaining devices."""
 
     problem: Problem
     plan: Plan
@@ -92,9 +105,16 @@ class _PlanOption:
 
 @dataclass
 class _FailurePlanner:
-    """What is known of losses, whatever the plan beside them is: so each is planned once, however many `_Choice`s there
-    are. planned: the strategy's plan by what is lost, None where it has none. why: device → why its loss cannot be
-    covered."""
+    """Failure plans that do not depend on the main plan, so that each set of failed devices is planned only once.
+
+    Attributes:
+        problem: The problem with all devices.
+        strategy: The strategy that plans for the remaining devices.
+        plan: The main plan that was given.
+        plan_is_fixed: True if the user gave the plan.
+        plans: Failed devices → the strategy's plan; None if it has none.
+        uncovered_reasons: Device → reason why its failure cannot be covered.
+    """
 
     problem: Problem
     strategy: Strategy
@@ -106,8 +126,11 @@ class _FailurePlanner:
     _main_options: dict[FailedDevices, _PlanOption] = field(default_factory=dict)
 
     def remaining_ends(self, plan: Plan, lost: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
-        """Source and sink of a plan without `lost`: those that are left, else the first device that is left and
-        computes, where they were where they are by default. None where that loss cannot be covered."""
+        """Return source and sink after a failure, or None if the failure cannot be covered.
+
+        Devices that remain keep their role. If none remains and the ends were not given by the user, both move to the
+        first remaining device that computes.
+        """
         first = self.problem.platform.devices[0]
         default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
         moves = default and plan.source == plan.sink == (first.name,)
@@ -123,11 +146,10 @@ class _FailurePlanner:
         return found[0], found[1]
 
     def describe_uncovered(self) -> str:
-        """Of which devices losses cannot be covered, and why."""
         return "losses of " + "; ".join(self.uncovered_reasons.values())
 
     def plan_without(self, lost: FailedDevices, rest: Problem) -> Plan | None:
-        """The strategy's plan on what is left; devices that are alike are planned for once."""
+        """Return the strategy's plan for the remaining devices; sets of interchangeable devices are planned once."""
         if lost not in self.plans:
             key = self._platform_key(rest)
             if key not in self._plans_by_key:
@@ -147,7 +169,7 @@ class _FailurePlanner:
         return plan
 
     def _platform_key(self, rest: Problem) -> object:
-        """Equal where names apart all is: what is planned for one serves the other."""
+        """Return a key that is equal for platforms that differ only in names, so that one plan serves both."""
         platform = rest.platform
         hosts = {host.name: str(i) for i, host in enumerate(platform.hosts)}
         place = {device.name: i for i, device in enumerate(platform.devices)}
@@ -191,7 +213,7 @@ class _FailurePlanner:
 
 
 def _rename_devices(plan: Plan, platform: Platform, rest: Problem) -> Plan:
-    """The plan on another platform, with its devices in place of those of `platform` by their order."""
+    """Return the plan on another platform, with devices replaced by their position."""
     names = dict(zip([one.name for one in platform.devices], [one.name for one in rest.platform.devices], strict=True))
     return replace(
         plan,
@@ -203,8 +225,15 @@ def _rename_devices(plan: Plan, platform: Platform, rest: Problem) -> Plan:
 
 
 class _FailoverSearch:
-    """A plan for when nothing is lost (`main`), and for each loss what can be chosen from, first what the strategy
-    says. It holds beside this main plan alone, unlike what `_Losses` knows."""
+    """The search for failure plans that fit into memory together with one main plan.
+
+    Attributes:
+        planner: Plans that do not depend on the main plan.
+        main: The main plan.
+        selection: The failures to tolerate.
+        options: Failed devices → candidate plans, the strategy's first.
+        tried_takeovers: Pairs of failed devices and a plan (by id) whose takeovers are among the options already.
+    """
 
     def __init__(self, losses: _FailurePlanner, main: _PlanOption, survive: FailureSelection) -> None:
         self.planner, self.main, self.selection = losses, main, survive
@@ -220,8 +249,11 @@ class _FailoverSearch:
                     used |= set(self.options[lost][0].plan.devices)
 
     def _first_option(self, lost: FailedDevices, rest: Problem) -> _PlanOption:
-        """Of the plans that go on anyway the one for the fewest losses; else the strategy's; else the best one in which
-        others take over."""
+        """Return the first candidate for a failure.
+
+        It is a known plan that does not use the failed devices, or the strategy's plan, or the best plan in which
+        survivors take over.
+        """
         for known in ((), *(other for other in self.options if set(other) < set(lost))):
             goes_on = (self.options[known][0] if known else self.main).plan
             if not set(goes_on.devices).intersection(lost):
@@ -236,7 +268,7 @@ class _FailoverSearch:
         return [_PlanOption(rest, one) for one in reassignments(rest.layers, plan, lost, left)]
 
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
-        """Adds for each loss that others take over: in the main plan, and in what was picked for one device less."""
+        """Add takeovers as candidates: from the main plan, and from the plans picked for one failed device less."""
         for lost, current in picked.items():
             smaller = (option for other, option in picked.items() if len(other) < len(lost) and set(other) < set(lost))
             for of in (self.main, *smaller):
@@ -249,11 +281,11 @@ class _FailoverSearch:
         return self._fit_failures(list(self.options))[0]
 
     def fitting_plan(self) -> Plan | None:
-        """The plan with one for each loss, that fit together; None where none do."""
+        """Return the plan with one failure plan for each failure, or None if no combination fits into memory."""
         return self._fitting_plan
 
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:
-        """The same for some of the losses; and host → bytes that lack in the end."""
+        """Return the plan for some of the failures, or None, and host → missing bytes in the end."""
         picked = {lost: self.options[lost][0] for lost in covered}
         tried = {id(option) for option in picked.values()}
         while True:
@@ -266,7 +298,7 @@ class _FailoverSearch:
             tried.add(id(move[1]))
 
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
-        """One plan; of what is lost those count that take part in any of them."""
+        """Return one plan with the picked failure plans; failed devices that no plan uses are left out of the keys."""
         used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
         losses: dict[FailedDevices, Plan] = {}
         for lost, option in picked.items():
@@ -278,8 +310,11 @@ class _FailoverSearch:
     def _find_swap(
         self, picked: Mapping[FailedDevices, _PlanOption], lacking: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
-        """Which loss's plan to change for which: of those that free all that lacks the one that costs the least time,
-        else the one that frees most; None where none frees anything."""
+        """Return the failure whose plan should be replaced, and the new plan.
+
+        Of the replacements that free all missing bytes, the one that costs the least time is taken; otherwise the one
+        that frees most bytes. None if none frees any.
+        """
         self._add_takeover_options(picked)
         now = self._needed_bytes(picked)
         best: tuple[tuple[float, float], tuple[FailedDevices, _PlanOption]] | None = None
@@ -302,7 +337,7 @@ class _FailoverSearch:
         return None if best is None else best[1]
 
     def _needed_bytes(self, picked: Mapping[FailedDevices, _PlanOption]) -> dict[str, int]:
-        """Host → bytes of the weights of all plans, each once, and of the most activations, by estimate."""
+        """Return host → bytes of the weights of all plans, each counted once, and of the largest activations, by estimate."""
         host_of = self.problem.platform.host_of
         weights: dict[tuple[str, str, Region], int] = {}
         live = dict.fromkeys(host_of, 0)
@@ -316,7 +351,7 @@ class _FailoverSearch:
         return needed
 
     def memory_error(self) -> DicompilerError:
-        """What lacks where for which loss, and which losses would fit."""
+        """Return the error that says which memory is missing for which failure, and which failures would fit."""
         kept: list[FailedDevices] = []
         failed: tuple[FailedDevices, dict[str, int]] | None = None
         if lacking := missing_memory(self.problem, self.main.plan):

@@ -1,6 +1,6 @@
-"""Plans for a loss that change as little as can be: others take over the parts of the devices that are lost.
+"""Failure plans that change little: surviving devices take over the parts of the failed ones.
 
-LayerGraph + Plan + lost devices + survivors → Plans in which survivors do what they did, with the weights they have.
+The parts of the survivors stay as they are, so that they can use the weights that they already store.
 """
 
 from __future__ import annotations
@@ -16,15 +16,27 @@ from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task
 from dicompiler.partition.tiling import named_axes
 
 MAX_TAKEOVER_CANDIDATES = 8
-"""So many survivors are tried as the one that takes over everything."""
+"""Number of survivors that are tried as the one that takes over everything."""
 
 _Reassign = Callable[[Layer, Part], Iterable[Part]]
 
 
 def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survivors: Sequence[str]) -> Iterator[Plan]:
-    """`plan` without the devices `lost`, its source and sink as they are. Replicas that need none of them stay, if
-    there are any; else their parts go to those that are `left` and compute: each cut for all of them, or whole to
-    whoever has got least so far, or all to the same one."""
+    """Yield variants of a plan that do without the failed devices; source and sink stay.
+
+    If the plan has replicas that do not need the failed devices, those are kept. Otherwise the parts of the failed
+    devices are reassigned in several ways: each part is cut for all survivors, or goes to the survivor with the least
+    weights so far, or all parts go to the same survivor.
+
+    Args:
+        layers: The layers.
+        plan: The plan to change.
+        failed: Devices that failed.
+        survivors: Devices that remain and compute.
+
+    Yields:
+        Plans for the survivors.
+    """
     turns = plan.replica_roles
     intact = [i for i, turn in enumerate(turns) if not any(part.device in failed for part in _all_parts(turn))]
     if len(intact) > 1:
@@ -57,7 +69,7 @@ def _all_parts(plan: Plan) -> Iterator[Part]:
 
 
 class _BalancedReassignment:
-    """Gives each part whole to the one that has got the fewest bytes of weights so far."""
+    """Assigns each part whole to the survivor that has received the fewest bytes of weights so far."""
 
     def __init__(self, layers: LayerGraph, left: Sequence[str]) -> None:
         self.layers, self.assigned_bytes = layers, dict.fromkeys(left, 0)
@@ -70,9 +82,11 @@ class _BalancedReassignment:
 
 
 def _cut_for_survivors(layers: LayerGraph, layer: Layer, part: Part, left: Sequence[str]) -> Iterator[Part]:
-    """Equal pieces of the part's region, one for each: along the axis that cuts weights, else along the longest that
-    can be cut; a part that cannot be cut goes to the first. A range of input channels stays: parts of other regions may
-    have the same."""
+    """Yield equal pieces of a part, one for each survivor.
+
+    The part is cut along the axis that cuts weights, or else along its longest axis. A part that cannot be cut goes to
+    the first survivor. The range of the reduction axis stays, because parts of other regions may have the same range.
+    """
     if layer.whole_reason:
         yield replace(part, device=left[0])
         return

@@ -1,6 +1,8 @@
-"""Losses of devices: which are to be survived, the problem that is left then, and what a plan for it comes to.
+"""Device failures that a plan tolerates: their selection, the problem without the failed devices, and their metrics.
 
-text → Survive;   Problem + lost devices → Problem;   Problem + Plan with losses → LossMetrics
+text → FailureSelection
+Problem + failed devices → Problem
+Problem + Plan with failure plans → FailureMetrics
 """
 
 from __future__ import annotations
@@ -21,17 +23,22 @@ from dicompiler.partition.routing import route_on_platform
 from dicompiler.search.problem import Problem
 
 HOSTS_KEYWORD = "hosts"
-"""The word for all devices of a host together."""
+"""The value of `--tolerate-failures` that means all devices of one host at a time."""
 
 FailedDevices = tuple[str, ...]
 StoredWeights = Mapping[tuple[str, str, Region], int]
-"""(Device, tensor, region) → bytes of weights."""
+"""(device, tensor, region) → bytes of weights."""
 
 
 @dataclass(frozen=True)
 class FailureSelection:
-    """Which losses are to be covered: of every set of at most `count` devices that plans use, of the devices of each
-    host together (`hosts`), or of each of `devices` alone."""
+    """The device failures that a plan must tolerate.
+
+    Attributes:
+        max_failed: Every set of at most this many of the devices that plans use.
+        whole_hosts: All devices of a host at a time, for each host.
+        devices: Each of these devices by itself.
+    """
 
     max_failed: int = 0
     whole_hosts: bool = False
@@ -39,13 +46,25 @@ class FailureSelection:
 
     @classmethod
     def parse(cls, given: int | str | FailureSelection | None) -> FailureSelection:
-        """2, "2", "hosts" or "pi02,pi03". UsageError for a number below 0."""
+        """Return the selection that a user's value describes.
+
+        Args:
+            given: A number (2 or "2"), "hosts", a comma-separated list of devices, or a selection.
+
+        Returns:
+            The selection; an empty one for None.
+
+        Raises:
+            UsageError: The number is negative.
+        """
         if isinstance(given, FailureSelection) or given is None:
             return given or cls()
         text = str(given).strip()
         if text.lstrip("+-").isdecimal():
             if int(text) < 0:
-                raise UsageError(f"survive {text}: give how many devices at most may be lost: 0 or more")
+                raise UsageError(
+                    f"tolerate-failures: {text} is negative: give the largest number of failed devices, 0 or more"
+                )
             return cls(int(text))
         return (
             cls(whole_hosts=True)
@@ -60,22 +79,37 @@ class FailureSelection:
         return HOSTS_KEYWORD if self.whole_hosts else ",".join(self.devices) or str(self.max_failed)
 
     def check_platform(self, platform: Platform) -> None:
-        """UsageError where the platform has no such devices, or nothing that computes would be left."""
+        """Raise UsageError if the platform lacks a device, or if no device that computes would remain.
+
+        Args:
+            platform: The platform.
+
+        Raises:
+            UsageError: The selection is not possible on this platform.
+        """
         for name in self.devices:
             if name not in platform.host_of:
                 known = did_you_mean(name, [HOSTS_KEYWORD, *platform.host_of])
-                raise UsageError(f"survive: {name!r} is no number, not '{HOSTS_KEYWORD}' and no device{known}")
+                raise UsageError(f"tolerate-failures: {name!r} is not a number, '{HOSTS_KEYWORD}' or a device{known}")
         count = len(platform.computing_devices)
         hosts = len({device.host for device in platform.computing_devices})
         if self.whole_hosts and hosts < 2:
-            raise UsageError("survive hosts: one host has all that computes: nothing is left without it")
+            raise UsageError("tolerate-failures: hosts: all devices that compute are on one host: none would remain")
         if self.max_failed >= count or (self.devices and count < 2):
-            there = "one device computes" if count == 1 else f"{count} devices compute"
-            least = "survive nothing (0)" if count == 1 else f"survive at most {count - 1}"
-            raise UsageError(f"survive {self}: on {platform.name} {there}: {least}")
+            computing = "only one device computes" if count == 1 else f"only {count} devices compute"
+            remedy = "use 0" if count == 1 else f"use at most {count - 1}"
+            raise UsageError(f"tolerate-failures: {self}: on {platform.name} {computing}: {remedy}")
 
     def device_sets(self, platform: Platform, used: Collection[str]) -> Iterator[FailedDevices]:
-        """The sets of devices of which some are used, in platform order, the smallest first."""
+        """Yield the sets of devices that may fail together and of which at least one is used.
+
+        Args:
+            platform: The platform.
+            used: Devices that the plans use.
+
+        Yields:
+            Device names in platform order, the smallest sets first.
+        """
         names = [device.name for device in platform.devices if device.name in used]
         if self.whole_hosts:
             for host in platform.hosts:
@@ -90,7 +124,15 @@ class FailureSelection:
 
 
 def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
-    """What the plan comes to by itself, then each of its plans for losses; () where it has none."""
+    """Return the metrics of a plan without failures, followed by those of each of its failure plans.
+
+    Args:
+        problem: The problem.
+        plan: The plan with its failure plans.
+
+    Returns:
+        The metrics; empty if the plan has no failure plans.
+    """
     if not plan.failures:
         return ()
     alone = replace(plan, failures=())
@@ -107,7 +149,17 @@ def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
 def remove_devices(
     problem: Problem, lost: Collection[str], source: FailedDevices = (), sink: FailedDevices = ()
 ) -> Problem:
-    """The same problem on what is left of the platform."""
+    """Return the same problem on the devices that remain.
+
+    Args:
+        problem: The problem.
+        lost: Devices that failed.
+        source: Devices that hold the inputs then.
+        sink: Devices that receive the outputs then.
+
+    Returns:
+        The problem without the failed devices.
+    """
     platform = problem.platform
     devices = tuple(device for device in platform.devices if device.name not in lost)
     names = {device.host for device in devices}
@@ -122,7 +174,14 @@ def remove_devices(
 
 
 def stored_weights(routing: Routing) -> StoredWeights:
-    """(Device, tensor, region) → bytes, of all roles."""
+    """Return the weights that every device stores for all roles of a routing.
+
+    Args:
+        routing: The routing.
+
+    Returns:
+        (device, tensor, region) → bytes.
+    """
     return {
         (task.device, *key): size
         for role in routing.roles
@@ -134,8 +193,22 @@ def stored_weights(routing: Routing) -> StoredWeights:
 def simulate_failures(
     problem: Problem, plan: Plan, outages: Sequence[Outage], frames: int, in_flight: int, spans: bool = False
 ) -> tuple[StreamInterval, ...]:
-    """A stream by `plan` during which devices are lost, by its plans for that; see `cost.losses.play`. DicompilerError
-    for a device that the platform has not, and for losses that no plan covers."""
+    """Simulate a stream of frames during which devices fail, with the failure plans of the plan.
+
+    Args:
+        problem: The problem.
+        plan: The plan with its failure plans.
+        outages: When which device is down.
+        frames: Number of frames.
+        in_flight: Number of frames that are computed at the same time.
+        spans: Keep the simulated spans of computing and sending.
+
+    Returns:
+        The intervals of the stream.
+
+    Raises:
+        DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.
+    """
     for one in outages:
         problem.platform.device(one.device)
     known: dict[FailedDevices, FailureCase] = {}

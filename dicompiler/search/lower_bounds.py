@@ -1,6 +1,6 @@
-"""Bounds that no plan of a problem can beat, whatever it splits and however it overlaps: valid beside a simulation.
+"""Lower bounds that no plan of a problem can beat, whatever it splits and however it overlaps work.
 
-Problem → seconds.   They hold for the problem's cost model, which must not cost parts less than their share of a layer.
+The bounds hold for the problem's cost model if that never charges a part less than its share of the layer.
 """
 
 from __future__ import annotations
@@ -16,24 +16,33 @@ from dicompiler.search.problem import Problem
 
 @dataclass(frozen=True)
 class LatencyBound:
-    """Seconds that a frame takes at least. load: all devices compute all the time; path: the longest path of layers,
-    each spread over all devices where it can be cut, else on the fastest. `seconds` is the larger one."""
+    """Lower bounds on the time of a frame.
+
+    Attributes:
+        load_s: Seconds if all devices compute all the time.
+        path_s: Seconds of the longest path of layers. Each layer is spread over all devices if it can be cut; otherwise
+            it is on the device that is fastest for it.
+    """
 
     load_s: float
     path_s: float
 
     @property
     def seconds(self) -> float:
+        """The larger of the two bounds, in seconds."""
         return max(self.load_s, self.path_s)
 
 
 def latency_bound(problem: Problem) -> LatencyBound:
-    """The bound on a frame's latency.
+    """Return the lower bounds on the latency of a frame.
 
-    Path: all devices together take for one layer at least 1 / Σ (1 / seconds of it alone on one). Load: for any weights
-    y of the devices that add up to 1, the busiest one takes at least Σ over layers of min over devices of y · seconds,
-    whatever share of each layer it has (duality); y is taken in proportion to the devices' speed. Rows that a strided
-    reader skips may be left out by fine cuts: such work counts by the share that is read.
+    Let t(l, d) be the seconds of layer l whole on device d.
+
+    - Path: all devices together need at least 1 / Σ_d 1/t(l, d) for layer l. The bound is the longest path of such times.
+    - Load: for any weights y_d ≥ 0 with Σ_d y_d = 1, the busiest device computes for at least Σ_l min_d y_d · t(l, d),
+      however the layers are shared out (linear programming duality). y_d is proportional to the speed of device d.
+
+    If a strided reader skips rows, a fine cut may leave them out; then only the share that is read is counted.
     """
     layers, devices = problem.layers, problem.platform.computing_devices
     seconds = [
@@ -56,7 +65,7 @@ def latency_bound(problem: Problem) -> LatencyBound:
 
 
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
-    """The least share of the layer's output that must be computed: under 1 where every reader strides over some."""
+    """Return the least share of the layer's output that must be computed; below 1 if all readers skip some of it."""
     layers = problem.layers
     readers = layers.consumers.get(layer.output, ())
     if layer.whole_reason or not readers or layer.output in layers.outputs:
@@ -67,8 +76,16 @@ def _least_computed_share(problem: Problem, layer: Layer) -> float:
 
 
 def objective_bound(problem: Problem) -> float | None:
-    """The bound on the problem's objective: seconds of a frame, or between frames; None where there is none. Of a sum,
-    the sum of the terms' bounds, the others at least 0."""
+    """Return a lower bound on the problem's objective.
+
+    Args:
+        problem: The problem.
+
+    Returns:
+        Seconds of a frame or between frames; for a weighted sum, the weighted sum of the bounds of its terms. None if
+            the
+        objective contains neither latency nor throughput.
+    """
     wanted = objective_terms(problem.objective)
     if not wanted.keys() & {"latency", "throughput"}:
         return None

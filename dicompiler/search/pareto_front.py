@@ -1,6 +1,6 @@
-"""A Front: plans of which none is better than another in every objective. What an exploration returns.
+"""Pareto fronts: plans of which none is better than another in every objective.
 
-Problem + plans + their metrics → Front.   How it becomes files is in `driver.explore`.
+The module `driver.explore` writes them to files.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from dicompiler.search.problem import Problem
 
 FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
-    "latency": ("s", "a frame from its inputs to its outputs"),
-    "throughput": ("s", "between one frame and the next of a stream"),
-    "energy": ("J", "of all devices together over a frame"),
-    "memory": ("bytes", "on the fullest host"),
-    "communication": ("bytes", "that travel between devices for a frame"),
-    "device-memory": ("bytes", "on the fullest device"),
-    "device-energy": ("J", "of the hungriest device between one frame and the next of a stream"),
+    "latency": ("s", "time of a frame from its inputs to its outputs"),
+    "throughput": ("s", "time between one frame and the next of a stream"),
+    "energy": ("J", "energy of all devices over a frame"),
+    "memory": ("bytes", "memory use of the fullest host"),
+    "communication": ("bytes", "bytes sent between devices for a frame"),
+    "device-memory": ("bytes", "memory use of the fullest device"),
+    "device-energy": ("J", "energy of the device that uses most, per frame of a stream"),
 }
-"""Objective → (unit, what it measures). All are made small: throughput is the time between frames."""
+"""Objective → (unit, meaning). All are minimised; throughput is the time between frames."""
 
 AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 """The three objectives of AutoDiCE (Guo et al., 2022), section IV-A."""
@@ -35,18 +35,27 @@ AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 
 @dataclass(frozen=True)
 class MeasuredMetrics(Metrics):
-    """Metrics of a real run. device_energy_j: device → Joule for a frame of a stream, where its power was read."""
+    """Metrics of a real run.
+
+    Attributes:
+        device_energy_j: Device → energy in J for a frame of a stream, for the devices whose power was measured.
+    """
 
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
 
 
 ProgressCallback = Callable[[str], None]
-"""Takes what is being done, in a few words, for people to read."""
+"""Function that receives short progress messages for people to read."""
 
 
 @dataclass(frozen=True)
 class ParetoPoint:
-    """A plan and what it comes to: objective → number, in the units of FRONT_OBJECTIVES."""
+    """One plan of a Pareto front.
+
+    Attributes:
+        plan: The plan.
+        objectives: Objective → value, in the units of FRONT_OBJECTIVES.
+    """
 
     plan: Plan
     objectives: Mapping[str, float]
@@ -54,10 +63,15 @@ class ParetoPoint:
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """points: none dominates another; sorted by their numbers in the order of `objectives`, at least one.
+    """Plans of which none dominates another.
 
-    level: what the numbers come from: "analytic" (the search's own fast model) or "measured" (each plan evaluated by
-    itself). evaluations: how many plans were looked at. interrupted: the search was stopped before its end.
+    Attributes:
+        objectives: Names of the objectives.
+        points: The plans, at least one, sorted by their values in the order of `objectives`.
+        level: Origin of the values: "analytic" (the search's own fast model) or "measured" (each plan was evaluated by
+            itself).
+        evaluations: Number of plans that the search evaluated.
+        interrupted: True if the search was stopped before its end.
     """
 
     objectives: tuple[str, ...]
@@ -67,11 +81,25 @@ class ParetoFront:
     interrupted: bool = False
 
     def best_point(self, objective: str) -> ParetoPoint:
-        """The first of `ranked`."""
+        """Return the point with the least value of an objective.
+
+        Args:
+            objective: One of `objectives`, or a weighted sum of them.
+
+        Returns:
+            The first of `ranked_points`.
+        """
         return self.ranked_points(objective)[0]
 
     def ranked_points(self, objective: str) -> list[ParetoPoint]:
-        """The points by one of `objectives`, or by a weighted sum of them (see `objectives.terms`), the least first."""
+        """Return the points in ascending order of an objective.
+
+        Args:
+            objective: One of `objectives`, or a weighted sum of them such as "latency+0.5*energy".
+
+        Returns:
+            All points, the best first.
+        """
         if objective in self.objectives:
             return sorted(self.points, key=lambda point: point.objectives[objective])
         wanted = objective_terms(objective).items()
@@ -79,18 +107,34 @@ class ParetoFront:
 
 
 def check_objectives(names: Sequence[str]) -> None:
-    """UsageError where a name is unknown or stands twice, or where there is none."""
+    """Raise UsageError if there is no objective, or one is unknown or given twice.
+
+    Args:
+        names: Names of objectives.
+
+    Raises:
+        UsageError: The names are not a valid set of objectives.
+    """
     if not names:
-        raise UsageError(f"no objective is given: name at least one of {', '.join(FRONT_OBJECTIVES)}")
+        raise UsageError(f"no objective is given: use at least one of {', '.join(FRONT_OBJECTIVES)}")
     for i, name in enumerate(names):
         if name not in FRONT_OBJECTIVES:
             raise UsageError(f"unknown objective {name!r}{did_you_mean(name, FRONT_OBJECTIVES)}")
         if name in names[:i]:
-            raise UsageError(f"objective {name!r} stands twice: name it once")
+            raise UsageError(f"objective {name!r} is given twice: remove one")
 
 
 def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str]) -> dict[str, float]:
-    """Objective → what `metrics` say of it, in the units of FRONT_OBJECTIVES."""
+    """Return the values of objectives for a plan.
+
+    Args:
+        platform: The platform.
+        metrics: Metrics of the plan.
+        names: Names of objectives.
+
+    Returns:
+        Objective → value, in the units of FRONT_OBJECTIVES.
+    """
 
     def value(name: str) -> float:
         if name == "device-memory":
@@ -103,7 +147,7 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
 
 
 def _stream_energy_j(platform: Platform, metrics: Metrics, index: int) -> float:
-    """J of one device from one frame of a stream to the next (AutoDiCE's E_i, and what waiting takes)."""
+    """Return the energy of one device per frame of a stream: E_i of AutoDiCE plus the idle power while it waits."""
     entry = metrics.devices[index]
     if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:
         return metrics.device_energy_j[entry.device]
@@ -114,6 +158,6 @@ def _stream_energy_j(platform: Platform, metrics: Metrics, index: int) -> float:
 
 
 def build_single_point_front(problem: Problem, plan: Plan) -> ParetoFront:
-    """The front of one plan, with the numbers of all objectives."""
+    """Return the front that consists of one plan, with the values of all objectives."""
     names = tuple(FRONT_OBJECTIVES)
     return ParetoFront(names, (ParetoPoint(plan, objective_values(problem.platform, problem.evaluate(plan), names)),))

@@ -1,6 +1,7 @@
-"""A Problem: what a strategy is given.
+"""The problem that a strategy solves: layers, platform, cost model and objective.
 
-LayerGraph + Platform + CostModel + objective → Problem;   Problem → Plan;   Problem + Plan → Metrics.
+LayerGraph + Platform + CostModel + objective → Problem
+Problem + Plan → Metrics
 """
 
 from __future__ import annotations
@@ -48,22 +49,37 @@ if TYPE_CHECKING:
 
 
 MAX_SIMULATED_DEVICE_KINDS = 4
-"""How many kinds of devices are simulated to find the one that is best alone."""
+"""Number of kinds of devices that are simulated to find the best single device; the others are only estimated."""
 MIN_SPLIT_GAIN = 1.03
-"""How many times as good as one device alone several must be predicted to be to be worth it: predictions are some per
-cent off. Emulated clusters gave all of what was promised from there on (docs/prediction.md)."""
+"""Least predicted gain over the best single device that makes several devices worthwhile.
+
+Predictions are a few percent off. On emulated clusters, all plans from this factor on kept their promise.
+"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Layers to place, the platform to place them on, what a piece costs there, and what is to be made small.
+    """The layers to place, the platform to place them on, and the objective to minimise.
 
-    source, sink: the devices that hold the inputs and want the outputs; the platform's first device by default (it
-    may be compute-less). model: what the layers were formed of; `evaluate` and `simulate` need it. executor: whom
-    `evaluate_all` gives its work; strategies ask it for what can be done at once. target: what will run the plan, if
-    that is known: what it adds counts as memory then. loaded: the graph as the file has it, by whose names users call
-    nodes (see `lineage`). runtime: device → what messages, calls and copies cost there; nothing where it is not in it.
-    Raises UsageError for an unknown objective, DicompilerError for an unknown device.
+    A problem is immutable. It estimates and simulates plans, and it builds plans from parts.
+
+    Attributes:
+        layers: Layers of the network with their tensors.
+        platform: Hosts, devices and network.
+        cost_model: Model of the seconds that a part takes on a device.
+        objective: Objective to minimise: latency, throughput, energy, memory, communication, or a weighted sum of them.
+        source: Devices that hold the inputs; empty means the first device of the platform, which may have no compute.
+        sink: Devices that receive the outputs; empty means the first device of the platform.
+        model: Model that the layers were formed from. `evaluate` and `simulate` need it.
+        executor: Executor for `evaluate_all`. Strategies may also use it for their own parallel work.
+        target: Target that will run the plan, if it is known. The memory that it adds is then counted.
+        file_graph: Graph as it is in the model file, whose node names users write (see `lineage`).
+        runtime_costs: Device → costs of messages, calls and copies in the target's runtime; devices that are missing
+            cost nothing.
+
+    Raises:
+        UsageError: The objective is unknown.
+        DicompilerError: A source or sink is not on the platform.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -79,14 +95,22 @@ class Problem:
     runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        objective_terms(self.objective)  # raises where it is none
+        objective_terms(self.objective)  # Raises if the objective is invalid.
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 
     def build_plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
-        """The plan with these parts by layer name, its layers in layer order, and this problem's source, sink and
-        wire. Of a layer that draws random numbers the device of its first part has all: others would draw
-        others."""
+        """Return the plan with these parts, in layer order, with this problem's source, sink and wire type.
+
+        A layer that draws random numbers stays whole on the device of its first part, because its parts would draw
+        different numbers.
+
+        Args:
+            parts: Layer name → parts of the layer, for every layer.
+
+        Returns:
+            The plan.
+        """
         first = (self.platform.devices[0].name,)
         ordered = {layer.name: tuple(parts[layer.name]) for layer in self.layers.layers}
         for name in self._random_layers:
@@ -98,33 +122,62 @@ class Problem:
         return frozenset(random_layers(self.layers))
 
     def single_device_plan(self, device: str) -> Plan:
-        """The plan that gives one device every layer."""
+        """Return the plan that computes all layers on one device.
+
+        Args:
+            device: Name of the device.
+
+        Returns:
+            The plan.
+        """
         return self.build_plan({layer.name: (Part(device),) for layer in self.layers.layers})
 
     def estimate(self, plan: Plan) -> Metrics:
-        """What `plan` comes to by an estimate of milliseconds, see `metrics.measure`: exact bytes and operations, but
-        times that suppose barriers between layers. Raises DicompilerError where the plan does not fit the layers or
-        names an unknown device."""
+        """Estimate the metrics of a plan within milliseconds.
+
+        Bytes and operations are exact. Times assume a barrier after each layer, so that nothing overlaps.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The estimated metrics.
+
+        Raises:
+            DicompilerError: The plan does not fit the layers or names an unknown device.
+        """
         with gc_paused():
             metrics = self._estimate_metrics(plan)
         return metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     @cached_property
     def lineage(self) -> NodeOrigins:
-        """Which nodes and layers the nodes of the file have become."""
+        """Map from nodes of the model file to the nodes and layers that they have become."""
         return NodeOrigins(self.layers, self.file_graph)
 
     @cached_property
     def target_overhead(self) -> Mapping[str, int]:
-        """Device → bytes that the target adds there at least, whatever the device does."""
+        """Device → bytes that the target adds at least, whatever the device computes."""
         if self.target is None:
             return {device.name: 0 for device in self.platform.devices}
         idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
         return self.target.memory_overhead(Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
-        """What `plan` comes to when its program is played by the simulator, which decides between plans. Takes
-        2 to 150 ms: it is not written as ONNX, unless there is a target to ask. Raises as `estimate`."""
+        """Simulate the program of a plan and return its metrics.
+
+        This is the measure by which plans are compared. It takes 2 to 150 ms. The program is only written as ONNX if
+        the problem has a target, which is then asked for the memory that it adds.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The simulated metrics.
+
+        Raises:
+            DicompilerError: The plan does not fit the layers or names an unknown device, or the problem has no model.
+        """
         with gc_paused():
             if self.target is not None:
                 compilation = self.draft_program(plan)
@@ -133,11 +186,12 @@ class Problem:
 
     @cached_property
     def best_single_device(self) -> tuple[Plan, Metrics]:
-        """The whole network on the one device where that is best by the objective, and what it comes to by the same
-        simulation: the candidate that every plan is reported beside. Of equals the first.
+        """Plan that computes the whole network on the one device that is best by the objective, with its simulated
+        metrics.
 
-        Where there are many kinds of devices, estimates choose whom to simulate: where one device has all, next to
-        nothing overlaps.
+        Every other plan is compared with it. Of equally good devices the first is taken. If there are many kinds of
+        devices, estimates choose the ones to simulate: almost nothing overlaps on a single device, so that estimates
+        are close.
         """
         kinds: dict[object, str] = {}
         for device in self.platform.computing_devices:
@@ -155,8 +209,10 @@ class Problem:
         return plan, metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     def _device_kind(self, device: Device) -> tuple[object, ...]:
-        """Devices of one kind come to the same where each has the whole network: what a layer takes there, and the way
-        there from the ends, tell them apart."""
+        """Return a key that is equal for devices on which the whole network costs the same.
+
+        The key holds the seconds of every layer and the links to the source and the sink.
+        """
         shares = [
             (one, LayerShare(None if one.whole_reason else full_region(output_shape(self.layers, one))))
             for one in self.layers.layers
@@ -177,34 +233,80 @@ class Problem:
         return _simulated_metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
-        """`evaluate` of many plans, in their order and spread over `executor` where there is one (processes, or another
-        host's: plans and shapes travel there, weights do not). A plan that cannot be evaluated gives its error."""
+        """Evaluate many plans, in parallel if the problem has an executor.
+
+        The executor's workers receive plans and shapes, but no weights.
+
+        Args:
+            plans: The plans.
+
+        Returns:
+            For each plan, in order, its metrics or the error that `evaluate` raised.
+        """
         attempt = self._evaluator.evaluate_or_error
         return list(map(attempt, plans) if self.executor is None else self.executor.map(attempt, plans))
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        return RemoteEvaluator(self)  # one, so that what travels is written once
+        return RemoteEvaluator(self)  # Cached, because it pickles the problem only once.
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
-        """Plays the plan's program for a stream of frames, see `simulator.simulate`. Raises as `estimate`."""
+        """Simulate the program of a plan for a stream of frames.
+
+        Args:
+            plan: The plan.
+            frames: Number of frames.
+            in_flight: Number of frames that are computed at the same time.
+
+        Returns:
+            The simulated times.
+
+        Raises:
+            DicompilerError: The plan does not fit the layers or names an unknown device, or the problem has no model.
+        """
         return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
     def workload(self, plan: Plan) -> tuple[Routing, Workload]:
-        """The plan's routing, and what the simulator plays of its program, which is not written. DicompilerError where
-        the problem has no model."""
+        """Return the routing of a plan and the workload that the simulator plays, without writing the program as ONNX.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The routing and the workload.
+
+        Raises:
+            DicompilerError: The plan does not fit the layers, or the problem has no model.
+        """
         routing, program = build_program_only(self._model_facts, self.layers, self.platform, plan)
         return routing, build_workload(program, routing, self.platform, self.cost_model, self.runtime_costs)
 
     def simulate_compilation(
         self, compilation: PipelineState, frames: int = 1, in_flight: int = 1, spans: bool = True
     ) -> SimulationResult:
-        """Plays the program of a compilation of this problem, as `simulate`. spans: whether to keep them."""
+        """Simulate the program of a compilation of this problem.
+
+        Args:
+            compilation: The compilation with its program.
+            frames: Number of frames.
+            in_flight: Number of frames that are computed at the same time.
+            spans: Keep the spans of computing and sending.
+
+        Returns:
+            The simulated times.
+        """
         return simulate(self._compilation_workload(compilation), self.platform, frames, in_flight, spans)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-        """What a compilation of this problem that has a program comes to, by simulation of one frame of each role;
-        memory: what its devices hold (`Problem.memory`), if what the target adds is to count."""
+        """Return the metrics of a compilation's program by simulation of one frame of each role.
+
+        Args:
+            compilation: The compilation with its program.
+            memory: Device → memory use (see `program_memory_use`), if the target's overhead is to be counted.
+
+        Returns:
+            The simulated metrics.
+        """
         assert compilation.routing is not None and compilation.plan is not None
         metrics = _simulated_metrics(
             self._compilation_workload(compilation), compilation.routing, self.platform, compilation.plan
@@ -222,14 +324,30 @@ class Problem:
         )
 
     def draft_program(self, plan: Plan) -> PipelineState:
-        """The plan's routing and program. DicompilerError where the problem has no model."""
+        """Return the routing and the program of a plan, without writing the segments as ONNX files.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The compilation with routing and program.
+
+        Raises:
+            DicompilerError: The plan does not fit the layers, or the problem has no model.
+        """
         return lower_unchecked(
             PipelineState(model=self._required_model, layers=self.layers, platform=self.platform, plan=plan)
         )
 
     def program_memory_use(self, compilation: PipelineState) -> dict[str, MemoryUse]:
-        """Device → what it holds when the compilation's program runs, one frame at a time, with what the target adds
-        (nothing where the problem has none)."""
+        """Return the memory that each device needs to run a compilation's program, one frame at a time.
+
+        Args:
+            compilation: The compilation with its program.
+
+        Returns:
+            Device → memory use, including the target's overhead if the problem has a target.
+        """
         assert compilation.program is not None
         added = None if self.target is None else self.target.memory_overhead(compilation.program)
         return program_memory(compilation.program, added=added)
@@ -241,25 +359,45 @@ class Problem:
     @property
     def _required_model(self) -> Model:
         if self.model is None:
-            raise DicompilerError("problem: it was made without a model: give one, or use `estimate`")
+            raise DicompilerError("problem: it has no model: pass model=…, or use Problem.estimate")
         return self.model
 
 
 @dataclass(frozen=True)
 class RemoteEvaluator:
-    """`Problem.evaluate`, or without a model `Problem.estimate`, in a form that can be sent to other processes.
+    """`Problem.evaluate` in a form that can be sent to other processes; `Problem.estimate` if there is no model.
 
-    Weights stay at home: what a plan comes to does not depend on their values, and there may be gigabytes.
+    Weights are not sent: metrics do not depend on their values, and there may be gigabytes of them.
+
+    Attributes:
+        problem: The problem.
     """
 
     problem: Problem
 
     def __call__(self, plan: Plan) -> Metrics:
-        """What `plan` comes to. Raises as `Problem.evaluate`."""
+        """Return the metrics of a plan.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The metrics.
+
+        Raises:
+            DicompilerError: The plan does not fit the layers or names an unknown device.
+        """
         return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
 
     def evaluate_or_error(self, plan: Plan) -> Metrics | DicompilerError:
-        """The same, but what cannot be evaluated gives its error."""
+        """Return the metrics of a plan, or the error if it cannot be evaluated.
+
+        Args:
+            plan: The plan.
+
+        Returns:
+            The metrics or the error.
+        """
         try:
             return self(plan)
         except DicompilerError as error:
@@ -270,7 +408,7 @@ class RemoteEvaluator:
 
     @cached_property
     def _pickled(self) -> bytes:
-        """What travels, the same for every plan."""
+        """The pickled problem, which is the same for every plan."""
         model = self.problem.model
         problem = replace(self.problem, executor=None, model=None, file_graph=None)
         if model is None:
@@ -279,9 +417,9 @@ class RemoteEvaluator:
         return pickle.dumps((problem, model.proto.SerializeToString(), weights))
 
 
-@lru_cache(maxsize=4)  # so that what one plan makes known of the layers serves the next one; searches have few problems
+@lru_cache(maxsize=4)  # Facts about the layers are memoised in the problem; searches use only a few problems.
 def _restore_evaluator(parcel: bytes) -> RemoteEvaluator:
-    """The evaluator in another process, with zeros for weights (which take no memory until somebody reads them)."""
+    """Return the evaluator in another process, with zeros for weights, which take no memory until they are read."""
     problem, proto, weights = pickle.loads(parcel)
     if proto is None:
         return RemoteEvaluator(problem)
@@ -293,7 +431,7 @@ def _restore_evaluator(parcel: bytes) -> RemoteEvaluator:
 
 
 def _simulated_metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
-    """By simulation of one frame of each role."""
+    """Return the metrics by simulation of one frame of each role."""
     return metrics_of_simulation(
         simulate(work, platform, frames=len(work.roles), keep_spans=False), work, routing, platform, plan
     )

@@ -1,4 +1,4 @@
-"""The base of all strategies: what decides, a Problem in, a Plan or a Pareto front of plans out."""
+"""The base class of all strategies: a strategy turns a Problem into a Plan or a Pareto front of plans."""
 
 from __future__ import annotations
 
@@ -14,40 +14,89 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.work_budget import WorkBudget
 
 INTERRUPTED_NOTE = "the search was interrupted"
-"""The note of a plan that is the best one that a strategy had found when Ctrl-C came."""
+"""Note of a plan that was the best one found when Ctrl-C stopped the search."""
 
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """The base of all strategies. A subclass is a frozen dataclass too: its fields are its options.
+    """Base class of all strategies.
 
-    The first line of its docstring is its summary in `dicompiler list strategies`.
+    A subclass is a frozen dataclass whose fields are the options of the strategy. The first line of its docstring is
+    its summary in `dicompiler list strategies`.
+
+    Attributes:
+        name: Name of the strategy on the command line.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def plan(self, problem: Problem) -> Plan:
-        """A plan for every layer of the problem. DicompilerError where there is none."""
+        """Return a plan for every layer of the problem.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan, usually made by `Problem.build_plan`.
+
+        Raises:
+            DicompilerError: The strategy finds no plan.
+        """
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:  # noqa: ARG002
-        """A plan for who asks several strategies and goes on from the best of their plans: the work is counted in
-        `allowance`, and ends where that is over; what may be done to any plan in the end (its parts in waves) is left
-        to who asks. By default the plan of `plan`, whose work nobody counts."""
+        """Return a plan for a caller that asks several strategies and refines the best of their plans.
+
+        Override it if the strategy can count its work. The default calls `plan` and counts nothing. Final refinements
+        that suit any plan, such as ordering parts in waves, are left to the caller.
+
+        Args:
+            problem: The problem to solve.
+            budget: Work that may be done. The strategy counts its work here and stops when it is exceeded.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: The strategy finds no plan.
+        """
         return self.plan(problem)
 
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
-        """Plans of which none is better than another in every objective; of a strategy that makes one plan, that one.
-        `tell` is told what is being done."""
+        """Return plans of which none is better than another in every objective; by default only the one of `plan`.
+
+        Args:
+            problem: The problem to solve.
+            progress: Function that receives progress messages.
+
+        Returns:
+            The Pareto front.
+
+        Raises:
+            DicompilerError: The strategy finds no plan.
+        """
         if progress is not None:
             progress(self.name)
         return build_single_point_front(problem, self.plan(problem))
 
     def check_feasible(self, problem: Problem, plan: Plan) -> None:
-        """DicompilerError where `plan`, one of this strategy, cannot be carried out (see `check_constraints`); the
-        errors of a third party's strategy name it."""
+        """Raise DicompilerError if one of this strategy's plans cannot be carried out.
+
+        For a strategy of a third party, the error also names the strategy.
+
+        Args:
+            problem: The problem.
+            plan: A plan of this strategy.
+
+        Raises:
+            DicompilerError: The plan cannot be carried out (see `check_constraints`).
+        """
         check_constraints(problem, plan)
 
     def own_platform(self) -> Platform | None:
-        """The platform that the strategy's own input describes, where it does; used if none is given."""
+        """Return the platform that the strategy's own input files describe; it is used if the user gives none.
+
+        Returns:
+            The platform, or None.
+        """
         return None

@@ -1,6 +1,7 @@
-"""What a search may still do: work that is counted, so that the same is done on a slow machine, and the clock beside.
+"""Deterministic work budgets for searches.
 
-Searches `spend` what a piece of work takes on a common computer before they begin with it, and stop where it is over.
+A search counts its work in seconds of a reference computer before it does it. It therefore stops at the same place on
+every machine. A wall-clock deadline can be added for callers that must not wait longer on a slower machine.
 """
 
 from __future__ import annotations
@@ -9,18 +10,30 @@ import math
 import time
 
 DEFAULT_BUDGET_S = 30.0
-"""Seconds that a search may take by default."""
+"""Default budget of a search, in seconds of the reference computer."""
 STEP_S, ELEMENT_S = 2e-5, 5e-9
-"""Seconds of a step of a search over tables (some calls of numpy), and of each element that it reads."""
+"""Seconds of the reference computer for one step of a table search (a few NumPy calls), and for each element that the step
+reads.
+"""
 
 
 class BudgetExceeded(Exception):
-    """The allowance is over, and what was asked for is not there."""
+    """The budget was used up before there was any result."""
 
 
 class WorkBudget:
-    """seconds: what all work may come to, in seconds of a common computer: counted, the same on every machine.
-    deadline: of `time.monotonic`, for who cannot wait where the machine is slower."""
+    """The work that a search may still do.
+
+    Args:
+        limit_s: Total work in seconds of the reference computer. It is counted, not measured, so it is the same
+            everywhere.
+        deadline: Latest time by `time.monotonic()`, in seconds. A plan that depends on it depends on the machine.
+
+    Attributes:
+        limit_s: Total work in seconds of the reference computer.
+        deadline: Latest time by `time.monotonic()`, in seconds.
+        spent_s: Work counted so far, in seconds of the reference computer.
+    """
 
     def __init__(self, limit_s: float = math.inf, deadline: float = math.inf) -> None:
         self.limit_s, self.deadline, self.spent_s = limit_s, deadline, 0.0
@@ -28,15 +41,33 @@ class WorkBudget:
 
     @staticmethod
     def from_seconds(budget: float) -> WorkBudget:
-        """So many seconds, by both."""
+        """Return a budget of this many seconds of counted work, with a deadline equally far away by the clock.
+
+        Args:
+            budget: Seconds of counted work, and seconds until the deadline.
+
+        Returns:
+            The new budget.
+        """
         return WorkBudget(budget, time.monotonic() + budget)
 
     def spend(self, seconds: float) -> None:
-        """Counts work of so many seconds."""
+        """Count work unconditionally.
+
+        Args:
+            seconds: Seconds of the reference computer.
+        """
         self.spent_s += seconds
 
     def try_spend(self, seconds: float) -> bool:
-        """Counts a piece of work if there is so much left; else it is over."""
+        """Return True and count the work if that much is left; otherwise mark the budget as exceeded.
+
+        Args:
+            seconds: Seconds of the reference computer.
+
+        Returns:
+            True if the work may be done.
+        """
         if self.is_exceeded() or seconds > self.remaining_s:
             self._exceeded = True
             return False
@@ -44,8 +75,17 @@ class WorkBudget:
         return True
 
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
-        """Counts some steps that read so many elements of tables in all; whether they may still be done: what is begun
-        is done to its end."""
+        """Return True and count the steps if the budget is not exceeded yet.
+
+        A step that has begun is always finished, so the last one may exceed the budget.
+
+        Args:
+            elements: Table elements that all steps read together.
+            steps: Number of steps.
+
+        Returns:
+            True if the steps may be done.
+        """
         if self.is_exceeded():
             return False
         self.spend(steps * STEP_S + elements * ELEMENT_S)
@@ -53,30 +93,48 @@ class WorkBudget:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds of counted work."""
+        """Counted work that is left, in seconds of the reference computer."""
         return max(0.0, self.limit_s - self.spent_s)
 
     @property
     def was_exceeded(self) -> bool:
-        """Whether it was ever found to be over."""
+        """True if an earlier check found the budget exceeded."""
         return self._exceeded
 
     def seconds_to_deadline(self) -> float:
-        """By the clock; below 0 once it is past."""
+        """Return the seconds until the deadline by the clock; negative after it.
+
+        Returns:
+            Seconds until the deadline.
+        """
         return self.deadline - time.monotonic()
 
     def is_exceeded(self) -> bool:
-        """Whether the work is done or the deadline is past; it stays so."""
+        """Return True if the work is used up or the deadline has passed; once True, it stays True.
+
+        Returns:
+            True if nothing more may be done.
+        """
         self._exceeded = self._exceeded or self.spent_s >= self.limit_s or self.seconds_to_deadline() < 0
         return self._exceeded
 
     def spend_or_raise(self, seconds: float = 0.0) -> None:
-        """Counts a piece of work that has to be done for there to be any result: what is begun is done to its end.
-        Raises Spent where it is over already."""
+        """Count work without which there would be no result at all.
+
+        Args:
+            seconds: Seconds of the reference computer.
+
+        Raises:
+            BudgetExceeded: The budget was exceeded already.
+        """
         if self.is_exceeded():
             raise BudgetExceeded
         self.spend(seconds)
 
     def note(self) -> str:
-        """What a plan says that came of a search which was cut off; '' of one that was not."""
+        """Return the note for a plan whose search was cut off.
+
+        Returns:
+            The note, or "" if the budget was never exceeded.
+        """
         return f"the search ended after its budget of {self.limit_s:g} s" if self._exceeded else ""

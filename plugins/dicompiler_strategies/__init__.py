@@ -1,4 +1,4 @@
-"""The built-in strategies, provided through the same hook as any plugin's."""
+"""The built-in strategies, registered through the same hooks as those of third parties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
-    """The strategies that search, those that need no search, and the plan by hand."""
+    """Return the strategies that search, those that need no search, and manual plans."""
     from dicompiler_strategies.auto import Auto
     from dicompiler_strategies.cpsat import CpSat
     from dicompiler_strategies.dp import Dp
@@ -35,8 +35,8 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """The cluster files of AutoDiCE, whose mappings the manual strategy takes."""
+    """Return the platform file format of AutoDiCE, whose mappings the manual strategy reads."""
     from dicompiler.plugin_api import PlatformFormat
     from dicompiler_strategies.autodice import platform_from_hosts
 
-    return [PlatformFormat("*.txt", "An AutoDiCE platform.txt: a line for each host.", platform_from_hosts)]
+    return [PlatformFormat("*.txt", "An AutoDiCE platform.txt with one line for each host.", platform_from_hosts)]

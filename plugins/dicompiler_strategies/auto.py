@@ -1,4 +1,4 @@
-"""The default: runs the other strategies, lets the simulator rank their plans, and polishes the best one."""
+"""The default strategy: it runs the other strategies, ranks their plans by simulation, and improves the best one."""
 
 from __future__ import annotations
 
@@ -27,44 +27,65 @@ from dicompiler_strategies.transformer_heads import best_row_plans, has_attentio
 log = logging.getLogger("dicompiler")
 
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
-"""Strategies that are left out where layers times devices are more than that: they would take the whole budget."""
+"""Strategy → largest layers · devices for which it is asked; beyond that it would use up the whole budget."""
 DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
-"""cpsat before those that take long and seldom win: what the budget leaves out is theirs."""
+"""The strategies that are asked, in order. cpsat comes before slow strategies that rarely win, so that these are the ones
+that a small budget leaves out.
+"""
 TABLE_STRATEGIES = ("cpsat", "gradient")
-"""They look at all layers at once. Of a network of MOST layers times devices for whose tables the budget does not pay,
-dp, which counts less work, is asked before them, and they are left out if anybody has a plan that splits."""
+"""Strategies that need cost tables of all layers. If a large network's tables do not fit into the budget, dp is asked
+before them, because it counts less work. They are left out if a plan that splits the network is known by then.
+"""
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Not asked for the latency or the memory of a network with attention, which heads cuts better in a tenth of the
-time."""
+"""Strategies that are not asked for the latency or memory of a network with attention: heads finds better plans in a tenth
+of the time.
+"""
 
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """The best of all strategies' plans by simulation, polished by local search.
+    """The best of all strategies' plans by simulation, improved by local search.
 
-    single, pipeline, modnn, heads or cpsat, dp, gradient → simulator → best → other choices for a layer → …
+        single, pipeline, modnn, heads or cpsat, dp, gradient → simulator → best plan → other choices for a layer → …
 
-    Of an objective that is a weighted sum the strategies are asked for each term, and the sum ranks their plans.
+    If the objective is a weighted sum, the strategies are asked for each term, and the sum ranks their plans.
 
-    The work is counted, in seconds of a common computer, and the same on every run. Only where a slower machine's clock
-    says that the budget is over before does the plan depend on the machine; then its note says so.
+    The work is counted in seconds of a reference computer and is the same in every run. Only if the budget's time has
+    passed on a slower machine before the work is done does the plan depend on the machine; its note then says so.
+
+    Attributes:
+        budget: Work in seconds of the reference computer, and seconds of the clock.
+        tries: Plans to try around the best one.
+        seed: Seed of these plans.
+        strategies: Strategies to ask.
     """
 
     name: ClassVar[str] = "auto"
-    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "seconds after which it takes what it has"})
+    budget: float = field(
+        default=DEFAULT_BUDGET_S, metadata={"help": "seconds after which the best plan so far is taken"}
+    )
     tries: int = field(default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one"})
-    seed: int = field(default=0, metadata={"help": "of the plans that are tried"})
-    strategies: tuple[str, ...] = field(default=DEFAULT_STRATEGIES, metadata={"help": "whose plans to begin with"})
+    seed: int = field(default=0, metadata={"help": "seed of the plans that are tried"})
+    strategies: tuple[str, ...] = field(default=DEFAULT_STRATEGIES, metadata={"help": "strategies to begin with"})
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
             raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
         if self.tries < 0:
-            raise ValueError(f"tries must not be below 0, and is {self.tries}")
+            raise ValueError(f"tries must be 0 or more, not {self.tries}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises what a strategy raised where none has a plan that can be carried out. An interrupt gives the
-        best plan so far."""
+        """Return the best plan found; an interrupt returns the best plan so far.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: No strategy has a plan that can be carried out.
+        """
         run = _AutoSearch(problem, self)
         search, note = run.search, ""
         try:
@@ -74,17 +95,19 @@ class Auto(Strategy):
                 raise
             note = INTERRUPTED_NOTE
         if search.best is None:
-            raise run.error() or DicompilerError("auto: no strategy has a plan: raise the budget")
+            raise run.error() or DicompilerError("auto: no strategy has a plan: use a larger budget")
         note = note or search.allowance.note()
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
-        log.info("auto: the best plan is of %s", search.best.origin)
+        log.info("auto: the best plan is by %s", search.best.origin)
         return replace(self._prefer_single_device(problem, search.best), note=note)
 
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
-        """The best plan; the best one on one device alone where that is predicted to be nearly as good and can be
-        carried out: what is gained so may as well be lost. Where runtimes cost nothing predictions are taken as they
-        are."""
+        """Return the best plan, or the best single device if that is predicted to be nearly as good.
+
+        Such small gains are within the error of the prediction. Without runtime costs, predictions are taken as they
+        are.
+        """
         plan, metrics = problem.best_single_device
         single = problem.runtime_costs and metrics.objective_value(problem.objective) <= MIN_SPLIT_GAIN * best.value(
             problem
@@ -95,12 +118,12 @@ class Auto(Strategy):
 
 
 class _AutoSearch:
-    """One run: the strategies in turn, then plans around the best one."""
+    """One run: the strategies one after another, then plans around the best one."""
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
-        self.refined: EvaluatedPlan | None = None  # the best plan around which plans were tried
+        self.refined: EvaluatedPlan | None = None  # The best plan whose neighbours were tried.
         self.errors: dict[str, DicompilerError] = {}
 
     def run(self) -> None:
@@ -113,7 +136,7 @@ class _AutoSearch:
                 return
             if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
                 continue
-            # Where cpsat tries plans it has evaluated what gradient finds.
+            # If cpsat tries plans around the best one, it has evaluated gradient's plans as well.
             known = name == "gradient" and self.refined is not None and self.options.tries > 0
             if (
                 self.problem_size <= MAX_PROBLEM_SIZE.get(name, math.inf)
@@ -130,7 +153,7 @@ class _AutoSearch:
             self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
 
     def _search_tables(self) -> None:
-        """Looks for better plans in the tables, around the best one."""
+        """Search for better plans in the tables, around the best plan."""
         if self.refined is None and not self.search.allowance.is_exceeded():
             self.search.try_optima(self.tables)
         best = self.search.best
@@ -143,7 +166,7 @@ class _AutoSearch:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """Whether the network is too large for the tables of cpsat."""
+        """True if the network is too large for all tables that cpsat would use."""
         return (
             not self.uses_heads
             and self.problem_size > MAX_GRADIENT_SIZE
@@ -152,7 +175,7 @@ class _AutoSearch:
 
     @cached_property
     def affordable_choices(self) -> ChoiceSet:
-        """What cpsat has tables of."""
+        """The choice set of cpsat's tables."""
         return CpSat().affordable_choices(self.problem, self.options.budget)
 
     @cached_property
@@ -162,32 +185,35 @@ class _AutoSearch:
 
     @property
     def best_plan_splits(self) -> bool:
-        """Whether the best plan so far has several devices."""
+        """True if the best plan so far uses several devices."""
         return self.search.best is not None and len(self.search.best.plan.devices) > 1
 
     @cached_property
     def objective_problems(self) -> tuple[Problem, ...]:
-        """What strategies are asked for: of a weighted sum, which few know, each of its terms."""
+        """The problem once for each term of its objective, because few strategies support weighted sums."""
         wanted = objective_terms(self.problem.objective)
         return (self.problem,) if len(wanted) == 1 else tuple(replace(self.problem, objective=name) for name in wanted)
 
     @cached_property
     def uses_heads(self) -> bool:
-        """Whether heads is asked instead of the others."""
+        """True if heads is asked instead of the strategies in NOT_FOR_ATTENTION."""
         own = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
         return bool(own) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
     def tables(self) -> CostTables:
-        """The tables of cpsat, of fewer choices where more than half of the budget would go into filling them; those of
-        heads. DicompilerError where it is over before they are filled, and there is a plan already."""
+        """The tables of cpsat, or of heads if that is asked.
+
+        Fewer choices are used if filling them would take more than half of the budget. Raises DicompilerError if there
+        is a plan already and the budget is exceeded before they are filled.
+        """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
         allowance = WorkBudget(self.options.budget) if self.search.best is None else self.search.allowance
         return CpSat().build_tables(self.problem, allowance, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
-        """Why there is no plan: cpsat tells most, else the first who told."""
+        """Return the reason why there is no plan: cpsat's error says most, otherwise the first one."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
@@ -204,11 +230,12 @@ class _AutoSearch:
             raise KeyboardInterrupt
 
     def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
-        """The strategy's plan, evaluated."""
+        """Return the strategy's plan, after it was evaluated."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
             refined = tried.plan_over_tables(self.tables, self.search.allowance)
-            if fits_constraints(self.problem, refined.plan, refined.metrics):  # cpsat gives what it has
+            # cpsat may return a plan that breaks a constraint if the budget was exceeded.
+            if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])
                 self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan

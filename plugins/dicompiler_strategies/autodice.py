@@ -1,6 +1,7 @@
-"""AutoDiCE's files: `platform.txt` and `mapping.json` go in; hosts, keys and a Platform come out.
+"""AutoDiCE's files `platform.txt` and `mapping.json`.
 
-`mapping.json` lists layers under keys `<host>_<resource>`; a key is one device, and the keys' order is the rank order.
+`mapping.json` lists layers under keys `<host>_<resource>`. A key is one device, and the order of the keys is the rank
+order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ ASSUMPTION_NOTE = (
 
 @dataclass(frozen=True)
 class AutodiceHost:
-    """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`; `gpu` is None where there is none."""
+    """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`.
+
+    Attributes:
+        name: Name of the host.
+        architecture: Processor architecture.
+        cores: Numbers of the cores.
+        gpu: Name of the GPU, or None.
+    """
 
     name: str
     architecture: str
@@ -37,7 +45,14 @@ class AutodiceHost:
 
 @dataclass(frozen=True)
 class MappingKey:
-    """A key of mapping.json: `nx01_arm012` are the cores 0, 1 and 2 of nx01, `nx01_gpu` its GPU (`cores` is empty)."""
+    """A key of mapping.json: `nx01_arm012` means the cores 0, 1 and 2 of nx01, `nx01_gpu` its GPU.
+
+    Attributes:
+        text: The key as it is written.
+        host: Name of the host.
+        kind: "gpu", "arm" or "cpu".
+        cores: Numbers of the cores; empty for a GPU.
+    """
 
     text: str
     host: str
@@ -50,19 +65,26 @@ class MappingKey:
 
     @property
     def device(self) -> str:
-        """The device's name: the key, with `-` for the commas of a list of cores, which no name may hold."""
+        """Name of the device: the key with `-` instead of commas, which device names must not contain."""
         return self.text.replace(",", "-")
 
 
 def parse_key(text: str, place: str) -> MappingKey:
-    """`nx01_arm012` (each digit a core), `nx01_cpu10,11` (a list; `cpu10,` is core 10 alone) or `nx01_gpu`.
+    """Return the parsed key: `nx01_arm012` (each digit a core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
 
-    Raises DicompilerError, opening with `place`, for other resources and for a core that is named twice.
+    `cpu10,` means core 10 alone.
+
+    Args:
+        text: The key.
+        place: File name that begins error messages.
+
+    Raises:
+        DicompilerError: The resource is unknown, or a core is named twice.
     """
     match = re.fullmatch(r"(.+)_(?:(gpu)|(arm|cpu)(\d+(?:,\d+)*,?))", text)
     if match is None:
         raise DicompilerError(
-            f"{place}: key {text!r} names no resource: write <host>_gpu, <host>_arm012 (each digit a core) or "
+            f"{place}: key {text!r} does not name a resource: write <host>_gpu, <host>_arm012 (each digit a core) or "
             "<host>_cpu10,11 (a list of cores)"
         )
     host, gpu, kind, digits = match.groups()
@@ -76,7 +98,7 @@ def parse_key(text: str, place: str) -> MappingKey:
 
 
 def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
-    """The layers' names by key, in rank order. Errors name the file and the key."""
+    """Return key → layer names, in rank order; errors name the file and the key."""
     document: Any = load_json(path)
     if not isinstance(document, dict) or not document:
         raise DicompilerError(f'{path}: expected an object such as {{"nx01_arm012": ["conv1"]}}')
@@ -89,14 +111,14 @@ def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
 
 
 def load_hosts(path: str | Path) -> tuple[AutodiceHost, ...]:
-    """The hosts of a platform.txt; empty lines and lines that start with # are passed over."""
+    """Return the hosts of a platform.txt; empty lines and lines that begin with # are ignored."""
     hosts: list[AutodiceHost] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         host = _parse_host(line, f"{path}:{number}")
         if host.name in [other.name for other in hosts]:
-            raise DicompilerError(f"{path}:{number}: host {host.name!r} has a line already")
+            raise DicompilerError(f"{path}:{number}: host {host.name!r} is listed twice: remove one line")
         hosts.append(host)
     if not hosts:
         raise DicompilerError(f"{path}: no host: write lines such as 'nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)'")
@@ -109,7 +131,7 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
     )
     if match is None:
         raise DicompilerError(
-            f"{place}: {line.strip()!r} is no host: write 'name, architecture, slots=0-5' and, for a GPU, "
+            f"{place}: {line.strip()!r} is not a host: write 'name, architecture, slots=0-5' and, for a GPU, "
             "', gpu=NVIDIAVolta (CUDA)'"
         )
     name, architecture, first, last, gpu = match.groups()
@@ -120,8 +142,16 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
 
 
 def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
-    """The platform of an AutoDiCE job: the hosts of `platform_txt`, and one device for each key of `mapping`, in rank
-    order. Rates, memory and network are assumed, see ASSUMED. Raises where a key's host, cores or GPU are not there.
+    """Return the platform of an AutoDiCE job: the hosts of platform.txt, and one device for each key of the mapping.
+
+    Rates, memory and network are assumed, see ASSUMPTION_NOTE.
+
+    Args:
+        mapping: Path of mapping.json.
+        platform_txt: Path of platform.txt.
+
+    Raises:
+        DicompilerError: The host, the cores or the GPU of a key do not exist.
     """
     hosts = load_hosts(platform_txt)
     keys = tuple(load_mapping(mapping))
@@ -132,7 +162,7 @@ def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Plat
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
-    """The platform of a platform.txt alone: for each host one device of all its cores, and one for its GPU."""
+    """Return the platform of a platform.txt: for each host one device of all its cores, and one for its GPU."""
     hosts = load_hosts(platform_txt)
     keys = []
     for host in hosts:
@@ -176,8 +206,13 @@ def _describe_cores(host: AutodiceHost) -> str:
 
 
 def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
-    """The device that a key stands for on `platform`: the one of its name, else the host's only GPU, or its only
-    device of CPU cores. Raises where there is no such device, or more than one."""
+    """Return the device of the platform that a key means.
+
+    It is the device with the key's name, or else the only GPU, or the only device of CPU cores, of the host.
+
+    Raises:
+        DicompilerError: There is no such device, or more than one.
+    """
     by_name = {device.name: device for device in platform.devices}
     if key.device in by_name:
         return by_name[key.device]

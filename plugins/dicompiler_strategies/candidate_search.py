@@ -1,10 +1,12 @@
-"""Candidates for the simulator: plans that are best under the barrier model, or would be if sending cost less.
+"""Search by simulation among plans that are good in the barrier model.
 
-Problem + Tables → selections;   Problem + plans → the plan that the simulator finds best, and plans around it.
+The barrier model counts all sending as if nothing overlapped, but in reality much of it overlaps with computing. The
+optimum is therefore found several times, with the edge costs multiplied by a factor λ ≤ 1, and the simulator picks the
+best plan. Then runs of layers of the best plan are decided again, also with cheaper sending, as long as the simulated
+time improves.
 
-The barrier model counts all sending, but without barriers much of it goes on beside the computing. So the optimum is
-found anew with the edges at a fraction λ of their time, for several λ, and the simulator chooses. Around the best one
-runs of layers are then decided anew, also with cheaper sending, as long as the simulator likes what comes of it.
+    Problem + CostTables → selections
+    Problem + plans → the plan that is best by simulation, and plans around it
 """
 
 from __future__ import annotations
@@ -35,43 +37,50 @@ from dicompiler_strategies.work import EVALUATED_PARTS_PER_S
 log = logging.getLogger("dicompiler")
 
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
-"""Of VGG16 and ResNet-50 on 4 and 8 devices no best plan lay outside these."""
+"""Factors λ of the edge costs. For VGG16 and ResNet-50 on 4 and 8 devices, no best plan was outside this range."""
 MAX_SIMULATED_PARTS = 6_000
-"""Parts of all layers beyond which a plan takes too long to be simulated in a search: it is estimated then."""
+"""Plans with more parts take too long to simulate in a search; they are estimated instead."""
 HOPELESS_RATIO = 2.2
-"""Without barriers times are up to 54 % lower (VGG16): what the barrier model gives more than this many times the best
-simulated time is not simulated."""
+"""Plans are not simulated if the barrier model gives more than this many times the best simulated time. Without barriers,
+times are up to 54 % lower (VGG16).
+"""
 NEIGHBOURS_PER_STEP = 4
-"""Plans around the best one that are evaluated before going on."""
+"""Number of plans around the best one that are evaluated at a time."""
 MAX_SPARING_LOSS = 1.02
-"""How many times its value a plan may cost that holds fewer weights: predictions are further off than that."""
+"""Factor by which the objective may grow in exchange for fewer weights; predictions are less accurate than that."""
 MAX_SPARED_LAYERS = 8
+"""Number of layers for which fewer weights are tried."""
 MAX_RUN_LAYERS = 256
-"""In a run of layers that is decided anew."""
+"""Largest number of layers in a run that is decided again."""
 MAX_RUN_CHOICES = 48
-"""Choices of a layer when a run of layers is decided anew."""
+"""Choices of a layer when a run of layers is decided again."""
 MAX_VAIN_TRIES = 100
-"""Plans that are tried around the best one without a better one."""
+"""Plans that are tried around the best one without an improvement."""
 MAX_TRIED_PARTS = 20_000
-"""Parts of all plans that are tried around the best one: they take about ten seconds."""
+"""Parts of all plans that are tried around the best one, which takes about ten seconds."""
 
 
 @dataclass(frozen=True)
 class EvaluatedPlan:
-    """A plan and what it comes to."""
+    """A plan with its metrics and the strategy that it comes from."""
 
     plan: Plan
     metrics: Metrics
     origin: str
 
     def value(self, problem: Problem) -> float:
-        """The objective's value."""
         return self.metrics.objective_value(problem.objective)
 
 
 def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
-    """The plans (each with its origin) with their simulated metrics, at once where the problem has an executor; without
-    those that fit no memory or do not fit the layers."""
+    """Return the plans with their simulated metrics, without those that do not fit the memory or the layers.
+
+    Plans are evaluated in parallel if the problem has an executor.
+
+    Args:
+        problem: The problem.
+        plans: (plan, origin) pairs.
+    """
     given = list(plans)
     small = [plan for plan, _ in given if _count_parts(plan) <= MAX_SIMULATED_PARTS]
     simulated = iter(problem.evaluate_all(small))
@@ -89,7 +98,7 @@ def _count_parts(plan: Plan) -> int:
 
 
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
-    """The optimum for each λ, without repetitions; nothing where the layer graph is too entangled to eliminate."""
+    """Yield the optimum for each λ without repetitions; nothing if the layer graph is too entangled for elimination."""
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:
         return
@@ -104,23 +113,29 @@ def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Itera
 
 
 class CandidateSearch:
-    """The best plan so far, by simulation. Plans are evaluated a few at a time, the same ones whether there is
-    somebody to evaluate them at once or not.
+    """The search for the best plan by simulation.
 
-    name: who searches, for the log. allowance: what may still be tried; it is spent.
+    The same plans are evaluated with and without an executor.
+
+    Args:
+        problem: The problem.
+        name: Name of the strategy, for the log.
+        allowance: Work that may be done.
     """
 
     def __init__(self, problem: Problem, name: str, allowance: WorkBudget | None = None) -> None:
         self.problem, self.name, self.allowance = problem, name, allowance or WorkBudget()
-        # A target has no part in any objective, and to ask it what it adds to memory takes a program: only what would
-        # be the best is evaluated with it.
+        # The target affects no objective, and its memory overhead can only be computed from a program. It is therefore
+        # asked only about a plan that would be the best.
         self.problem_without_target = replace(problem, target=None)
         self.best: EvaluatedPlan | None = None
         self._seen: set[object] = set()
 
     def try_plans(self, plans: Iterable[tuple[Plan, str]]) -> bool:
-        """Whether one of the plans is better than the best so far, which it then is. Where there is one, plans that
-        would take more than what is left of the allowance are left out."""
+        """Return True if one of the plans is better than the best so far, which it then replaces.
+
+        Once there is a best plan, plans are left out if their evaluation exceeds the budget.
+        """
         new = []
         for plan, origin in plans:
             key = tuple(plan.layers.values()), tuple(tuple(one.items()) for one in plan.replicas)
@@ -132,7 +147,7 @@ class CandidateSearch:
         return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
     def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
-        """The same of what is evaluated already; of equals the first."""
+        """Return True if one of the evaluated plans is better than the best so far, which it then replaces."""
         least = math.inf if self.best is None else self.best.value(self.problem)
         for one in sorted(evaluated, key=lambda one: one.value(self.problem)):
             value = one.value(self.problem)
@@ -145,7 +160,7 @@ class CandidateSearch:
         return False
 
     def _spend_evaluation(self, plan: Plan) -> bool:
-        """Counts an evaluation; whether it may still be done: the first one is, whatever it takes."""
+        """Return True and count an evaluation if the budget allows it; the first evaluation is always done."""
         seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
             self.allowance.spend(seconds)
@@ -153,7 +168,7 @@ class CandidateSearch:
         return self.allowance.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
-        """Evaluates the optima of the tables with cheaper sending."""
+        """Evaluate the optima of the tables with cheaper sending."""
         for selection in find_optima(tables):
             if self.allowance.is_exceeded():
                 return
@@ -161,8 +176,10 @@ class CandidateSearch:
                 self.try_plans([(tables.plan(selection), "cpsat")])
 
     def try_neighbours(self, tables: CostTables, tries: int, seed: int) -> None:
-        """Tries plans around the best one, if it is one of the tables', and goes on from any that is better: so many in
-        all, or PATIENCE of them in vain, or EFFORT parts, whatever is less."""
+        """Evaluate plans around the best one, and continue from each improvement.
+
+        It stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or after MAX_TRIED_PARTS parts.
+        """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         effort, last = MAX_TRIED_PARTS, 0
         for step in range(0, tries, NEIGHBOURS_PER_STEP):
@@ -182,8 +199,11 @@ class CandidateSearch:
                 selection, last = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
-        """Where a device holds more weights of a layer than it must, and the value is hardly worse without them (SPARED
-        in all), it holds fewer: tried for the SPARING layers with most of them, if they are a hundredth of all."""
+        """Let devices hold fewer weights of a layer if that hardly changes the objective.
+
+        It is tried for the MAX_SPARED_LAYERS layers that hold most weights beyond their minimum, if that is at least a
+        hundredth of all weights.
+        """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
             return
@@ -206,7 +226,7 @@ class CandidateSearch:
                     self.best, selection = one, tried
 
     def trim(self) -> None:
-        """Evaluates the best plan without what nobody reads."""
+        """Evaluate the best plan without elements that no other part reads."""
         if (
             self.best is not None
             and self.problem.model is not None
@@ -215,7 +235,7 @@ class CandidateSearch:
             self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.origin)])
 
     def try_waves(self, others: Iterable[Plan] = ()) -> None:
-        """Evaluates the best plan, and others, in waves: what others wait for first, the rest while that travels."""
+        """Evaluate the best plan and others in waves: parts that other devices wait for come first."""
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return
         for plan in (self.best.plan, *others):
@@ -223,7 +243,7 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.origin)
 
     def _try_wave_shares(self, plan: Plan, origin: str) -> None:
-        """Evaluates a plan in waves of the usual shares, then of shares nearer and nearer to that of the best one."""
+        """Evaluate a plan in waves with several shares, then with shares closer and closer to the best one."""
         best = 1.0
         for step in (0.0, *SHARE_STEPS):
             for share, waved in overlap_orders(
@@ -237,7 +257,7 @@ class CandidateSearch:
                 return
 
     def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
-        """Whether the tables' seconds are so many that simulating them is in vain."""
+        """Return True if the barrier model gives so many seconds that simulating the plan is pointless."""
         if self.best is None or self.problem.objective != "latency":
             return False
         return tables.total_seconds(selection) > HOPELESS_RATIO * self.best.value(self.problem)
@@ -246,8 +266,11 @@ class CandidateSearch:
 def neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
-    """Endless: selections near `selection`, in turn one with another choice for one layer (among the four that the
-    barrier model likes best there) and one with a run of layers decided anew, see `_decided`."""
+    """Yield endless selections near `selection`.
+
+    They alternate: one with another choice for one layer (among the four best there in the barrier model), and one with
+    a run of layers decided again.
+    """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
     while free:
@@ -262,8 +285,10 @@ def neighbours(
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
-    """The selection with the optimum for a run of layers of random place and length: with sending at one of the
-    fractions λ of its time, and all times disturbed. None where that is too entangled."""
+    """Return the selection with the optimum for a random run of layers, with a random λ and disturbed times.
+
+    None if the run is too entangled for elimination.
+    """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
     start = int(random.integers(count - length + 1))
@@ -280,7 +305,7 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """For each layer the choices, at most FEW, that cost least if the others suit them."""
+    """Return for each layer the at most MAX_RUN_CHOICES choices that cost least with the best choices of their neighbours."""
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)
@@ -291,7 +316,7 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """(node, edge) of some layers, numbered anew, all others as selected; edges at `scale` times their time."""
+    """Return (node, edge) of some layers, renumbered, with all others as selected and edges multiplied by `scale`."""
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]
     edge = {}

@@ -1,4 +1,4 @@
-"""The joint problem over the whole layer graph, solved exactly where it can be: elimination, Lagrange, CP-SAT."""
+"""The strategy `cpsat`: the joint problem over the whole layer graph, solved exactly if possible."""
 
 from __future__ import annotations
 
@@ -18,30 +18,48 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 DEFAULT_TRIES = 200
 MAX_GRADIENT_SIZE = 2_000
-"""Layers times devices for which gradient's descent takes some seconds."""
+"""Largest layers · devices for which gradient's descent takes only some seconds."""
 
 
 @dataclass(frozen=True)
 class CpSat(Strategy):
-    """One choice for each layer, all at once, with a proven bound: tiles, grids, LOP, LIP and fusing on m devices.
+    """One choice for each layer, all at once, with a proven bound: tiles, grids, LOP, LIP and fusion on m devices.
 
-    Problem → Plan, and a line on the log with its value, the bound, and what the bound holds for: the barrier model
-    (see tables.cost_tables) over this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
+    The log says the value, the bound, and the scope of the bound: the barrier model (see `tables.cost_tables`) over
+    this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
+
+    Attributes:
+        time: Limit of CP-SAT in its deterministic seconds.
+        workers: Search workers of CP-SAT.
+        seed: Random seed of CP-SAT.
+        kinds: Kinds of splits, see `ChoiceSet`.
+        device_counts: Numbers of devices to split over; by default 2 and up.
+        extra_rows: Largest number of extra rows of a tile on each side.
+        shares: Kinds of shares.
+        row_cuts: Ways to place the borders between rows.
+        merges: Ways to add up partial sums.
+        simulate: Let the simulator choose among several optima.
+        tries: Plans to try around the best one; 0 also leaves out gradient's plans.
+        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "cpsat"
-    time: float = field(default=10.0, metadata={"help": "how long CP-SAT works, in its deterministic seconds"})
+    time: float = field(default=10.0, metadata={"help": "limit of CP-SAT in its deterministic seconds"})
     workers: int = field(default=2, metadata={"help": "search workers of CP-SAT"})
     seed: int = field(default=0, metadata={"help": "random seed of CP-SAT"})
     kinds: tuple[str, ...] = field(default=SPLIT_KINDS, metadata={"help": "kinds of splits"})
-    device_counts: tuple[int, ...] = field(default=(), metadata={"help": "numbers of devices; by default 2 and up"})
-    extra_rows: int = field(default=4, metadata={"help": "most extra rows that a tile computes on each side"})
-    shares: tuple[str, ...] = field(default=SHARE_KINDS, metadata={"help": "equal shares, by rate, by memory"})
-    row_cuts: tuple[str, ...] = field(default=ROW_CUTS, metadata={"help": "where rows are cut"})
-    merges: tuple[str, ...] = field(default=MERGE_KINDS, metadata={"help": "how partial sums are merged"})
-    simulate: bool = field(default=True, metadata={"help": "let the simulator choose among optima, see candidates.py"})
+    device_counts: tuple[int, ...] = field(
+        default=(), metadata={"help": "numbers of devices to split over; by default 2 and up"}
+    )
+    extra_rows: int = field(default=4, metadata={"help": "largest number of extra rows of a tile on each side"})
+    shares: tuple[str, ...] = field(
+        default=SHARE_KINDS, metadata={"help": "shares of the devices: equal, by rate, by memory"}
+    )
+    row_cuts: tuple[str, ...] = field(default=ROW_CUTS, metadata={"help": "where borders between rows are placed"})
+    merges: tuple[str, ...] = field(default=MERGE_KINDS, metadata={"help": "how partial sums are added up"})
+    simulate: bool = field(default=True, metadata={"help": "let the simulator choose among several optima"})
     tries: int = field(
-        default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one and gradient's; 0: neither"}
+        default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: also without gradient's plans"}
     )
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
@@ -55,31 +73,38 @@ class CpSat(Strategy):
         if not 0 <= self.seed < 2**31:
             raise UsageError(f"cpsat: seed is {self.seed}: give it 0 to 2147483647")
         if self.tries < 0:
-            raise UsageError(f"cpsat: tries must not be below 0, and is {self.tries}")
+            raise UsageError(f"cpsat: tries is {self.tries}: give it 0 or more")
         if not self.budget > 0:
             raise UsageError(f"cpsat: budget is {self.budget:g}: give it more than 0 s")
         self.choice_set()
 
     def choice_set(self) -> ChoiceSet:
-        """The choice set that is asked for."""
+        """Return the choice set that the options describe."""
         return ChoiceSet(self.kinds, self.device_counts, self.extra_rows, self.shares, self.row_cuts, self.merges)
 
     def plan(self, problem: Problem) -> Plan:
-        """The best plan found. Raises DicompilerError where none fits into memory.
+        """Return the best plan found.
 
-        With `rank`, for latency: of the proven optimum, those with cheaper sending, what gradient finds in the same
-        tables, and plans around the best of them, the one that the simulator, in which sending goes on beside
-        computing, finds best; without what nobody reads of it.
+        With `simulate` and the objective latency, the candidates are the proven optimum, the optima with cheaper
+        sending, the plans that gradient finds in the same tables, and plans around the best of them. The simulator, in
+        which sending and computing overlap, picks the best, and elements that no part reads are removed.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: No plan fits into memory.
         """
         return self.plan_within(problem, WorkBudget(self.budget))
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """The same with what is allowed in the place of the budget."""
         return self.plan_over_tables(self.build_tables(problem, budget), budget).plan
 
     def plan_over_tables(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> EvaluatedPlan:
-        """The same with its metrics, over tables that are there already; nothing more is tried once the allowance is
-        over. An interrupt gives the best plan so far."""
+        """Return the best plan over given tables with its metrics; an interrupt returns the best plan so far."""
         problem, allowance = cost_tables.problem, allowance or WorkBudget(self.budget)
         solution = self.solve(cost_tables, allowance)
         search = CandidateSearch(problem, self.name, allowance)
@@ -101,7 +126,7 @@ class CpSat(Strategy):
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
     def solve(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> JointSolution:
-        """The best plan found over the tables, with its bound; the solver stops where the allowance is over."""
+        """Return the best plan over the tables with its bound; the solver stops when the budget is exceeded."""
         from dicompiler_strategies.joint.cpsat_solver import SolverEffort
         from dicompiler_strategies.joint.solve import solve_jointly
 
@@ -114,28 +139,38 @@ class CpSat(Strategy):
     def build_tables(
         self, problem: Problem, allowance: WorkBudget | None = None, among: ChoiceSet | None = None
     ) -> CostTables:
-        """The tables of the choices that are asked for, or of fewer where those are too many, or would take more than
-        about half of what is allowed; `among`: of these. DicompilerError where the allowance is over before."""
+        """Return the cost tables of the requested choices, or of fewer if those take too long to fill.
+
+        Args:
+            problem: The problem.
+            budget: Work that may be done; the tables may use about half of it.
+            among: The choice set, instead of the affordable one.
+
+        Raises:
+            DicompilerError: The budget is exceeded before the tables are filled.
+        """
         allowance = allowance or WorkBudget()
         return build_cost_tables(problem, among or self.affordable_choices(problem, allowance.limit_s), allowance)
 
     def requested_choices(self, problem: Problem) -> ChoiceSet:
-        """The choice set that is asked for, as the objective has use for it: extra rows save messages, not work; where
-        that is no matter there are no more than needed, for the solver's sake."""
+        """Return the choice set that the options describe, reduced to choices that matter for the objective.
+
+        Extra rows save messages, not work. For objectives without messages there are no more than necessary.
+        """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):
             return options
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """That set, or the richest of some smaller ones for whose tables half of so many seconds do."""
+        """Return the richest choice set whose tables fit into half of this many seconds."""
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)
 
 
 def find_gradient_selections(cost_tables: CostTables, allowance: WorkBudget) -> list[tuple[int, ...]]:
-    """The selections that gradient finds best in the tables; none where it would take too long."""
+    """Return the selections that gradient finds best in the tables; none if it would take too long."""
     from dicompiler_strategies.gradient.strategy import Gradient
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MAX_GRADIENT_SIZE:

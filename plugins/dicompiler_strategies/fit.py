@@ -1,6 +1,6 @@
-"""Fit: the fewest boards, or the coarsest tiles one after another on one, with which a network fits RAM and flash.
+"""The strategy `fit`: the fewest boards, or the coarsest tiles one after another on a board, that fit RAM and flash.
 
-Problem → Plan. The search goes by an estimate of TFLite-micro's arena; what the target measures decides.
+The search uses an estimate of TFLite-micro's arena; the target's measurement decides.
 """
 
 from __future__ import annotations
@@ -16,36 +16,51 @@ from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
 MAX_MEASURED_PLANS = 6
-"""Plans that are measured for a number of boards and tiles: each time as many bytes are left over as were missing."""
+"""Plans that are measured for one number of boards and tiles. After each, the missing bytes are reserved for the next.
+"""
 EXTRA_BYTES = 256
-"""Bytes that are left over besides."""
+"""Bytes that are reserved in addition."""
 
 
 @dataclass(frozen=True)
 class Fit(Strategy):
     """The fewest boards, or the coarsest tiles one after another on one board, that fit RAM and flash.
 
-    conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as MCUNetV2 does)
+        conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as in MCUNetV2)
 
-    Layers that are too large are computed in height tiles, each with all that it needs (fused), runs of others whole,
-    a layer with too many weights by output channels. Of the plans that fit with that many boards and tiles the one
-    with the fewest multiplications by the estimate is taken. It is made for targets that measure (tflm).
+    Layers that are too large are computed in fused height tiles, runs of other layers are whole, and a layer with too
+    many weights is cut by output channels. Among plans with the same number of boards and tiles, the one with the
+    fewest multiplications by the estimate is taken. The strategy is made for targets that measure memory (tflm).
+
+    Attributes:
+        fewest_boards: Prefer fewer boards over fewer tiles one after another; otherwise tiles side by side come first.
+        tiles: Largest number of tiles one after another on a board.
     """
 
     name: ClassVar[str] = "fit"
 
     fewest_boards: bool = field(
         default=False,
-        metadata={"help": "fewer boards before fewer tiles one after another; else tiles side by side come first"},
+        metadata={"help": "prefer fewer boards over fewer tiles one after another on a board"},
     )
-    tiles: int = field(default=64, metadata={"help": "tiles one after another on a board at most"})
+    tiles: int = field(default=64, metadata={"help": "largest number of tiles one after another on a board"})
 
     def __post_init__(self) -> None:
         if not 1 <= self.tiles <= 1024:
             raise ValueError(f"tiles must be between 1 and 1024, not {self.tiles}")
 
     def plan(self, problem: Problem) -> Plan:
-        """DicompilerError where nothing fits: by how much, and the layer that needs most."""
+        """Return the first plan that fits.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs most.
+        """
         boards = _list_boards(problem.platform)
         stages = StageEstimates(problem.layers, getattr(problem.target, "margin", 0.0))
         refused: list[DicompilerError] = []
@@ -71,25 +86,25 @@ class Fit(Strategy):
         limit = min(board.ram for board in boards)
         if flash and weights > flash:
             cause = (
-                f"the models take about {format_bytes(weights)} of flash, {format_bytes(weights - flash)} more than "
-                f"the {format_bytes(flash)} of all together, most of it for layer {stages.heaviest_layer.name!r}"
+                f"the models need about {format_bytes(weights)} of flash, {format_bytes(weights - flash)} more than "
+                f"all boards have ({format_bytes(flash)}), most of it for layer {stages.heaviest_layer.name!r}"
             )
         elif ram > limit:
             cause = (
                 f"layer {layer.name!r} needs about {format_bytes(ram)} of RAM in the smallest tiles, "
-                f"{format_bytes(ram - limit)} more than the {format_bytes(limit)} of a board"
+                f"{format_bytes(ram - limit)} more than a board has ({format_bytes(limit)})"
             )
         elif refused:
             cause = str(refused[-1]).removeprefix("plan: ")
         else:
             cause = (
-                f"no row of tiles was found that leaves room for all, layer {layer.name!r} alone needs about "
-                f"{format_bytes(ram)} of the {format_bytes(limit)} of RAM"
+                f"no sequence of tiles was found that fits; layer {layer.name!r} alone needs about "
+                f"{format_bytes(ram)} of {format_bytes(limit)} of RAM"
             )
-        return DicompilerError(f"fit: nothing fits {count}: {cause}: take boards with more, or smaller inputs")
+        return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
 
     def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
-        """(boards, tiles one after another on each at most), in the order in which they are tried."""
+        """Yield (boards, largest number of tiles one after another on each) in the order in which they are tried."""
         if self.fewest_boards or boards == 1:
             yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
             return
@@ -99,7 +114,7 @@ class Fit(Strategy):
 
 
 def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
-    """The computing devices, the first of each host: the devices of a host share its memory."""
+    """Return the first computing device of each host, because the devices of a host share its memory."""
     first: dict[str, str] = {}
     for device in platform.computing_devices:
         first.setdefault(device.host, device.name)
@@ -108,8 +123,7 @@ def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
 
 
 def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
-    """Device → the bytes of RAM that it is short of by the target's measure, and some more, or a little where it is
-    short of flash; {}: it fits. Without such a measure the estimate holds."""
+    """Return device → bytes to reserve by the target's measurement; empty if the plan fits or the target does not measure."""
     target = problem.target
     if target is None or problem.model is None:
         return {}

@@ -1,6 +1,6 @@
-"""What a run of layers, or of tiles of them, takes of a microcontroller: an estimate of TFLite-micro's arena and flash.
+"""Estimate of the arena and flash of TFLite-micro for a run of layers, or for tiles of them.
 
-LayerGraph + tasks in order → MemoryNeed.   Near enough to search by; what a target measures decides.
+It is close enough for a search; the target's measurement decides.
 """
 
 from __future__ import annotations
@@ -15,16 +15,24 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
-"""Bytes of an arena beside its tensors, on a host of 64 bits: fitted to 178 models that were measured there (mostly
-within 400 bytes); channels are those of quantised convolutions, whose scales are prepared there."""
+"""Bytes of an arena in addition to its tensors, on a 64-bit host. They are fitted to 178 models that were measured there,
+mostly within 400 bytes. Channels are those of quantised convolutions, whose scales are prepared in the arena.
+"""
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
-"""Bytes of a model beside its constants."""
+"""Bytes of a model in addition to its constants."""
 
 
 @dataclass(frozen=True)
 class ArenaEstimate:
-    """arena: bytes with the margin that is written out. flash: bytes of the model. macs: multiplications.
-    incoming, outgoing: bytes of what comes in and of what leaves."""
+    """Estimated memory of one model.
+
+    Attributes:
+        arena: Bytes of the arena with the margin.
+        flash: Bytes of the model.
+        macs: Multiply-accumulate operations.
+        incoming: Bytes of the inputs.
+        outgoing: Bytes of the outputs.
+    """
 
     arena: int
     flash: int
@@ -34,8 +42,16 @@ class ArenaEstimate:
 
 
 def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> ArenaEstimate:
-    """What one model of these tasks takes. A tensor is there from the task that makes it to its last reader; what the
-    last task makes, to the end. Pads that TFLite does not know are a copy of the tensor with pads around it."""
+    """Return the memory of one model with these tasks.
+
+    A tensor exists from the task that computes it to its last reader, and an output of the last task to the end.
+    Paddings that TFLite does not support need a padded copy of the tensor.
+
+    Args:
+        layers: The layer graph.
+        tasks: The tasks in order.
+        margin: Relative margin that is added to the arena.
+    """
     first: dict[str, int] = {}
     sizes: dict[str, int] = {}
     last: dict[str, int] = {}
@@ -80,14 +96,14 @@ def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
 
 
 def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
-    """Output channels of a convolution whose weights are dequantised first."""
+    """Return the output channels of a convolution whose weights are dequantised first."""
     if work.node.op != "Conv" or work.piece is None or layers.tensors[work.node.inputs[1]].is_constant:
         return 0
     return work.piece.out[1][1] - work.piece.out[1][0]
 
 
 def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
-    """Elements of the padded copy that a window operator needs; 0 where TFLite's paddings, SAME and VALID, do."""
+    """Return the elements of the padded copy of a window operator; 0 if TFLite's paddings SAME or VALID suffice."""
     if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
         return 0
     attributes: Mapping[str, object] = {**work.node.attributes, **work.piece.attributes}

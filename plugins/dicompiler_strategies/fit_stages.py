@@ -1,7 +1,8 @@
-"""Stages: a network as a row of runs of layers, each whole on a device, or in fused tiles, or cut by output channels.
+"""Stages: a network as a sequence of runs of layers, each whole on a device, in fused tiles, or cut by output channels.
 
-LayerGraph + Boards + how many tiles at most → the cheapest row of stages that fits by the estimate of `fit_memory`.
-A stage ends where one tensor alone goes on, so that between two stages nothing else is held.
+    LayerGraph + boards + largest number of tiles → the cheapest sequence of stages that fits by the estimate
+
+A stage ends where only one tensor is passed on, so that nothing else is held between two stages.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ from dicompiler_strategies.named_axis import find_cuttable_axis
 
 StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3
-"""Of tiles one after another at the top, in between and at the bottom: each of them is a model."""
+"""Models of tiles one after another: at the top, in between and at the bottom."""
 STAGE_PENALTY = 1e-3
-"""What a further stage counts, as a share of the network's multiplications: fewer where it makes no difference."""
+"""Cost of a further stage as a share of the network's multiplications, so that fewer stages win if all else is equal.
+"""
 
 
 @dataclass(frozen=True)
 class FitBoard:
-    """A device. ram, flash: bytes that are left for the network; flash 0: models lie in RAM."""
+    """A device with the memory that is left for the network.
+
+    Attributes:
+        device: Name of the device.
+        ram: Bytes of RAM.
+        flash: Bytes of flash; 0 if models are in RAM.
+    """
 
     device: str
     ram: int
@@ -42,7 +50,15 @@ class FitBoard:
 
 @dataclass(frozen=True)
 class FitStage:
-    """Layers first..last (last not included) on `devices`: whole on one, or in `tiles` dealt out over them."""
+    """Consecutive layers on one or more devices.
+
+    Attributes:
+        first: Position of the first layer.
+        last: Position after the last layer.
+        kind: Whole on one device, rows, or channels.
+        devices: The devices.
+        tiles: Number of tiles, dealt out over the devices.
+    """
 
     first: int
     last: int
@@ -53,8 +69,15 @@ class FitStage:
 
 @dataclass(frozen=True)
 class _PartialPlan:
-    """A row of stages up to some layer. whole: the board that takes whole stages; used: its flash; shared: flash of
-    every board that takes part in cut stages."""
+    """Stages for the first layers, with the memory that they use.
+
+    Attributes:
+        cost: Multiplications, plus the penalties for stages.
+        board: Position of the board for whole stages.
+        used_flash: Bytes of this board's flash that whole stages use.
+        shared_flash: Bytes of flash that tiled and cut stages use on every board.
+        stages: The stages.
+    """
 
     cost: float
     board: int = 0
@@ -65,7 +88,7 @@ class _PartialPlan:
 
 @dataclass
 class StageEstimates:
-    """What is known of a network's stages; figures are kept between searches."""
+    """Estimates of a network's stages, cached between searches."""
 
     layers: LayerGraph
     margin: float
@@ -78,12 +101,14 @@ class StageEstimates:
 
     @property
     def heaviest_layer(self) -> Layer:
-        """The layer that takes most of the flash."""
+        """Layer that needs most flash."""
         layers = self.layers.layers
         return layers[max(range(len(layers)), key=lambda i: self.estimate_stage(i, i + 1, "whole", 1)[0].flash)]
 
     def estimate_stage(self, first: int, last: int, kind: StageKind, tiles: int) -> tuple[ArenaEstimate, ...]:
-        """What the tiles take that stand for all: the first, one in between, the last; () where it cannot be cut so."""
+        """Return estimates of the tiles that represent all: the first, one in between, the last; empty if it cannot be
+        cut.
+        """
         key = first, last, kind, tiles
         if key not in self.estimates:
             self.estimates[key] = tuple(self._estimate_tiles(*key))
@@ -109,8 +134,10 @@ class StageEstimates:
                 yield estimate_arena(self.layers, tasks, self.margin)
 
     def row_bands(self, first: int, last: int, tiles: int) -> list[Region]:
-        """The output of the stage's last layer in bands of equal height, the last one of what is left; () where layers
-        cannot be cut or there are too few rows."""
+        """Return the output of the stage's last layer in bands of equal height, the last one smaller.
+
+        Empty if a layer cannot be cut or there are too few rows.
+        """
         chosen = self.layers.layers[first:last]
         along = [find_cuttable_axis(self.layers, layer, "height") for layer in chosen]
         axis, whole = along[-1], full_region(output_shape(self.layers, chosen[-1]))
@@ -124,7 +151,7 @@ class StageEstimates:
         return [with_interval(whole, axis, interval) for interval in ends]
 
     def channel_slices(self, layer: Layer, tiles: int) -> list[Region]:
-        """The layer's output in equal shares of its channels; fewer, or none, where it cannot be cut so."""
+        """Return the layer's output in equal shares of its channels; fewer, or none, if it cannot be cut so."""
         axis = find_cuttable_axis(self.layers, layer, "channel")
         if axis is None:
             return []
@@ -132,7 +159,7 @@ class StageEstimates:
         return [with_interval(whole, axis, cut) for cut in cuts if cut[0] < cut[1]]
 
     def stage_parts(self, stages: Sequence[FitStage]) -> dict[str, list[Part]]:
-        """The parts of every layer. Each tile has a lane of its own, so that a model ends with its stage."""
+        """Return the parts of every layer. Each tile has its own lane, so that a model ends with its stage."""
         layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
         for stage in stages:
@@ -155,21 +182,27 @@ class StageEstimates:
         return layer_parts
 
     def find_stages(self, boards: Sequence[FitBoard], most: int) -> tuple[FitStage, ...] | None:
-        """The row of stages with the fewest multiplications that fits `boards`, all of them or some, with at most
-        `most` tiles one after another on a board; None where there is none."""
+        """Return the stages with the fewest multiplications that fit, or None.
+
+        Args:
+            boards: The boards; all or some of them are used.
+            most: Largest number of tiles one after another on a board.
+        """
         search = _StageSearch(self, boards, most)
         label = search.whole_network() or search.run()
         return None if label is None else label.stages
 
     def end_bytes(self, first: int, last: int) -> int:
-        """Bytes of what comes into a stage and of what leaves it: they lie beside its arena."""
+        """Return the bytes of a stage's inputs and outputs, which are held in addition to its arena."""
         ends = (first, _next_boundary(self.cuts, first)), (_previous_boundary(self.cuts, last), last)
         before, behind = (self.estimate_stage(a, b, "whole", 1)[0] for a, b in ends)
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """The RAM that the worst layer needs in the best stage that it is in, with up to `most` tiles, and that layer;
-        of the stages tried and of the shortest ones there are."""
+        """Return the RAM that the worst layer needs in its best stage with up to `most` tiles, and that layer.
+
+        Only the stages that were tried and the shortest ones are considered.
+        """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
             for tiles in (*(2**i for i in range(most.bit_length())), most):
@@ -184,14 +217,14 @@ class StageEstimates:
 
 @dataclass
 class _StageSearch:
-    """Labels from cut to cut, each the cheapest that ends there with that board for whole stages."""
+    """Dynamic program over stage boundaries: for each, the cheapest plan so far by board for whole stages."""
 
     stages: StageEstimates
     boards: Sequence[FitBoard]
     max_tiles_per_board: int
 
     def whole_network(self) -> _PartialPlan | None:
-        """The whole network on the first board, where it fits: nothing has fewer multiplications."""
+        """Return the whole network on the first board if it fits, because nothing needs fewer multiplications."""
         return self._add_whole_stage(_PartialPlan(0.0), 0, self.stages.cuts[-1])
 
     def run(self) -> _PartialPlan | None:
@@ -210,11 +243,11 @@ class _StageSearch:
         return min(last, key=lambda label: label.cost, default=None)
 
     def _move_to_board(self, label: _PartialPlan, board: int) -> _PartialPlan:
-        """From here on another board takes the whole stages."""
+        """Return the plan with another board for the following whole stages."""
         return _PartialPlan(label.cost + STAGE_PENALTY * self.stages.macs, board, 0, label.shared_flash, label.stages)
 
     def _extensions(self, label: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """The label with one stage more, for every stage that starts there and fits."""
+        """Yield the plan with one more stage, for every stage that starts there and fits, with the stage's end."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(label, start, end)
@@ -232,11 +265,11 @@ class _StageSearch:
             rows = self._add_row_stage(label, start, end)
             if rows is not None:
                 yield rows, end
-            elif self._layer_fits(end - 1):  # a longer stage has larger halos
+            elif self._layer_fits(end - 1):  # A longer stage has larger halos.
                 break
 
     def _layer_fits(self, layer: int) -> bool:
-        """Whether the layer fits uncut, by what it reads and makes."""
+        """Return True if the layer fits uncut with its inputs and outputs."""
         (need,) = self.stages.estimate_stage(layer, layer + 1, "whole", 1)
         return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
 
@@ -251,7 +284,7 @@ class _StageSearch:
         return _PartialPlan(cost, label.board, used, label.shared_flash, (*label.stages, stage))
 
     def _add_channel_stage(self, label: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """A layer whose weights are too large for one board."""
+        """Return the plan with a layer whose weights are too large for one board, cut by channels."""
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
         if end != start + 1 or count < 2 or label.used_flash + label.shared_flash + whole.flash <= board.flash:
@@ -267,7 +300,7 @@ class _StageSearch:
         return _PartialPlan(cost, label.board, label.used_flash, shared, (*label.stages, stage))
 
     def _add_row_stage(self, label: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """The coarsest fused tiles that fit: on the first board, on all others, or on all."""
+        """Return the plan with the coarsest fused tiles that fit: on the first board, on all others, or on all."""
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
         labels = []
         for group in groups:
@@ -281,8 +314,10 @@ class _StageSearch:
     def _try_tiles(
         self, label: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
     ) -> _PartialPlan | None:
-        """`each` tiles one after another on every board of the group; where the first board takes part, or not, it
-        holds what comes in and what is made."""
+        """Return the plan with `each` tiles one after another on every board of the group, or None if it does not fit.
+
+        The first board holds the inputs and outputs of the stage, even if it computes no tile.
+        """
         tiles = each * len(group)
         needs = self.stages.estimate_stage(start, end, "rows", tiles) if tiles > 1 else ()
         if not needs:
@@ -302,7 +337,7 @@ class _StageSearch:
 
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:
-    """Where a stage can end: 0, and behind every layer whose output alone is read later, and the end."""
+    """Return the positions at which a stage can end: after layers whose output is the only tensor that is read later."""
     last: dict[str, int] = {}
     for i, layer in enumerate(layers.layers):
         last |= dict.fromkeys(layer.inputs, i)

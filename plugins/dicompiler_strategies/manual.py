@@ -1,4 +1,4 @@
-"""Plans that somebody else made: a plan file, or a `mapping.json` of AutoDiCE."""
+"""The strategy `manual`: a plan file, or a mapping.json of AutoDiCE."""
 
 from __future__ import annotations
 
@@ -19,38 +19,53 @@ log = logging.getLogger("dicompiler")
 
 @dataclass(frozen=True)
 class Manual(Strategy):
-    """A plan file, or AutoDiCE's mapping.json, with or without its platform.txt.
+    """A plan file, or AutoDiCE's mapping.json with or without its platform.txt.
 
-    Keys of a mapping stand for the platform's device of that name, else for the GPU or the CPU cores of the host. A
-    node is named by its name or its first output tensor, with / as it is or written as _. Every node of the model file
-    may be named. A layer goes where its anchor goes, with all nodes that it absorbs; a layer under two keys is cut by
-    output channels in equal shares (LOP). Nodes that are folded away decide nothing, whatever key they are under; the
-    Slices that a Split becomes go where it goes; a layer that passes add goes with what it reads, else what reads it.
-    With `platform`, the keys are checked against that file; where no other platform is given it also is the platform.
+    A key of a mapping means the device of that name, or else the GPU or the CPU cores of the host. A node is named by
+    its name or its first output tensor, with / or with _ instead. Every node of the model file may be named.
+
+    - A layer is placed where its anchor is placed, with all nodes that were fused into it.
+    - A layer under two keys is cut by output channels in equal shares (LOP).
+    - Nodes that were folded away are ignored. The Slices that replace a Split follow it.
+    - A layer that passes added follows its producer, or else its reader.
+
+    With `platform`, the keys are checked against that file, which is also the platform if no other one is given.
+
+    Attributes:
+        file: Plan file (JSON).
+        mapping: AutoDiCE's mapping.json.
+        platform: AutoDiCE's platform.txt.
     """
 
     name: ClassVar[str] = "manual"
-    file: str = field(default="", metadata={"help": "a plan file (JSON)", "file": True})
-    mapping: str = field(default="", metadata={"help": "AutoDiCE's mapping.json, instead of a plan file", "file": True})
-    platform: str = field(
-        default="", metadata={"help": "AutoDiCE's platform.txt, to go with the mapping", "file": True}
-    )
+    file: str = field(default="", metadata={"help": "plan file (JSON)", "file": True})
+    mapping: str = field(default="", metadata={"help": "AutoDiCE's mapping.json instead of a plan file", "file": True})
+    platform: str = field(default="", metadata={"help": "AutoDiCE's platform.txt for the mapping", "file": True})
 
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.mapping):
             raise ValueError("give either file=PLAN.json or mapping=MAPPING.json")
         if self.platform and not self.mapping:
-            raise ValueError("platform=PLATFORM.txt goes with mapping=MAPPING.json only")
+            raise ValueError("platform=PLATFORM.txt needs mapping=MAPPING.json")
 
     def own_platform(self) -> Platform | None:
-        """The platform of mapping and platform.txt together, where both are given."""
         return platform_from_mapping(self.mapping, self.platform) if self.platform else None
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan of the file; one of a mapping has the problem's source and sink. Errors name the file."""
+        """Return the plan of the file; a mapping gets the problem's source and sink.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: The file does not fit the problem. The error names the file.
+        """
         if self.file:
             return _load_known_plan(problem, self.file)
-        self.own_platform()  # only to check the keys against platform.txt
+        self.own_platform()  # Checks the keys against platform.txt.
         mapping = load_mapping(self.mapping)
         devices = {key: find_device(key, problem.platform, self.mapping) for key in mapping}
         _warn_of_core_mismatch(devices)
@@ -83,13 +98,17 @@ def _warn_of_core_mismatch(devices: Mapping[MappingKey, Device]) -> None:
 
 
 def _aliases(name: str, output: str) -> tuple[str, ...]:
-    """What a mapping may call a node, the likelier first."""
+    """Return the names that a mapping may use for a node, the most likely first."""
     names = [alias for alias in (output, name) if alias]
     return tuple(dict.fromkeys([*names, *(alias.replace("/", "_") for alias in names)]))
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Alias → the nodes that it can mean, of `nodes`: name → first output. A name with its / means one only."""
+    """Return alias → the nodes that it can mean; a name with its / means exactly one.
+
+    Args:
+        nodes: Node name → first output tensor.
+    """
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
         for alias in _aliases(name, output):
@@ -101,8 +120,11 @@ def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 def _keys_by_node(
     lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
 ) -> dict[str, tuple[MappingKey, ...]]:
-    """Name of a node, of the file or one that passes added → the keys that it is under, in rank order. Raises for an
-    unknown or ambiguous name."""
+    """Return the name of a node (of the file, or added by passes) → its keys in rank order.
+
+    Raises:
+        DicompilerError: A name is unknown or ambiguous.
+    """
     known = _nodes_by_alias(lineage.added_nodes) | _nodes_by_alias(lineage.first_output_by_name)
     keys: dict[str, tuple[MappingKey, ...]] = {}
     for key, names in mapping.items():
@@ -120,7 +142,14 @@ def _keys_by_node(
 
 @dataclass(frozen=True)
 class _MappingResolver:
-    """The nodes of a mapping and where they go. `keys`: see `_keys_by_node`; `place`: the file, for errors."""
+    """Resolves a mapping to devices.
+
+    Attributes:
+        problem: The problem.
+        keys: Node name → keys, see `_keys_by_node`.
+        devices: Key → device.
+        place: File name, for errors.
+    """
 
     problem: Problem
     keys: Mapping[str, tuple[MappingKey, ...]]
@@ -128,8 +157,10 @@ class _MappingResolver:
     place: str
 
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
-        """Layer → its devices. A layer that is under no key because passes added it goes with what it reads, else with
-        what reads it, else under the first key."""
+        """Return layer → its devices.
+
+        A layer without a key, because passes added it, follows its producer, or else its reader, or else the first key.
+        """
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}
         for layer in graph.layers:
@@ -143,8 +174,10 @@ class _MappingResolver:
         return homes
 
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
-        """The devices of a layer: those of its anchor; where passes added that, those of the last node in it that is
-        under a key. () where there is none. Says where an absorbed node was to go elsewhere."""
+        """Return the devices of a layer's anchor, or of its last node with a key if passes added the anchor; else ().
+
+        Warns if a node that was fused into the layer is under another key.
+        """
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)
         origin = self.problem.lineage.origin_of.get(anchor.name)

@@ -1,4 +1,4 @@
-"""MoDNN (Mao et al., DATE 2017): layers cut into slices along one side of the map, as wide as the devices are fast."""
+"""The strategy `modnn`: MoDNN (Mao et al., DATE 2017), layers in height slices in proportion to the devices' rates."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from dicompiler_strategies.named_axis import find_cuttable_axis
 
 @dataclass(frozen=True)
 class Modnn(Strategy):
-    """MoDNN's BODP: every layer cut into height slices in proportion to the compute rate, the rest on the fastest.
+    """MoDNN's BODP: every layer in height slices in proportion to the compute rate, the rest on the fastest device.
 
-    conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
+        conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
 
-    A layer with fewer rows than devices uses fewer devices. Layers without rows (fully connected ones; MoDNN has
-    another scheme for sparse ones) and those that cannot be cut are computed whole on the fastest device.
+    A layer with fewer rows than devices uses fewer devices. Layers without rows (fully connected ones) and those that
+    cannot be cut are computed whole on the fastest device. MoDNN's scheme for sparse fully connected layers is not
+    included.
     """
 
     name: ClassVar[str] = "modnn"
 
     def plan(self, problem: Problem) -> Plan:
-        """The slices of every layer; compute-less devices get none."""
+        """Return the plan with the slices of every layer."""
         layers, devices = problem.layers, problem.platform.computing_devices
         names, rates = [device.name for device in devices], [device.rate for device in devices]
 

@@ -1,8 +1,8 @@
-"""Waves: what other devices wait for is computed first, and the rest of a device's work while it travels.
+"""Waves: each device first computes the parts that other devices wait for, and the rest while those are being sent.
 
-Plan: keys and values of rows 0:50, queries  ⇒  keys and values of rows 0:35 | of rows 35:50 | queries, lane by lane
+    keys and values of rows 0:50, queries  ⇒  keys and values of rows 0:35 | of rows 35:50 | queries, lane by lane
 
-After Galaxy (Ye et al., arXiv 2405.17245), which sends what is computed while it computes the rest.
+After Galaxy (Ye et al., arXiv 2405.17245), which sends results while it computes the next ones.
 """
 
 from __future__ import annotations
@@ -26,20 +26,27 @@ from dicompiler.plugin_api.regions import (
 )
 
 FIRST_WAVE_SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
-"""Of the rows that the first wave has. 1: there is but one, and what nobody waits for comes behind it. What it sends
-travels while the second one computes, so it is the larger one."""
+"""Share of the rows in the first wave. 1 means one wave, with parts that no device waits for behind it. The first wave is
+the larger one, because it is sent while the second one computes.
+"""
 SHARE_STEPS = (0.05, 0.025)
-"""How far from the best of these shares others may be better, in turn: rows are whole ones."""
+"""Distances from the best share at which others are tried, one after the other, because only whole rows can be moved.
+"""
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Lanes. What comes behind the waves is read by the next run of layers, and comes before all else of it."""
+"""Lanes of parts. Late parts of one run of layers are read by the next run, and come before everything else of that run.
+"""
 
 
 def overlap_orders(
     problem: Problem, plan: Plan, shares: Sequence[float] = FIRST_WAVE_SHARES
 ) -> Iterator[tuple[float, Plan]]:
-    """The plan with its parts in waves, for each of the shares, which it stands beside; nothing where no device has
-    work that can be put off, and for plans that have lanes, replicas or losses. Raises DicompilerError where the plan
-    does not fit the layers."""
+    """Yield (share, plan) with the parts in waves, for each share that changes the plan.
+
+    Yields nothing if no device has work that can be deferred, or if the plan has lanes, replicas or failure plans.
+
+    Raises:
+        DicompilerError: The plan does not fit the layers.
+    """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
     flow = _TaskOrder.from_routing(route_on_platform(problem.platform, problem.layers, plan))
@@ -53,9 +60,15 @@ def overlap_orders(
 
 @dataclass(frozen=True)
 class _TaskOrder:
-    """What follows from a routing. sent: tasks of which something travels. local: task → those on its device that it
-    reads since it last waited for another device. behind: tasks that nothing leads from to what their device sends
-    before it waits again. waiting: tasks that read what has travelled."""
+    """Facts about the order of tasks that follow from a routing.
+
+    Attributes:
+        routing: The routing.
+        sending_tasks: Tasks whose output is sent.
+        local_inputs: Task → tasks on its device that it reads since the device last waited for another device.
+        late_tasks: Tasks that do not contribute to anything that their device sends before it waits again.
+        waiting_tasks: Tasks that read received pieces.
+    """
 
     routing: Routing
     sending_tasks: frozenset[TaskId]
@@ -85,7 +98,7 @@ class _TaskOrder:
         return cls(routing, sent, local, behind, waiting)
 
     def order_in_waves(self, plan: Plan, share: float) -> Plan:
-        """The plan with that share of the rows in the first wave; as it is where that changes nothing."""
+        """Return the plan with this share of the rows in the first wave; the same plan if nothing changes."""
         cuts = self._wave_cuts(plan, share) if share < 1 else {}
         if not cuts and not self.late_tasks:
             return plan
@@ -105,8 +118,11 @@ class _TaskOrder:
         return replace(plan, layers=layers)
 
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
-        """The tasks that go in two waves, with what each computes: from what is sent back to what waits, or needs all
-        of something for each of its rows."""
+        """Return the tasks that are split into two waves, with their regions.
+
+        These are the tasks from those that send back to those that wait, or that need all of a tensor for each of their
+        rows.
+        """
         wanted, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
             one = _task_id(task)
@@ -116,7 +132,7 @@ class _TaskOrder:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """The two regions of a task whose part cuts one axis; None where one of them needs as much as both."""
+        """Return the two regions of a task whose part cuts one axis; None if one of them needs as much as both."""
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
             return None
@@ -141,7 +157,7 @@ def _task_id(task: Task) -> TaskId:
 
 
 def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
-    """What the task reads."""
+    """Yield the boxes that the task reads."""
     for tree in routing.reads.get(_task_id(task), {}).values():
         for leaf in assembly_leaves(tree):
             yield leaf.box

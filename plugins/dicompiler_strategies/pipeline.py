@@ -1,4 +1,4 @@
-"""Whole layers in consecutive runs, one run for each device: what frame streams are usually spread by."""
+"""The strategy `pipeline`: whole layers in consecutive runs, one run for each device."""
 
 from __future__ import annotations
 
@@ -14,27 +14,40 @@ from dicompiler.plugin_api import Device, DicompilerError, LayerShare, Part, Pla
 
 @dataclass(frozen=True)
 class Pipeline(Strategy):
-    """Whole layers in consecutive runs on the devices, so that the slowest run takes as little time as possible.
+    """Whole layers in consecutive runs on the devices, with the least time for the slowest run.
 
-    conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
+        conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
 
-    Optimal for the compute times of the cost model; the time of sending does not count.
+    The plan is optimal for the compute times of the cost model; the time of sending is not counted.
+
+    Attributes:
+        devices: Devices in the order of the runs; by default all that compute.
     """
 
     name: ClassVar[str] = "pipeline"
     devices: tuple[str, ...] = field(
-        default=(), metadata={"help": "the devices in the order of the runs; by default all that compute"}
+        default=(), metadata={"help": "devices in the order of the runs; by default all that compute"}
     )
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises where a named device is unknown, compute-less or named twice."""
+        """Return the balanced plan.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: A device is unknown, has no compute or is named twice.
+        """
         names = self.devices or tuple(device.name for device in problem.platform.computing_devices)
         devices = [problem.platform.device(name) for name in names]
         for index, device in enumerate(devices):
             if not device.can_compute:
-                raise DicompilerError(f"pipeline: device {device.name!r} has no compute: leave it out of 'devices'")
+                raise DicompilerError(f"pipeline: device {device.name!r} has no compute: remove it from 'devices'")
             if device.name in names[:index]:
-                raise DicompilerError(f"pipeline: device {device.name!r} stands twice in 'devices': name it once")
+                raise DicompilerError(f"pipeline: device {device.name!r} is named twice in 'devices': remove one")
         runs = run_numbers(balance_runs([whole_layer_seconds(problem, device) for device in devices]))
         return problem.build_plan(
             {layer.name: (Part(names[run]),) for layer, run in zip(problem.layers.layers, runs, strict=True)}
@@ -42,21 +55,23 @@ class Pipeline(Strategy):
 
 
 def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
-    """Seconds of each layer whole on a device, in layer order."""
+    """Return the seconds of each layer whole on a device, in layer order."""
     return [problem.cost_model.seconds(problem.layers, layer, LayerShare(), device) for layer in problem.layers.layers]
 
 
 def run_numbers(ends: Sequence[int]) -> list[int]:
-    """The number of the run that each layer is in, from the ends of the runs: (2, 2, 3) → [0, 0, 2]."""
+    """Return the number of the run of each layer from the ends of the runs: (2, 2, 3) → [0, 0, 2]."""
     return [run for run, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
 
 
 def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Cuts a row of layers into one run for each device so that the slowest run is as fast as possible.
+    """Return the end of each device's run so that the slowest run takes the least time; runs may be empty.
 
-    costs[d][l]: seconds of layer l on device d. Returns the end of each device's run; runs may be empty.
-    best[d][i], the least slowest run of the first i layers on the first d devices, is the minimum over j of
-    max(best[d-1][j], seconds of layers j..i on device d); the first grows and the second falls with j.
+    best[d][i], the least time of the slowest run for the first i layers on the first d devices, is the minimum over j
+    of max(best[d-1][j], seconds of layers j..i on device d). The first term grows with j, the second one falls.
+
+    Args:
+        costs: costs[d][l] are the seconds of layer l on device d.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count
@@ -73,7 +88,6 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """The j ≤ i with the least max(best[j], total[i] - total[j]): where the growing one passes the falling one, or just
-    before; of equals the first."""
+    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]): where the two terms cross, or just before."""
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

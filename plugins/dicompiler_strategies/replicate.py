@@ -1,7 +1,4 @@
-"""Whole frames dealt out in turn: to devices that each run the whole network, or to groups that each run a pipeline.
-
-Problem → Plan with replicas. Among all sizes of groups the one that leaves the least time between frames.
-"""
+"""The strategy `replicate`: whole frames in turn to devices that each run the whole network, or to groups with pipelines."""
 
 from __future__ import annotations
 
@@ -14,30 +11,46 @@ from dicompiler.plugin_api.search import fits_constraints
 from dicompiler_strategies.pipeline import balance_runs, run_numbers, whole_layer_seconds
 
 MAX_REPLICAS = 16
-"""Replicas: of more, compiling takes long and each is worth little."""
+"""Largest number of replicas; more take long to compile and gain little."""
 
 
 @dataclass(frozen=True)
 class Replicate(Strategy):
-    """Frames dealt out in turn to groups of devices; a group of one runs the whole network, others a pipeline.
+    """Frames in turn to groups of devices; a group of one device runs the whole network, larger ones a pipeline.
 
-    frame 0 → pi01 pi02 | frame 1 → pi03 pi04 | frame 2 → pi01 pi02 | …
+        frame 0 → pi01 pi02 | frame 1 → pi03 pi04 | frame 2 → pi01 pi02 | …
 
-    Single devices are dealt frames by their rates; groups, made of like devices, in turn. For objective throughput.
+    Single devices get frames in proportion to their rates; groups, made of similar devices, get them in turn. The
+    objective must be throughput.
+
+    Attributes:
+        group_size: Devices in a group; by default the size with the most frames per second.
     """
 
     name: ClassVar[str] = "replicate"
-    group_size: int = field(default=0, metadata={"help": "devices in a group; by default what gives the most frames"})
+    group_size: int = field(
+        default=0, metadata={"help": "devices in a group; by default the size with the most frames per second"}
+    )
 
     def __post_init__(self) -> None:
         if self.group_size < 0:
             raise ValueError(f"size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Of plans that fit in memory the one with the least time between frames; of equals the one with the smallest
-        groups. UsageError for another objective than throughput, and for groups larger than the cluster."""
+        """Return the plan with the least time between frames that fits into memory; of equal ones that with the smallest
+        groups.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The objective is not throughput, or a group is larger than the cluster.
+        """
         if problem.objective != "throughput":
-            raise UsageError(f"replicate: objective {problem.objective!r} is not throughput, which is all it knows")
+            raise UsageError(f"replicate: objective {problem.objective!r} is not supported: use throughput")
         count = len(problem.platform.computing_devices)
         if self.group_size > count:
             raise UsageError(
@@ -52,11 +65,12 @@ class Replicate(Strategy):
 
 
 def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
-    """The plans for groups of `size` devices; for single ones also by their rates, where that deals otherwise."""
+    """Yield the plans for groups of `size` devices; for single devices also in proportion to their rates."""
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing_devices}
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
-    groups = 1 if problem.layers.states else min(MAX_REPLICAS, len(devices) // size)  # no other has a group's states
-    # Place i of every group is taken by devices that are as fast as each other as can be.
+    # With states there is only one group, because no other group has the states of the previous frame.
+    groups = 1 if problem.layers.states else min(MAX_REPLICAS, len(devices) // size)
+    # The devices at position i of all groups are as equally fast as possible.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:
@@ -69,7 +83,7 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
 def _replicated_plan(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
-    """The first team's pipeline, cut for the slowest device at each place; the others by renaming, in this order."""
+    """Return the first team's pipeline, cut for the slowest device at each position, renamed for the others in this order."""
     slowest = [
         [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]
         for place in zip(*teams, strict=True)
@@ -86,10 +100,14 @@ def _replicated_plan(
 
 
 def deal_frames(seconds: Sequence[float], max_frames: int) -> tuple[int, ...]:
-    """Who takes which frame of a round of at most `most` frames, so that the time between frames is least.
+    """Return the device of each frame of a round of at most `max_frames` frames, with the least time between frames.
 
-    seconds[d]: of a frame on device d. Each frame goes to whom it is done by first; of all lengths of the round the
-    one with the least max_d seconds[d] · frames of d / frames, the shortest of equals.
+    Each frame goes to the device that finishes it first. Of all lengths of the round, the one with the least max over d
+    of seconds[d] · frames of d / frames of the round is taken; of equal ones the shortest.
+
+    Args:
+        seconds: Seconds of a frame on each device.
+        max_frames: Largest length of a round.
     """
     taken = [0] * len(seconds)
     order: list[int] = []

@@ -1,4 +1,4 @@
-"""The single-device plan: the baseline that every other plan is compared with."""
+"""The strategy `single`: the whole network on one device, the baseline of every other plan."""
 
 from __future__ import annotations
 
@@ -10,19 +10,32 @@ from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy
 
 @dataclass(frozen=True)
 class Single(Strategy):
-    """The whole network on one device: the best by the objective, or the one that is named.
+    """The whole network on one device: the best one by the objective, or the one that is named.
 
-    The inputs travel to it from the source and the outputs to the sink where these are other devices.
+    Inputs and outputs are sent if the source or the sink is another device.
+
+    Attributes:
+        device: Name of the device; the best one by default.
     """
 
     name: ClassVar[str] = "single"
-    device: str = field(default="", metadata={"help": "the device's name; the best one by default"})
+    device: str = field(default="", metadata={"help": "name of the device; the best one by default"})
 
     def plan(self, problem: Problem) -> Plan:
-        """Every layer whole on the device. Raises where it is unknown or compute-less."""
+        """Return the plan with every layer on the device.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: The device is unknown or has no compute.
+        """
         if not self.device:
             return problem.best_single_device[0]
         device = problem.platform.device(self.device)
         if not device.can_compute:
-            raise DicompilerError(f"single: device {device.name!r} has no compute: choose another")
+            raise DicompilerError(f"single: device {device.name!r} has no compute: use another device")
         return problem.single_device_plan(device.name)

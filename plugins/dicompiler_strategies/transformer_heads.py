@@ -1,7 +1,7 @@
-"""Transformers as people split them: attention by heads, the rest of a block by columns and then rows of its weights.
+"""The strategy `heads` for transformers: attention by heads, the rest of a block by columns and then rows of its weights.
 
-After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245: what lies between in rows)
-and TPI-LLM (Li et al., arXiv 2410.00531).
+After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245, with rows in between) and
+TPI-LLM (Li et al., arXiv 2410.00531).
 """
 
 from __future__ import annotations
@@ -28,29 +28,38 @@ from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tabl
 from dicompiler_strategies.trim_parts import trim_parts
 
 HEADS_KINDS = ("whole", "height", "lop", "lip")
+"""Kinds of splits that are used."""
 KeptChoices = Sequence[NDArray[np.intp]]
-"""Of each layer the numbers of the choices that are looked at."""
+"""For each layer, the numbers of the choices that are considered."""
 TIE_BREAK_S = 1e-7
-"""Seconds that rows of what multiplies nothing count beside: of equals a product's rows travel, not what is made of
-them, so that those of products that stand side by side leave together."""
+"""Seconds that rows of a layer without multiplications cost in addition. Of equal plans, the rows of a product are then
+sent, and not those of its readers, so that parallel products can be sent in one message.
+"""
 
 
 @dataclass(frozen=True)
 class Heads(Strategy):
-    """Runs of layers by channels (heads), rows of a sequence, or all of a layer on each device: the best of each.
+    """Runs of layers by channels (heads), rows of a sequence, or whole layers on each device: the best combination.
 
-    Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
+        Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
 
-    Every layer has few choices, all of them on as many devices, in equal shares or by rate: the best of all together is
-    found exactly, for several prices of sending, and the simulator takes its pick. Where memory is to be small layers
-    have only those choices with which the fullest device holds the fewest weights.
+    Every layer has few choices, all on the same number of devices, in equal shares or by rate. The best combination is
+    found exactly for several prices of sending, and the simulator picks one. If memory is the objective, layers have
+    only the choices with the fewest weights on the fullest device.
+
+    Attributes:
+        device_counts: Numbers of devices; by default all, and half of them.
+        waves: Order parts in waves, so that parts that others wait for come first.
+        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "heads"
     device_counts: tuple[int, ...] = field(
-        default=(), metadata={"help": "numbers of devices; by default all, and half"}
+        default=(), metadata={"help": "numbers of devices; by default all, and half of them"}
     )
-    waves: bool = field(default=True, metadata={"help": "whether parts may go in waves, what others wait for first"})
+    waves: bool = field(
+        default=True, metadata={"help": "order parts in waves: parts that other devices wait for come first"}
+    )
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
     )
@@ -62,17 +71,26 @@ class Heads(Strategy):
             raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
 
     def plan(self, problem: Problem) -> Plan:
-        """The best plan found. Raises DicompilerError for a network without attention, and where none fits, or the
-        budget is over before there is one."""
+        """Return the best plan found.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: The network has no attention, or no plan fits into memory.
+        """
         return self._plan(problem, WorkBudget(self.budget), self.waves)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """The same of what is allowed, not in waves."""
+        """Return the best plan found, not in waves."""
         return self._plan(problem, budget, waves=False)
 
     def _plan(self, problem: Problem, allowance: WorkBudget, waves: bool) -> Plan:
         if not has_attention(problem):
-            raise DicompilerError(f"heads: {_explain_no_attention(problem)}: take another strategy")
+            raise DicompilerError(f"heads: {_explain_no_attention(problem)}: use another strategy")
         search = CandidateSearch(problem, self.name, allowance)
         devices = len(problem.platform.computing_devices)
         alike = len({device.rate for device in problem.platform.computing_devices}) == 1
@@ -86,7 +104,7 @@ class Heads(Strategy):
                 if search.try_plans((plan, "heads") for plan in _candidate_plans(cost_tables)):
                     best = cost_tables
         if search.best is None:
-            raise DicompilerError("heads: no plan fits into memory: give hosts more, or add some")
+            raise DicompilerError("heads: no plan fits into memory: use hosts with more memory, or more hosts")
         search.reduce_weights(best)
         search.best = replace(search.best, plan=trim_parts(problem, search.best.plan))
         if waves:
@@ -95,8 +113,11 @@ class Heads(Strategy):
 
 
 def reduced_choices(problem: Problem, count: int, shares: str, allowance: WorkBudget | None = None) -> CostTables:
-    """The tables of the few choices that each layer has: all on so many devices, in such shares. DicompilerError where
-    the allowance is over before they are filled."""
+    """Return the cost tables of the few choices of each layer, all on `count` devices in these shares.
+
+    Raises:
+        DicompilerError: The budget is exceeded before the tables are filled.
+    """
     options = ChoiceSet(
         HEADS_KINDS, (count,), 0, (shares, SOURCE_SHARE), ("balanced",), ("rows", "all"), each_device=False
     )
@@ -104,12 +125,12 @@ def reduced_choices(problem: Problem, count: int, shares: str, allowance: WorkBu
 
 
 def has_attention(problem: Problem) -> bool:
-    """Whether a layer that can be cut multiplies tensors, none of which is a weight."""
+    """Return True if a layer that can be cut multiplies two computed tensors."""
     return any(not layer.whole_reason for layer in _attention_layers(problem.layers))
 
 
 def _attention_layers(layers: LayerGraph) -> Iterator[Layer]:
-    """The layers that multiply tensors, none of which is a weight."""
+    """Yield the layers that multiply two computed tensors."""
     for layer in layers.layers:
         names = [name for name in layer.nodes[layer.anchor].inputs if name]
         if sum(not layers.tensors[name].is_constant for name in names) > 1 and count_macs(layers, layer):
@@ -117,20 +138,22 @@ def _attention_layers(layers: LayerGraph) -> Iterator[Layer]:
 
 
 def _explain_no_attention(problem: Problem) -> str:
-    """Why a network has no attention that can be cut: what comes nearest to it."""
     for layer in _attention_layers(problem.layers):
         return f"layer {layer.name!r}, which attends, cannot be cut: {layer.whole_reason}"
-    return "the network has no attention: no layer multiplies two tensors that are computed"
+    return "the network has no attention (no layer multiplies two computed tensors)"
 
 
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
-    """The best plan of rows alone, if there is one: in waves it may be better than what is better without."""
+    """Return the best plan of rows alone, if there is one: in waves it may be better than other plans."""
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 
 
 def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
-    """The best for each price of sending, first of the choices with the least weights on the fullest device; of rows
-    alone and of all choices where memory is not what is asked for: without barriers rows may be better than these."""
+    """Yield the best plans for each price of sending.
+
+    First come the choices with the least weights on the fullest device. If memory is not the objective, rows alone and
+    all choices follow, because without barriers rows may be better.
+    """
     least = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weight_bytes]
     every = [np.arange(count) for count in cost_tables.choice_counts]
     memory = cost_tables.problem.objective == "memory"
@@ -139,7 +162,7 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
 
 
 def _row_choices(cost_tables: CostTables) -> KeptChoices:
-    """The choices that cut rows, or nothing."""
+    """Return the choices that cut rows or nothing."""
     return [
         np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
         for choices in cost_tables.choices
@@ -147,8 +170,7 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """The best of the choices that are kept for each price of sending, the dearest first; nothing where the layers are
-    too entangled."""
+    """Yield the best plan of the kept choices for each price of sending; nothing if the layers are too entangled."""
     layers = cost_tables.problem.layers
     nodes = [
         seconds

@@ -1,6 +1,6 @@
-"""Trimming: of what several devices compute only what somebody reads is left.
+"""Trimming: parts that several devices compute redundantly are reduced to the elements that are read.
 
-Plan: rows 0:35 | 21:56, of which 0:34 | 22:56 are read  ⇒  rows 0:34 | 22:56
+rows 0:35 | 21:56, of which 0:34 | 22:56 are read  ⇒  rows 0:34 | 22:56
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ from dicompiler.plugin_api.regions import (
     route_on_platform,
 )
 
-MAX_TRIM_ROUNDS = 32  # what one layer reads less its producers can compute less, in the next round
+MAX_TRIM_ROUNDS = 32  # After a layer reads less, its producers can be trimmed in the next round.
 
 
 def trim_parts(problem: Problem, plan: Plan) -> Plan:
-    """The plan with each part cut down to the box of what is read of it: equal rows of halo on both sides of a tile are
-    more than strides and borders need. Partial sums, and what is computed whole, stay as they are. The same plan where
-    there is nothing to cut. Raises DicompilerError where the plan does not fit the layers."""
+    """Return the plan with each part reduced to the bounding box of the elements that are read.
+
+    Equal halos on both sides of a tile are larger than strides and borders need. Partial sums and whole layers stay as
+    they are. If nothing can be reduced, the same plan is returned.
+
+    Raises:
+        DicompilerError: The plan does not fit the layers.
+    """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))
         if after == plan:
@@ -60,7 +65,7 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 
 
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
-    """Every piece of a computed box that is read where it is, or sent."""
+    """Yield every piece of a computed box that is read on its device or sent."""
     for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:
             yield box.origin, box.region

@@ -1,4 +1,4 @@
-"""What a plan must keep: each way to break it is an error of one line."""
+"""Constraints of a plan: each violation is a one-line error."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from dicompiler_targets.sockets import SocketsTarget
         (({"cam": "cc"},), "replicas[0]: test has no device 'cc'"),
     ],
 )
-def test_a_renaming_that_cannot_be_is_named(replicas: tuple[dict[str, str], ...], message: str) -> None:
+def test_rejects_invalid_renaming(replicas: tuple[dict[str, str], ...], message: str) -> None:
     problem = replace(load_problem(networks.build("lenet", 0), "rpi4x4"), platform=cluster("cam", *"abc", idle="cam"))
     names = [layer.name for layer in problem.layers.layers]
     parts = {name: (Part("b" if i else "a"),) for i, name in enumerate(names)}
@@ -55,8 +55,8 @@ def test_a_renaming_that_cannot_be_is_named(replicas: tuple[dict[str, str], ...]
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_renamed_source_stays_the_source() -> None:
-    """a is source, sink and does the work: a renaming moves its work only; a compute-less source may be named, too."""
+def test_renamed_source_stays_the_source() -> None:
+    """Device a is source, sink and computes. A renaming moves only its work, and a source without compute may be renamed."""
     result = lenet(({}, {"b": "c"}), cluster("a", "b", "c"))
     assert result.program is not None
     for role, worker in zip(result.program.roles, "bc", strict=True):
@@ -65,7 +65,7 @@ def test_a_renamed_source_stays_the_source() -> None:
     check_compute(cluster("cam", "b", "c", idle="cam"), plan)
 
 
-def test_a_target_that_cannot_deal_refuses_before_it_writes() -> None:
+def test_target_without_replicas_rejects_plan_before_writing() -> None:
     result = lenet(({}, {"b": "c"}), cluster("a", "b", "c"))
     assert result.plan is not None
 
@@ -80,7 +80,7 @@ def test_a_target_that_cannot_deal_refuses_before_it_writes() -> None:
 
 
 def test_memory_counts_the_weights_of_all_roles() -> None:
-    """d0 and d1 each hold the half that the other computes in the next frame."""
+    """d0 and d1 each store the half that the other computes in the next frame."""
     problem = posed(rated("switch", 1, 1))
     names = [layer.name for layer in problem.layers.layers]
     plan = problem.build_plan({name: (Part("d0" if i < len(names) - 2 else "d1"),) for i, name in enumerate(names)})
@@ -97,18 +97,18 @@ def test_memory_counts_the_weights_of_all_roles() -> None:
 
 
 def two(memory: int = 2**30) -> Problem:
-    """A convolution and a classifier on cam (without compute), a and b, that have so much memory each."""
+    """A convolution and a classifier on cam (without compute), a and b, with this much memory each."""
     layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("flatten",), ("fc", 100)])
     return Problem(layers, cluster("cam", "a", "b", memory=memory, idle="cam"))
 
 
 def on(problem: Problem, *devices: str) -> Plan:
-    """One device for each layer."""
+    """Return a plan with one device for each layer."""
     layers = problem.layers.layers
     return problem.build_plan({layer.name: [Part(name)] for layer, name in zip(layers, devices, strict=True)})
 
 
-def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
+def test_device_without_compute_may_only_be_source_or_sink() -> None:
     problem = two()
     assert on(problem, "a", "a", "b").source == ("cam",)
     check_constraints(problem, on(problem, "a", "a", "b"))
@@ -116,7 +116,7 @@ def test_a_device_without_compute_may_be_source_and_sink_and_no_more() -> None:
         check_constraints(problem, on(problem, "cam", "a", "b"))
 
 
-def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
+def test_plan_fits_exactly_when_each_host_has_enough_memory() -> None:
     plan = on(two(), "a", "a", "b")
     needed = needed_memory(two(), plan)
     assert set(needed) == {"cam", "a", "b"}
@@ -134,7 +134,7 @@ def test_a_plan_fits_just_as_long_as_each_host_has_what_it_needs() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_what_devices_of_one_host_need_adds_up() -> None:
+def test_memory_of_devices_on_one_host_adds_up() -> None:
     problem = two()
     devices = tuple(replace(device, host="cam") for device in problem.platform.devices)
     together = replace(problem, platform=replace(problem.platform, hosts=problem.platform.hosts[:1], devices=devices))
@@ -152,7 +152,7 @@ def test_what_devices_of_one_host_need_adds_up() -> None:
         (100, 101, "host a needs 101 B of flash, 1 B more than the 100 B that it has: cut weights of y into"),
     ],
 )
-def test_ram_and_flash_that_were_measured_are_limits_each_by_itself(ram: int, flash: int, message: str) -> None:
+def test_measured_ram_and_flash_are_separate_limits(ram: int, flash: int, message: str) -> None:
     platform = Platform("p", (Host("a", 200, flash=100),), (Device("a", "a", 1e6),), Network("switch", 1e6))
     occupied = [DeviceFootprint("a", ram, flash, ("layer x", "weights of y"))]
     if not message:

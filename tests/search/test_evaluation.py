@@ -1,4 +1,4 @@
-"""Plans that are only weighed: the same routing, workload and metrics as of the program that is written."""
+"""Evaluation without writing a program: routing, workload and metrics are those of the written program."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MORE = (*DEVICES, "e", "f")
 
 
 def cluster(kind: NetworkKind, each: int) -> Platform:
-    """Devices of different rates, `each` of them on a host."""
+    """Devices with different rates, `each` of them on a host."""
     devices = tuple(Device(name, f"h{i // each}", 1e6 * (1 + i), 1, 5.0, 2.0) for i, name in enumerate(MORE))
     hosts = tuple(Host(name, 2**30) for name in dict.fromkeys(device.host for device in devices))
     return Platform("test", hosts, devices, Network(kind, 1e6, 1e-3, (), 1e-4))
 
 
 def dealt(rng: Random, plan: Plan) -> Plan:
-    """The plan with one to three renamings of its devices."""
+    """Return the plan with one to three renamings of its devices."""
     used = sorted({part.device for parts in plan.layers.values() for part in parts})
     return replace(
         plan,
@@ -50,10 +50,10 @@ def dealt(rng: Random, plan: Plan) -> Plan:
     replicas=st.booleans(),
     listed=st.booleans(),
 )
-def test_random_plans_are_weighed_as_they_are_written(
+def test_metrics_of_random_plans_equal_those_of_written_programs(
     seed: int, kind: NetworkKind, each: int, replicas: bool, listed: bool
 ) -> None:
-    """listed: initializers are inputs as well, as in files of long ago."""
+    """listed: initializers are inputs as well, as in old model files."""
     rng = Random(seed)
     proto = random_model(rng)
     if listed:
@@ -69,7 +69,7 @@ def test_random_plans_are_weighed_as_they_are_written(
     ("name", "strategy"),
     [("light/densenet121", "modnn"), ("light/inception_v1", "modnn"), ("light/inception_v1", "pipeline")],
 )
-def test_networks_are_weighed_as_they_are_written(name: str, strategy: str) -> None:
+def test_metrics_of_networks_equal_those_of_written_programs(name: str, strategy: str) -> None:
     problem = make_problem(replace(prepare(Model.load(networks.build(name, 0))), platform=Platform.load("rpi4x4")))
     plan = registry().make("strategies", strategy).plan(problem)
     assert check_weighed(problem, plan).spans

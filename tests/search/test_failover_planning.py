@@ -1,4 +1,4 @@
-"""Beside a plan one for each loss: every one computes the same, all of them fit, and what cannot be is said."""
+"""Failure plans: one for each failure, all bit-equal and fitting into memory together, with clear errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 
 @dataclass(frozen=True)
 class Dice(Strategy):
-    """A random plan for whatever devices there are; none for fewer than `least`."""
+    """A random plan for any devices; none for fewer than `least`."""
 
     name: ClassVar[str] = "dice"
     seed: int = 0
@@ -48,7 +48,7 @@ class Dice(Strategy):
 
 @dataclass(frozen=True)
 class Stages(Strategy):
-    """Layers in order, as many on each device as on the next; `calls` are the platforms that it was asked for."""
+    """Layers in order, equally many on each device; `calls` records the platforms."""
 
     name: ClassVar[str] = "stages"
     calls: tuple[list[str], ...] = ()
@@ -71,7 +71,7 @@ def lenet(platform: Platform) -> Problem:
 
 
 def check_all_roles(problem: Problem, plan: Plan, seed: int) -> None:
-    """Each computes the bits of the whole network without what is lost then; weights lie on a device once."""
+    """Check that each role computes the same bits without the failed devices, and that weights are stored once per device."""
     assert problem.model is not None
     program = problem.draft_program(plan).program
     assert program is not None
@@ -93,7 +93,7 @@ def check_all_roles(problem: Problem, plan: Plan, seed: int) -> None:
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 2), least=st.integers(2, 5))
-def test_any_plan_gets_one_for_every_loss_and_all_compute_the_same(seed: int, count: int, least: int) -> None:
+def test_every_failure_gets_a_plan_and_all_plans_are_bit_equal(seed: int, count: int, least: int) -> None:
     problem = random_problem(seed % 50)
     first = Dice(seed).plan(problem)
     plan = add_failover_plans(problem, Dice(seed + 1, least), first, FailureSelection(count))
@@ -106,7 +106,7 @@ def test_any_plan_gets_one_for_every_loss_and_all_compute_the_same(seed: int, co
 
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
-def test_what_others_take_over_is_all_of_it(seed: int) -> None:
+def test_reassigned_plans_compute_everything(seed: int) -> None:
     problem = random_problem(seed % 50)
     plan = Dice(seed).plan(problem)
     lost, left = plan.devices[-1], [device.name for device in problem.platform.devices]
@@ -117,7 +117,7 @@ def test_what_others_take_over_is_all_of_it(seed: int) -> None:
         check_all_roles(problem, taken, seed)
 
 
-def test_source_and_sink_move_to_the_first_that_is_left() -> None:
+def test_source_and_sink_move_to_the_first_remaining_device() -> None:
     problem = lenet(boards("a", "b", "c"))
     plan = add_failover_plans(problem, Stages(), Stages().plan(problem), FailureSelection(1))
     assert [(loss.failed, loss.plan.source, loss.plan.sink) for loss in plan.failures] == [
@@ -135,7 +135,7 @@ def test_source_and_sink_move_to_the_first_that_is_left() -> None:
         ((), (), True, "a, which holds the inputs as was given"),
     ],
 )
-def test_source_and_sink_that_were_given_stay_and_it_is_said(
+def test_given_source_and_sink_stay_with_a_warning(
     idle: Sequence[str], ends: tuple[str, ...], fixed: bool, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     problem = replace(lenet(boards("a", "b", "c", idle=idle)), source=ends, sink=ends)
@@ -147,24 +147,27 @@ def test_source_and_sink_that_were_given_stay_and_it_is_said(
         add_failover_plans(problem, Stages(), Stages().plan(problem), FailureSelection(devices=("a",)), fixed)
 
 
-def test_a_loss_that_the_plan_does_not_feel_keeps_the_plan_and_devices_alike_are_planned_once() -> None:
+def test_irrelevant_failures_keep_the_plan_and_equal_devices_are_planned_once() -> None:
     calls: list[str] = []
     problem = lenet(boards(*"abcdefgh"))
     plan = add_failover_plans(problem, Stages((calls,)), problem.single_device_plan("a"), FailureSelection(2))
-    assert calls == ["b c d e f g h", "c d e f g h"]  # of two the plan for "b" serves, or it stays as it is
+    assert calls == [
+        "b c d e f g h",
+        "c d e f g h",
+    ]  # For two failed devices, the plan for "b" or the main plan is reused.
     for loss in plan.failures:
         assert "a" in loss.failed or loss.plan.layers == plan.layers
     assert {len(loss.failed) for loss in plan.failures} == {1, 2}
 
 
-def test_all_of_a_host_are_lost_together() -> None:
+def test_devices_of_a_host_fail_together() -> None:
     devices = tuple(Device(f"{host}{i}", host, 1e9) for host in "ab" for i in range(2))
     problem = lenet(Platform("boards", tuple(Host(name, 2**30) for name in "ab"), devices, Network("switch", 1e8)))
     plan = add_failover_plans(problem, Stages(), Stages().plan(problem), FailureSelection.parse("hosts"))
     assert [loss.failed for loss in plan.failures] == [("a0", "a1"), ("b0", "b1")]
 
 
-def test_replicas_that_are_left_go_on() -> None:
+def test_remaining_replicas_continue() -> None:
     problem = replace(lenet(boards("a", "b", "c")), objective="throughput")
     first = replace(problem.single_device_plan("a"), replicas=({}, {"a": "b"}, {"a": "c"}))
     plan = add_failover_plans(problem, Dice(least=4), first, FailureSelection(1))
@@ -177,7 +180,7 @@ def needed(problem: Problem, plan: Plan) -> int:
     return max(entry.memory for entry in problem.estimate(plan).devices)
 
 
-def test_where_memory_is_short_slower_plans_are_taken_and_then_it_is_said_what_fits() -> None:
+def test_little_memory_gets_slower_plans_and_then_an_error() -> None:
     roomy = lenet(boards(*"abcd"))
     first = Stages().plan(roomy)
     generous = add_failover_plans(roomy, Stages(), first, FailureSelection(1))
@@ -202,7 +205,7 @@ def test_where_memory_is_short_slower_plans_are_taken_and_then_it_is_said_what_f
     assert not missing_memory(tight, taken) and taken.failures != generous.failures
 
 
-def test_weights_of_losses_count_and_metrics_say_what_each_comes_to() -> None:
+def test_failure_plans_have_metrics_and_count_their_weights() -> None:
     problem = lenet(boards("a", "b", "c"))
     plan = add_failover_plans(problem, Stages(), Stages().plan(problem), FailureSelection(1))
     alone, *losses = failure_metrics(problem, plan)
@@ -229,7 +232,7 @@ def test_weights_of_losses_count_and_metrics_say_what_each_comes_to() -> None:
         ("hosts", "a", "survive hosts: one host has all that computes"),
     ],
 )
-def test_what_cannot_be_survived_is_refused(text: str, names: str, message: str) -> None:
+def test_rejects_failures_that_cannot_be_tolerated(text: str, names: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         FailureSelection.parse(text).check_platform(boards(*names))
     assert message in str(caught.value)

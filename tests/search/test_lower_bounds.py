@@ -53,7 +53,7 @@ def test_the_bound_holds_for_devices_that_are_good_at_different_layers() -> None
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(0, 2**32))
-def test_no_random_plan_is_simulated_to_be_faster_than_the_bounds(network: int, seed: int) -> None:
+def test_no_random_plan_is_faster_than_the_bounds(network: int, seed: int) -> None:
     problem = random_problem(network)
     metrics = problem.evaluate(any_plan(seed, problem))
     found = latency_bound(problem)

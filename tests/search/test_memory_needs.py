@@ -1,4 +1,4 @@
-"""The list of what a plan needs of each host's memory, and the error that the first need over its limit becomes."""
+"""Memory needs of each host, and the error of the first need that exceeds its limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dicompiler_targets.sockets.target import SocketsTarget
 
 
 def boards(*hosts: Host) -> Platform:
-    """Two devices a0, a1 on the first host, one on each other."""
+    """Two devices a0, a1 on the first host, one on each other host."""
     first, *others = hosts
     devices = [Device(f"{first.name}{i}", first.name, 1e6) for i in range(2)]
     devices += [Device(host.name, host.name, 1e6) for host in others]
@@ -32,7 +32,7 @@ def boards(*hosts: Host) -> Platform:
 USES = {"a0": MemoryUse(1, 20, 300, 4000), "a1": MemoryUse(5, 0, 0), "b": MemoryUse(7, 80, 0)}
 
 
-def test_devices_of_a_host_need_its_memory_together_and_weights_lie_in_flash() -> None:
+def test_devices_share_their_hosts_memory_and_weights_are_in_flash() -> None:
     platform = boards(Host("a", 9000), Host("b", 500, flash=100))
     a, b = (
         HostMemoryNeed("a", "memory", 4326, 9000),
@@ -55,7 +55,7 @@ def test_devices_of_a_host_need_its_memory_together_and_weights_lie_in_flash() -
         (Host("a", 4326, flash=7), r"needs 4\.32 kB \(1 B too much\) of RAM to run and has 4\.32 kB: cut it into smal"),
     ],
 )
-def test_the_error_of_a_program_says_which_memory_is_short(host: Host, message: str) -> None:
+def test_program_error_names_the_exceeded_memory(host: Host, message: str) -> None:
     problem = load_problem(networks.build("lenet", 0), boards(host))
     compilation = problem.draft_program(
         problem.build_plan({layer.name: (Part("a0"),) for layer in problem.layers.layers})
@@ -68,7 +68,7 @@ def test_the_error_of_a_program_says_which_memory_is_short(host: Host, message: 
         check_program_memory(compilation, memory, SocketsTarget())
 
 
-def test_the_error_of_a_measure_names_what_takes_most_of_the_memory_that_is_short() -> None:
+def test_measurement_error_names_the_largest_user_of_the_memory() -> None:
     measured = (DeviceFootprint("a0", 50, 30, ("p", "q")), DeviceFootprint("a1", 60, 10, ("r", "s")))
     check_measured_memory(boards(Host("a", 150, flash=40)), measured)
     for host, message in (
@@ -80,7 +80,7 @@ def test_the_error_of_a_measure_names_what_takes_most_of_the_memory_that_is_shor
             check_measured_memory(boards(host), measured)
 
 
-def test_a_compilation_asks_its_target_once_for_the_memory_of_its_program(tmp_path: Path) -> None:
+def test_compilation_asks_its_target_once_for_memory(tmp_path: Path) -> None:
     asked: list[Program] = []
 
     class Listening(SocketsTarget):
@@ -91,7 +91,7 @@ def test_a_compilation_asks_its_target_once_for_the_memory_of_its_program(tmp_pa
     problem = load_problem(networks.build("lenet", 0), "rpi4x2")
     plan = problem.build_plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
     result = compile(networks.build("lenet", 0), "rpi4x2", plan=plan, target=Listening(), output=tmp_path / "a")
-    # Of devices without work, for what it always adds; and of the program.
+    # Once for idle devices (the overhead), and once for the program.
     assert [bool(program.devices[0].segments) for program in asked] == [False, True]
     assert result.metrics is not None
     added = SocketsTarget().memory_overhead(asked[1])

@@ -1,4 +1,4 @@
-"""Fronts: points by objective, objectives that are known, and numbers in their units."""
+"""Pareto fronts: ranking by objective, known objectives, and values in their units."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_points_are_ranked_by_an_objective_or_a_sum_of_them(rows: list[dict[str,
     assert front.best_point(objective) is ranked[0]
 
 
-def test_each_objective_has_a_number_in_its_unit() -> None:
+def test_each_objective_has_a_value_in_its_unit() -> None:
     assert objective_values(BOARDS, METRICS, FRONT_OBJECTIVES) == {
         "latency": 3.0, "throughput": 2.0, "energy": 4.0, "memory": 130, "communication": 8, "device-memory": 130,
         "device-energy": 5.0 * 2.0,
@@ -55,11 +55,11 @@ def test_each_objective_has_a_number_in_its_unit() -> None:
     assert objective_values(BOARDS, METRICS, ["energy"]) == {"energy": 4.0}
 
 
-def test_the_energy_of_a_stream_is_what_was_measured_where_it_was() -> None:
+def test_uses_measured_energy_if_there_is_one() -> None:
     known = {entry.name: getattr(METRICS, entry.name) for entry in fields(METRICS)}
     measured = MeasuredMetrics(**known, device_energy_j={"a": 99.0})
     assert objective_values(BOARDS, measured, ["device-energy"]) == {"device-energy": 99.0}
-    # a waits 1.5 s of the 2 s at 2 W and computes 0.5 s at 5 W: less than b's 10 J
+    # a waits 1.5 s of 2 s at 2 W and computes 0.5 s at 5 W, which is less than b's 10 J.
     less = MeasuredMetrics(**known, device_energy_j={"b": 1.0})
     assert objective_values(BOARDS, less, ["device-energy"]) == {"device-energy": 0.5 * 5.0 + 1.5 * 2.0}
 
@@ -72,14 +72,14 @@ def test_the_energy_of_a_stream_is_what_was_measured_where_it_was() -> None:
         (["latency", "energy", "latency"], "objective 'latency' stands twice"),
     ],
 )
-def test_objectives_that_are_none_are_refused(names: list[str], message: str) -> None:
+def test_rejects_unknown_objectives(names: list[str], message: str) -> None:
     check_objectives(tuple(FRONT_OBJECTIVES))
     with pytest.raises(UsageError) as caught:
         check_objectives(names)
     assert message in str(caught.value)
 
 
-def test_the_front_of_one_plan_has_its_numbers_of_every_objective() -> None:
+def test_front_of_one_plan_has_values_of_all_objectives() -> None:
     problem = random_problem(3)
     plan = any_plan(1, problem)
     front = build_single_point_front(problem, plan)

@@ -1,4 +1,4 @@
-"""A problem fills in what a plan leaves open and says what it comes to: exact bytes, times by the barrier model."""
+"""A problem: defaults of plans, exact bytes, and times by the barrier model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def cluster(count: int, kind: str = "switch", links: tuple[Link, ...] = (), latency: float = 0.0) -> Platform:
-    """A compute-less cam and `count` devices d0, d1, … of 1 GFLOP/s, each on a host of its own; 8 Mbit/s: 1 MB/s."""
+    """A cam without compute and `count` devices d0, d1, … with 1 GFLOP/s, each on its own host; 8 Mbit/s (1 MB/s)."""
     names = ["cam", *(f"d{i}" for i in range(count))]
     devices = tuple(Device(n, n, 0.0 if n == "cam" else 1e9, 1, 5.0, 1.0) for n in names)
     network = Network(kind, 8e6, latency, links)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def rows(start: int, stop: int, channels: int = 4) -> tuple[tuple[int, int], ...
     return ((0, 1), (0, channels), (start, stop), (0, 4))
 
 
-def test_source_and_sink_are_the_first_device_and_layers_stand_in_layer_order() -> None:
+def test_source_and_sink_default_to_the_first_device_in_layer_order() -> None:
     problem = Problem(two_layers(), cluster(2))
     plan = problem.build_plan({"conv2": (Part("d1"),), "conv1": (Part("d0"),)})
     assert (plan.source, plan.sink) == (("cam",), ("cam",))
@@ -47,7 +47,7 @@ def test_source_and_sink_are_the_first_device_and_layers_stand_in_layer_order() 
     assert other.build_plan(plan.layers).sink == ("d1",)
 
 
-def test_an_unknown_objective_or_device_names_the_nearest() -> None:
+def test_error_suggests_the_nearest_objective_or_device() -> None:
     with pytest.raises(UsageError, match=r"unknown objective 'latancy' \(did you mean 'latency'\?\)"):
         Problem(two_layers(), cluster(2), objective="latancy")
     with pytest.raises(DicompilerError, match="unknown device 'kam'"):
@@ -57,7 +57,7 @@ def test_an_unknown_objective_or_device_names_the_nearest() -> None:
         problem.estimate(problem.build_plan({"conv1": (Part("d7"),), "conv2": (Part("d1"),)}))
 
 
-def test_a_pipeline_costs_its_layers_and_what_passes_between_them() -> None:
+def test_pipeline_costs_its_layers_and_transfers() -> None:
     problem = Problem(two_layers(), cluster(2), FREE)
     metrics = problem.estimate(problem.build_plan({"conv1": (Part("d0"),), "conv2": (Part("d1"),)}))
     cam, d0, d1 = metrics.devices
@@ -76,20 +76,20 @@ def test_a_pipeline_costs_its_layers_and_what_passes_between_them() -> None:
     assert metrics.memory == max(d0.memory, d1.memory)
 
 
-def test_height_tiles_send_their_halo_and_compute_side_by_side() -> None:
+def test_height_tiles_send_halos_and_compute_in_parallel() -> None:
     problem = Problem(two_layers(), cluster(2), FREE, source=("d0",), sink=("d0",))
     plan = problem.build_plan(
         {"conv1": (Part("d0", rows(0, 2)), Part("d1", rows(2, 4))), "conv2": (Part("d0"),)},
     )
     metrics = problem.estimate(plan)
     d0, d1 = metrics.devices
-    assert d0.sent == 4 * 2 * 3 * 4  # rows 1 to 4 of x
-    assert d1.sent == 4 * 4 * 2 * 4  # rows 2 and 3 of conv1
+    assert d0.sent == 4 * 2 * 3 * 4  # Rows 1 to 4 of x.
+    assert d1.sent == 4 * 4 * 2 * 4  # Rows 2 and 3 of conv1.
     compute = 4 * 8 * 2 * 18 / 1e9 + 2 * 3 * 16 * 4 / 1e9
     assert metrics.latency_s == pytest.approx(compute + (d0.sent + d1.sent) / 1e6)
 
 
-def test_a_shared_medium_carries_one_box_at_a_time_and_a_switch_all_lines_at_once() -> None:
+def test_shared_medium_is_serial_and_switch_is_parallel() -> None:
     parts = {"conv1": (Part("d0", rows(0, 2)), Part("d1", rows(2, 4))), "conv2": (Part("d2"),)}
     times = {}
     for kind in ("switch", "shared", "gateway"):
@@ -97,17 +97,19 @@ def test_a_shared_medium_carries_one_box_at_a_time_and_a_switch_all_lines_at_onc
         times[kind] = problem.estimate(problem.build_plan(parts))
     part = 4 * 4 * 2 * 4
     assert times["switch"].total_bytes == times["shared"].total_bytes == 2 * part
-    assert times["switch"].latency_s == pytest.approx(times["shared"].latency_s)  # both go to d2: its line is one
+    assert times["switch"].latency_s == pytest.approx(
+        times["shared"].latency_s
+    )  # Both are sent to d2, which has one link.
     assert times["gateway"] == times["shared"]
     everyone = {"conv1": (Part("d0"),), "conv2": (Part("d1", rows(0, 2, 3)), Part("d2", rows(2, 4, 3)))}
     problem = Problem(two_layers(), cluster(3), FREE, source=("d0",), sink=("d1", "d2"))
     switch = problem.estimate(problem.build_plan(everyone)).latency_s
     shared = Problem(two_layers(), cluster(3, "shared"), FREE, source=("d0",), sink=("d1", "d2"))
-    half = 4 * 3 * 2 * 4  # each of d1 and d2 sends its half to the other: at once on a switch
+    half = 4 * 3 * 2 * 4  # d1 and d2 send their halves to each other, at the same time on a switch.
     assert shared.estimate(problem.build_plan(everyone)).latency_s - switch == pytest.approx(half / 1e6)
 
 
-def test_links_and_latency_count_and_the_devices_of_one_host_need_no_network() -> None:
+def test_links_and_latency_count_between_hosts_only() -> None:
     parts = {"conv1": (Part("d0"),), "conv2": (Part("d1"),)}
     plain = Problem(two_layers(), cluster(2), FREE, source=("d0",), sink=("d1",))
     slow = Problem(two_layers(), cluster(2, links=(Link(("d1", "d0"), 4e6, 2.0),)), FREE, source=("d0",), sink=("d1",))
@@ -125,7 +127,7 @@ def test_links_and_latency_count_and_the_devices_of_one_host_need_no_network() -
     assert metrics.memory == sum(entry.memory for entry in metrics.devices)
 
 
-def test_partial_sums_travel_to_the_merger_and_are_added_there() -> None:
+def test_partial_sums_are_sent_and_added_up() -> None:
     problem = Problem(two_layers(), cluster(2), FREE, source=("d0", "d1"), sink=("d0",))
     plan = problem.build_plan(
         {"conv1": (Part("d0", None, (0, 1)), Part("d1", None, (1, 2)), Part("d0")), "conv2": (Part("d0"),)}
@@ -140,8 +142,8 @@ def test_partial_sums_travel_to_the_merger_and_are_added_there() -> None:
     assert metrics.latency_s == pytest.approx(steps / 1e9 + metrics.total_bytes / 1e6)
 
 
-def test_vgg16_on_one_rpi4_takes_the_published_2_32_seconds() -> None:
-    """CoopAI's convention and the barrier model agree for one device: 2.3235 s, the image sent and the result back."""
+def test_vgg16_on_one_rpi4_takes_the_published_time() -> None:
+    """CoopAI's convention and the barrier model agree for one device: 2.3235 s with the transfer of image and result."""
     boards = Platform.load("rpi4x1")
     cam = (Host("cam", 2**30), *boards.hosts), (Device("cam", "cam", 0.0), *boards.devices)
     problem = Problem(vgg16(), Platform("with cam", *cam, boards.network), FREE)
@@ -149,7 +151,7 @@ def test_vgg16_on_one_rpi4_takes_the_published_2_32_seconds() -> None:
     assert problem.estimate(plan).latency_s == pytest.approx(2.3235, abs=5e-5)
 
 
-def test_without_a_model_nothing_can_be_played() -> None:
+def test_simulation_needs_a_model() -> None:
     layers = prepare(Model.load(networks.build("lenet", 0))).layers
     assert layers is not None
     problem = Problem(layers, uniform_platform(2))

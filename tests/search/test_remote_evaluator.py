@@ -1,4 +1,4 @@
-"""Evaluating elsewhere: what is sent gives the same metrics bit for bit, and takes no weights along."""
+"""Remote evaluation: bit-equal metrics in another process, without sending weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dicompiler.search.problem import RemoteEvaluator
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(0, 2**32))
-def test_a_pickled_evaluator_gives_the_same_metrics_bit_for_bit(network: int, seed: int) -> None:
+def test_pickled_evaluator_gives_bit_equal_metrics(network: int, seed: int) -> None:
     problem = random_problem(network)
     plan = any_plan(seed, problem)
     here, there = RemoteEvaluator(problem), pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
@@ -27,14 +27,14 @@ def test_a_pickled_evaluator_gives_the_same_metrics_bit_for_bit(network: int, se
     assert repr(pickle.loads(pickle.dumps(there))(plan)) == repr(here(plan))
 
 
-def test_without_a_model_it_estimates() -> None:
+def test_estimates_without_a_model() -> None:
     problem = replace(random_problem(5), model=None)
     plan = any_plan(2, problem)
     there = pickle.loads(pickle.dumps(RemoteEvaluator(problem)))
     assert repr(there(plan)) == repr(problem.estimate(plan))
 
 
-def test_weights_stay_at_home() -> None:
+def test_weights_are_not_pickled() -> None:
     problem = load_problem(networks.build("lenet", 0), "rpi4x2")
     assert problem.model is not None
     held = sum(weight.nbytes for weight in problem.model.weights.values())
@@ -42,7 +42,7 @@ def test_weights_stay_at_home() -> None:
     assert len(pickle.dumps(RemoteEvaluator(problem))) < held / 4
 
 
-def test_what_cannot_be_evaluated_gives_its_error_there_too() -> None:
+def test_pickled_evaluator_returns_errors() -> None:
     problem = random_problem(4)
     plan = any_plan(0, problem)
     name = Random(0).choice(list(plan.layers))

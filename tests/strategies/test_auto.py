@@ -1,5 +1,4 @@
-"""The default strategy: never worse than those that it asks, the same on every run, the best so far where it is cut
-off; and the comparison of strategies."""
+"""The strategy `auto`: never worse than the strategies it asks, reproducible, and interruptible; comparison of strategies."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def problem(name: str = "resnet18", platform: str = "rpi4x4", objective: str = "
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput", "communication"])
-def test_it_is_never_worse_than_those_it_asks(objective: str) -> None:
+def test_auto_is_never_worse_than_the_strategies_it_asks(objective: str) -> None:
     posed = problem(objective=objective)
     plan = Auto(strategies=QUICK, tries=6).plan(posed)
     mine = posed.evaluate(plan).objective_value(objective)
@@ -49,7 +48,7 @@ def test_it_is_never_worse_than_those_it_asks(objective: str) -> None:
         assert mine <= posed.evaluate(registry().make("strategies", name).plan(posed)).objective_value(objective)
 
 
-def test_the_same_on_every_run_and_marked_where_time_ran_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_plan_is_reproducible_and_marked_when_time_runs_out(caplog: pytest.LogCaptureFixture) -> None:
     posed = problem("lenet")
     once, again = (Auto(tries=4, strategies=QUICK).plan(posed) for _ in range(2))
     assert once == again and once.note == ""
@@ -59,14 +58,14 @@ def test_the_same_on_every_run_and_marked_where_time_ran_out(caplog: pytest.LogC
     posed.evaluate(late)
 
 
-def test_the_single_device_wins_where_the_network_is_slow() -> None:
+def test_single_device_wins_on_slow_network() -> None:
     slow = replace(Platform.load("rpi4x4"), network=Network("shared", 1e5))
     posed = replace(problem("lenet"), platform=slow)
     plan = Auto(tries=4, strategies=QUICK).plan(posed)
     assert posed.evaluate(plan).latency_s == pytest.approx(posed.best_single_device[1].latency_s)
 
 
-def test_plans_that_do_not_fit_the_memory_are_left_out() -> None:
+def test_leaves_out_plans_that_do_not_fit_memory() -> None:
     posed = problem("lenet")
     tight = replace(posed.platform, hosts=tuple(Host(host.name, 265_000) for host in posed.platform.hosts))
     limited = replace(posed, platform=tight)
@@ -79,7 +78,7 @@ def test_plans_that_do_not_fit_the_memory_are_left_out() -> None:
 
 @dataclass(frozen=True)
 class Interrupting(Strategy):
-    """Interrupts the search that asks it."""
+    """Strategy that interrupts the search that asks it."""
 
     name: ClassVar[str] = "interrupting"
 
@@ -87,7 +86,7 @@ class Interrupting(Strategy):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_gives_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_returns_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     known = registry()
     provided = replace(known.strategies["modnn"], value=Interrupting)
     changed = replace(known, strategies={**known.strategies, "modnn": provided})
@@ -109,8 +108,8 @@ print(Auto(strategies=("single",), tries=10_000, budget=120).plan(posed).note)
 """
 
 
-def test_a_real_interrupt_ends_the_search_with_a_plan() -> None:
-    """Ctrl-C in the middle of a search: the plan so far, marked."""
+def test_real_interrupt_ends_search_with_a_plan() -> None:
+    """Ctrl-C in the middle of a search returns the best plan so far, with a note."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         [sys.executable, "-c", SEARCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -123,7 +122,7 @@ def test_a_real_interrupt_ends_the_search_with_a_plan() -> None:
         assert search.wait(30) == 0
 
 
-def test_options_that_cannot_be() -> None:
+def test_rejects_invalid_options() -> None:
     with pytest.raises(ValueError, match="budget must be more than 0 s"):
         Auto(budget=0)
     with pytest.raises(UsageError, match="budget"):
@@ -132,18 +131,17 @@ def test_options_that_cannot_be() -> None:
         Auto(strategies=("modn",)).plan(problem("lenet"))
 
 
-def test_cpsat_tries_plans_as_auto_does_and_what_it_tries_pays() -> None:
-    """SqueezeNet on a shared medium: the barrier model's optimum is one device alone, but sending beside computing
-    makes a split better."""
+def test_cpsat_tries_improve_the_plan() -> None:
+    """SqueezeNet on a shared medium: one device is the optimum of the barrier model, but with overlap a split is better."""
     posed = problem("light/squeezenet", "rpi4x2")
     posed = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e8, 0.0002)))
     none, some = (posed.evaluate(CpSat(tries=tries).plan(posed)).latency_s for tries in (0, 60))
     assert some < 0.97 * none
     auto = posed.evaluate(Auto(strategies=("single", "cpsat"), tries=60).plan(posed)).latency_s
-    assert auto <= some  # in waves it may be quicker
+    assert auto <= some  # Waves may make it faster.
 
 
-def test_neighbours_differ_and_are_legal() -> None:
+def test_neighbours_differ_and_are_valid() -> None:
     posed = problem("lenet", "rpi4x3")
     made = build_cost_tables(posed)
     start = next(find_optima(made))
@@ -158,8 +156,8 @@ def test_auto_compiles_and_verifies() -> None:
     assert result.metrics is not None and result.metrics.method == "simulation"
 
 
-def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:
-    """Each term's own best plan is a candidate, so none is better in the sum."""
+def test_weighted_sum_is_no_worse_than_plans_of_its_terms() -> None:
+    """The best plan of each term is a candidate, so that the result is no worse in the sum."""
     sums = {}
     for objective in ("latency", "energy", "latency+0.1*energy"):
         problem = load_problem(networks.build("lenet", 0), "rpi4x3", objective=objective)
@@ -167,7 +165,7 @@ def test_of_a_weighted_sum_it_finds_what_is_between_its_terms() -> None:
     assert sums["latency+0.1*energy"] <= min(sums["latency"], sums["energy"]) * (1 + 1e-9)
 
 
-def test_auto_takes_its_plan_where_that_is_best() -> None:
+def test_auto_uses_third_party_plan_if_it_is_best() -> None:
     problem = posed(rated("switch", 1, 1, bandwidth=1e10))
     plan = Auto(strategies=("single", "pipeline", "replicate"), tries=2).plan(problem)
     assert len(plan.replicas) == 2
@@ -176,10 +174,10 @@ def test_auto_takes_its_plan_where_that_is_best() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [1e9, 1e3])
-def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_splits(
+def test_large_network_asks_dp_first_and_skips_cpsat_if_dp_splits(
     bandwidth: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Large: of more layers times devices than MOST, and of more choices than half of the budget pays for."""
+    """A network is large if layers times devices exceed a limit and its tables need more than half of the budget."""
     monkeypatch.setattr("dicompiler_strategies.auto.MOST", 10)
     monkeypatch.setattr(CpSat, "affordable", lambda self, problem, _: replace(self.asked(problem), extra=0))
     caplog.set_level(logging.INFO, logger="dicompiler")
@@ -189,7 +187,7 @@ def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_s
     split = len(plan.devices) > 1
     assert split == (bandwidth > 1e6)
     assert asked == [f"auto: asks {name}" for name in ("single", "dp", *(() if split else ("cpsat",)))]
-    monkeypatch.undo()  # what is paid for is asked in its turn
+    monkeypatch.undo()  # Affordable tables are asked in the usual order.
     caplog.clear()
     caplog.set_level(logging.INFO, logger="dicompiler")
     Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
@@ -197,15 +195,15 @@ def test_of_a_large_network_dp_is_asked_before_cpsat_which_is_left_out_if_that_s
     assert asked == [f"auto: asks {name}" for name in ("single", "cpsat", "dp")]
 
 
-def test_the_tables_of_a_small_budget_do_not_pay() -> None:
+def test_small_budget_skips_tables() -> None:
     posed = problem("lenet")
     asked = CpSat().requested_choices(posed)
     assert CpSat().affordable_choices(posed, 1e3) == asked != CpSat().affordable_choices(posed, 1e-3)
 
 
-def test_what_takes_long_ends_with_the_budget() -> None:
+def test_slow_search_ends_with_the_budget() -> None:
     lenet = problem("lenet")
     with pytest.raises(DicompilerError, match="the budget is over before they are filled"):
         CpSat().build_tables(lenet, WorkBudget(deadline=0.0))
-    found = Dp(budget=1e-9).plan(lenet)  # of the smallest team alone
+    found = Dp(budget=1e-9).plan(lenet)  # The search of the smallest team only.
     assert replace(found, note="") == Dp(devices=1).plan(lenet) and "budget of 1e-09 s" in found.note

@@ -1,4 +1,4 @@
-"""single, pipeline and modnn: legal plans for real graphs, optimal or proportional as they say."""
+"""single, pipeline and modnn: valid plans for real graphs, optimal or proportional as documented."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def platform(*rates: float) -> Platform:
-    """Devices d0, d1, … of these rates (GFLOP/s), each on a host of its own."""
+    """Devices d0, d1, … with these rates (GFLOP/s), each on its own host."""
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(Device(name, name, rate * 1e9) for name, rate in zip(names, rates, strict=True))
     return Platform("test", tuple(Host(name, 2**30) for name in names), devices, Network("switch", 1e9))
 
 
 def with_camera(boards: Platform) -> Platform:
-    """The boards behind a compute-less first device, on a shared medium."""
+    """The boards behind a first device without compute, on a shared medium."""
     hosts = (Host("cam", 2**30), *boards.hosts)
     devices = (Device("cam", "cam", 0.0), *boards.devices)
     return Platform(boards.name, hosts, devices, Network("shared", boards.network.bandwidth))
@@ -55,14 +55,14 @@ def shuffled() -> LayerGraph:
     )
 
 
-def test_single_takes_the_fastest_device_and_the_first_of_equals() -> None:
+def test_single_uses_fastest_device_and_first_of_equals() -> None:
     for rates, expected in (((1, 5, 2), "d1"), ((3, 3, 3), "d0"), ((0, 0, 2), "d2")):
         plan = Single().plan(Problem(shuffled(), platform(*rates)))
         assert {part for parts in plan.layers.values() for part in parts} == {Part(expected)}
         assert plan.source == plan.sink == ("d0",)
 
 
-def test_single_takes_the_device_that_is_named() -> None:
+def test_single_uses_named_device() -> None:
     problem = Problem(shuffled(), platform(1, 5, 0))
     assert Single(device="d0").plan(problem).layers["conv0"] == (Part("d0"),)
     with pytest.raises(DicompilerError, match=r"unknown device 'd9' \(known: d0, d1, d2\)"):
@@ -72,27 +72,27 @@ def test_single_takes_the_device_that_is_named() -> None:
 
 
 def runs(problem: Problem, strategy: Pipeline) -> list[str]:
-    """The device of each layer, in layer order; every layer is whole."""
+    """Return the device of each layer in layer order; every layer is whole."""
     plan = strategy.plan(problem)
     assert all(len(parts) == 1 and parts[0].region is None for parts in plan.layers.values())
     return [plan.layers[layer.name][0].device for layer in problem.layers.layers]
 
 
-def test_pipeline_gives_consecutive_runs_in_platform_order() -> None:
+def test_pipeline_uses_consecutive_runs_in_platform_order() -> None:
     stages = runs(Problem(vgg16(), platform(1, 1, 0, 1)), Pipeline())
     assert [stage for stage, _ in itertools.groupby(stages)] == ["d0", "d1", "d3"]
     named = runs(Problem(vgg16(), platform(1, 1, 1, 1)), Pipeline(devices=("d2", "d1")))
     assert [stage for stage, _ in itertools.groupby(named)] == ["d2", "d1"]
 
 
-def test_a_faster_device_gets_more() -> None:
+def test_faster_device_gets_more_layers() -> None:
     problem = Problem(vgg16(), platform(1, 3))
     metrics = problem.estimate(Pipeline().plan(problem))
     slow, fast = metrics.devices
-    assert 3 < fast.flops / slow.flops < 5  # 25.2 and 5.7 GFLOP: the next cut would leave 9.4 to the slow one
+    assert 3 < fast.flops / slow.flops < 5  # 25.2 and 5.7 GFLOP; the previous cut would leave 9.4 to the slow device.
 
 
-def test_pipeline_refuses_devices_that_cannot_be() -> None:
+def test_pipeline_rejects_invalid_devices() -> None:
     problem = Problem(shuffled(), platform(1, 1, 0))
     for devices, expected in (
         (("d0", "d2"), "pipeline: device 'd2' has no compute"),
@@ -104,7 +104,7 @@ def test_pipeline_refuses_devices_that_cannot_be() -> None:
 
 
 @given(st.data())
-def test_the_slowest_run_is_as_fast_as_any_cut_allows(data: st.DataObject) -> None:
+def test_balance_runs_minimises_the_slowest_run(data: st.DataObject) -> None:
     count, devices = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 4))
     costs = data.draw(
         st.lists(st.lists(st.integers(0, 9), min_size=count, max_size=count), min_size=devices, max_size=devices)
@@ -128,7 +128,7 @@ def test_modnn_cuts_rows_in_proportion_to_the_rates() -> None:
     assert rows == [("d0", (0, 56)), ("d2", (56, 84)), ("d3", (84, 112))]
 
 
-def test_modnn_follows_the_rows_through_a_shuffle_and_leaves_the_rest_whole() -> None:
+def test_modnn_cuts_rows_through_a_shuffle_and_leaves_the_rest_whole() -> None:
     problem = Problem(shuffled(), platform(1, 2))
     plan = Modnn().plan(problem)
     cut = [name for name, parts in plan.layers.items() if len(parts) == 2]
@@ -137,7 +137,7 @@ def test_modnn_follows_the_rows_through_a_shuffle_and_leaves_the_rest_whole() ->
     assert plan.layers["transpose2"][1].region == ((0, 1), (0, 4), (0, 2), (4, 12), (0, 12))
 
 
-def test_a_layer_with_fewer_rows_than_devices_uses_fewer() -> None:
+def test_layer_with_fewer_rows_than_devices_uses_fewer_devices() -> None:
     layers = stack((1, 3, 3, 3), [("conv", 8, 3, 1, 1, 1)])
     plan = Modnn().plan(Problem(layers, uniform_platform(5)))
     assert [part.device for part in plan.layers["conv1"]] == ["d0", "d1", "d2"]
@@ -148,9 +148,12 @@ def test_modnn_on_one_device_is_the_single_plan() -> None:
     assert problem.estimate(Modnn().plan(problem)) == problem.estimate(Single().plan(problem))
 
 
-def test_modnn_on_vgg16_comes_near_the_figure_of_an_independent_recomputation() -> None:
-    """0.907 s for 4 RPi4 on a shared medium of 100 Mbit/s, where a pool is cut with the convolution before it; here it
-    is a layer of its own, so that its 7 rows meet other owners of the convolution's 14: 0.920 s."""
+def test_modnn_on_vgg16_is_close_to_an_independent_recomputation() -> None:
+    """0.907 s for 4 RPi4 on a shared medium of 100 Mbit/s if a pool is cut with its convolution.
+
+    Here a pool is a layer of its own, whose 7 rows belong to other devices than the 14 rows of the convolution: 0.920
+    s.
+    """
     problem = Problem(vgg16(), with_camera(Platform.load("rpi4x4")), FREE)
     assert problem.estimate(Modnn().plan(problem)).latency_s == pytest.approx(0.907, rel=0.02)
     assert problem.estimate(Single().plan(problem)).latency_s == pytest.approx(2.324, abs=1e-3)

@@ -1,4 +1,4 @@
-"""What calls of segments cost: the fast models of the searches against the simulator."""
+"""Costs of segment calls: the fast models of the searches agree with the simulator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COSTS = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, call=5e-4, cold_call
 
 
 def seconds(posed: Problem, devices: list[int]) -> tuple[float, float]:
-    """Whole layers on these devices: by the tables and by the batched model."""
+    """Return the seconds of whole layers on these devices by the tables and by the batched model."""
     found = build_cost_tables(posed, ChoiceSet(("whole",)))
     labels = [[choice.label for choice in own] for own in found.choices]
     value = found.total_seconds([own.index(f"whole d{d}") for own, d in zip(labels, devices, strict=True)])
@@ -34,16 +34,18 @@ def seconds(posed: Problem, devices: list[int]) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "costs", [COSTS, replace(COSTS, latency=0.0, send=0.0, receive=0.0), replace(COSTS, cold_call=0.0)]
 )
-def test_segments_in_turn_on_two_devices_cost_what_the_simulator_says(costs: RuntimeCosts) -> None:
-    """Nothing overlaps in a plan that goes to and fro. The call of the first segment waits for no message: the fast
-    models leave it out, of all plans alike."""
+def test_alternating_segments_cost_the_same_as_in_the_simulator(costs: RuntimeCosts) -> None:
+    """Nothing overlaps in a plan that alternates between two devices.
+
+    The first segment waits for no message, so that the fast models leave its call out of all plans.
+    """
     posed = load_problem(networks.build("lenet", 0), make_cluster("switch", 1, 1))
     posed = replace(posed, runtime_costs={device.name: costs for device in posed.platform.devices})
     count = len(posed.layers.layers)
     fro = [i % 2 for i in range(count)]
     plan = build_batched_model(posed).plan(np.array(fro))
     jobs = [len(device.jobs) for device in posed.workload(plan)[1].devices]
-    assert min(jobs) > 1 and sum(jobs) == count + 1  # the last delivers what came back
+    assert min(jobs) > 1 and sum(jobs) == count + 1  # The last segment delivers the returned tensor.
     simulated = posed.evaluate(plan).latency_s
     for value in seconds(posed, fro):
         assert value == pytest.approx(simulated - costs.call_seconds(2) / 2)
@@ -59,8 +61,8 @@ def test_a_device_that_computes_once_is_never_cold() -> None:
 
 
 @pytest.mark.parametrize("latency", [0.0, 1e-3])
-def test_on_one_host_a_message_wakes_its_receiver_too(latency: float) -> None:
-    """Two devices on a host and one on another: with and without a line in between."""
+def test_message_within_a_host_wakes_its_receiver(latency: float) -> None:
+    """Two devices on a host and one on another: with and without a link in between."""
     hosts = (Host("a", 2**30), Host("b", 2**30))
     devices = tuple(Device(f"d{i}", host, 1e9) for i, host in enumerate("aab"))
     platform = Platform("test", hosts, devices, Network("switch", 1e8, latency))

@@ -1,4 +1,4 @@
-"""Choices: legal by each layer's rule, without duplicates, with the fusing that extra rows give."""
+"""Choices: valid by each layer's rule, without duplicates, with the fusion that extra rows allow."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from dicompiler_strategies.tables.choices import SPLIT_KINDS, Choice, ChoiceSet,
 
 
 def boards(*rates: float, memory: tuple[int, ...] = ()) -> Platform:
-    """Devices d0, d1, … of these rates (GFLOP/s) on hosts of their own."""
+    """Devices d0, d1, … with these rates (GFLOP/s), each on its own host."""
     hosts = tuple(Host(f"d{i}", memory[i] if memory else 2**30) for i in range(len(rates)))
     devices = tuple(Device(f"d{i}", f"d{i}", rate * 1e9) for i, rate in enumerate(rates))
     return Platform("test", hosts, devices, Network("shared", 1e8))
 
 
 def small() -> LayerGraph:
-    """Two convolutions, a pool, two more, a flatten and two fully connected layers."""
+    """Two convolutions, a pool, two more convolutions, a Flatten and two fully connected layers."""
     rows = [("conv", 8, 3, 1, 1, 1), ("conv", 8, 3, 1, 1, 1), ("pool", 2, 2, 0), ("conv", 8, 3, 1, 1, 2)]
     return stack((1, 4, 24, 24), [*rows, ("conv", 6, 3, 2, 1, 1), ("flatten",), ("fc", 16), ("fc", 10)])
 
 
 def branched() -> LayerGraph:
-    """A residual block, a softmax, and an operator that stays whole."""
+    """A residual block, a Softmax, and an operator that stays whole."""
     return formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 12, 12] x) => (float[1, 5] y)
         {
@@ -50,7 +50,7 @@ def labelled(found: tuple[Choice, ...], label: str) -> Choice:
 
 @pytest.mark.parametrize("make", [small, branched])
 @pytest.mark.parametrize("rates", [(1, 1, 1, 1), (1, 4, 2, 0, 1)])
-def test_every_choice_is_legal_and_routed_and_stands_once(make: object, rates: tuple[float, ...]) -> None:
+def test_every_choice_is_valid_routable_and_unique(make: object, rates: tuple[float, ...]) -> None:
     layers = make()  # type: ignore[operator]
     problem = Problem(layers, boards(*rates))
     found = [list_choices(problem, layer) for layer in layers.layers]
@@ -68,16 +68,16 @@ def test_every_choice_is_legal_and_routed_and_stands_once(make: object, rates: t
         }
 
 
-def test_all_kinds_appear_where_the_rules_allow_them() -> None:
+def test_all_kinds_appear_if_the_rules_allow_them() -> None:
     layers = small()
     problem = Problem(layers, boards(1, 1, 1, 1))
     kinds = [{choice.kind for choice in list_choices(problem, layer)} for layer in layers.layers]
     assert kinds[0] == set(SPLIT_KINDS)
-    assert "lip" not in kinds[2] and "lip" not in kinds[3]  # a pool and a grouped convolution sum over nothing
+    assert "lip" not in kinds[2] and "lip" not in kinds[3]  # A pool and a grouped convolution have no reduction axis.
     assert kinds[-1] == {"whole", "lop", "lip"}
 
 
-def test_extra_rows_let_a_run_of_layers_go_without_an_exchange() -> None:
+def test_extra_rows_avoid_exchanges_between_layers() -> None:
     layers = small()
     problem = Problem(layers, boards(1, 1, 1, 1), source=("d0", "d1", "d2", "d3"))
     names = [layer.name for layer in layers.layers]
@@ -104,8 +104,8 @@ def test_shares_follow_rates_and_memories_and_the_fastest_devices_come_first() -
     assert rows("height 3 memory") == [("d1", (0, 4)), ("d0", (4, 8)), ("d2", (8, 24))]
 
 
-def test_partial_sums_take_the_ranges_of_the_channels_before_them() -> None:
-    """FUSE: LOP and then LIP without an exchange, through a Flatten too, where the shares are not even."""
+def test_partial_sums_use_the_ranges_of_the_previous_channels() -> None:
+    """FUSE: LOP and then LIP without an exchange, even through a Flatten with uneven shares."""
     layers = stack((1, 4, 6, 6), [("conv", 7, 3, 1, 1, 1), ("flatten",), ("fc", 5)])
     problem = Problem(layers, boards(1, 1, 1), source=("d0", "d1", "d2"))
     found = [list_choices(problem, layer) for layer in layers.layers]
@@ -120,7 +120,7 @@ def test_partial_sums_take_the_ranges_of_the_channels_before_them() -> None:
     assert [box.key.reduce for box in routing.received_boxes] == [(108, 180), (180, 252)]
 
 
-def test_cuts_at_the_next_smaller_map() -> None:
+def test_cuts_at_the_borders_of_the_next_smaller_layer() -> None:
     layers = stack((1, 3, 20, 20), [("conv", 4, 3, 1, 1, 1), ("pool", 2, 2, 0)])
     first, pool = layers.layers
     assert next_smaller_extent(layers, first, "height") == 10 and next_smaller_extent(layers, pool, "height") == 0
@@ -138,12 +138,12 @@ def test_cuts_at_the_next_smaller_map() -> None:
         ({"counts": (1,)}, "at least 2"),
     ],
 )
-def test_what_is_no_choice_set_is_refused(given: dict[str, object], message: str) -> None:
+def test_rejects_invalid_choice_set(given: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ChoiceSet(**given)  # type: ignore[arg-type]
 
 
-def test_a_sequence_that_becomes_a_small_image_has_no_choice_for_each_of_its_rows() -> None:
+def test_sequence_that_becomes_a_small_image_has_few_choices() -> None:
     layers = stack((1, 2, 512, 1), [("pool", 1, 1, 0), ("pool", 64, 64, 0)])
     posed = Problem(layers, boards(1, 1))
     extras = [
@@ -154,7 +154,7 @@ def test_a_sequence_that_becomes_a_small_image_has_no_choice_for_each_of_its_row
     assert 0 < len(extras) <= 4 * 4
 
 
-def test_strides_that_make_one_axis_smaller_leave_the_other_as_it_is() -> None:
+def test_stride_on_one_axis_keeps_the_other_axis() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 12, 12] x) => (float[1, 4, 6, 12] y)
         {

@@ -1,4 +1,4 @@
-"""CoopAI's tables: what the paper publishes is reached, with its networks and its figures."""
+"""CoopAI: the published tables are reproduced with the paper's networks and figures."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.networks import count_parameters
 from dicompiler_strategies.papers.coopai import CoopaiResult, best_k, build_chain, minimise_latency
 
-F, G = 13.6e9, 100e6  # a Raspberry Pi 4, and the gateway
+F, G = 13.6e9, 100e6  # FLOP/s of a Raspberry Pi 4, bit/s of the gateway.
 
 
 COUNTS = range(1, 11)
 
 
 def vgg19() -> LayerGraph:
-    """VGG19, activations left out."""
+    """VGG19 without activations."""
     rows: list[tuple[object, ...]] = []
     for channels, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         rows += [("conv", channels, 3, 1, 1, 1)] * count + [("pool", 2, 2, 0)]
@@ -32,7 +32,7 @@ GRAPHS: dict[str, Callable[[], LayerGraph]] = {"alexnet": lambda: alexnet(1), "v
 
 @cache
 def results(name: str) -> tuple[list[CoopaiResult], list[CoopaiResult]]:
-    """(MLS, SLS) for 1 to 10 devices."""
+    """Return (MLS, SLS) for 1 to 10 devices."""
     layers = build_chain(GRAPHS[name]())
     return [minimise_latency(layers, F, G, k) for k in COUNTS], [
         minimise_latency(layers, F, G, k, single=True) for k in COUNTS
@@ -47,7 +47,7 @@ def results(name: str) -> tuple[list[CoopaiResult], list[CoopaiResult]]:
         ("vgg19", [1, 11, 9, 8, 5, 4, 5, 5, 4, 4], (7, 3), 28.53, 58.94),
     ],
 )
-def test_the_published_tables_are_reached(
+def test_reproduces_published_tables(
     name: str, blocks: list[int], best: tuple[int, int], against_sls: float, against_one: float
 ) -> None:
     many, single = results(name)
@@ -58,7 +58,7 @@ def test_the_published_tables_are_reached(
     assert 100 * (1 - best_k(many).seconds / many[0].seconds) == pytest.approx(against_one, abs=0.7)
 
 
-def test_the_times_of_vgg16_are_those_recomputed_from_the_paper() -> None:
+def test_reproduces_times_of_vgg16() -> None:
     many, single = results("vgg16")
     assert [round(many[k - 1].seconds, 4) for k in (1, 2, 4, 7)] == [2.3235, 1.3117, 1.0567, 0.9113]
     assert all(a.seconds <= b.seconds for a, b in zip(many, single, strict=True))
@@ -66,7 +66,7 @@ def test_the_times_of_vgg16_are_those_recomputed_from_the_paper() -> None:
     assert {block.mode for block in single[6].blocks} == {"grids", "model"}
 
 
-def test_the_alexnet_of_the_paper_can_be_built() -> None:
-    assert count_parameters("alexnet", columns="two-column", size=227) == 62_378_344  # table I: 62 million
+def test_builds_the_alexnet_of_the_paper() -> None:
+    assert count_parameters("alexnet", columns="two-column", size=227) == 62_378_344  # Table I: 62 million.
     with pytest.raises(UsageError, match=r"alexnet: unknown columns 'two' \(known: one-column, two-column\)"):
         count_parameters("alexnet", columns="two")

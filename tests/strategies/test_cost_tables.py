@@ -1,4 +1,4 @@
-"""Tables: the same numbers as the estimate of one plan and as routing, and fast for many."""
+"""Cost tables: equal to the estimate of one plan and to routing, and fast for many plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAPERS = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def cluster(network: Network, *rates: float, gateway: bool = True) -> Platform:
-    """Boards of these rates (FLOP/s), behind a compute-less gateway that holds input and output."""
+    """Boards with these rates (FLOP/s) behind a gateway without compute, which holds input and output."""
     names = [f"d{i}" for i in range(len(rates))]
     hosts = [Host(name, 2**40) for name in names]
     devices = [Device(name, name, rate) for name, rate in zip(names, rates, strict=True)]
@@ -50,12 +50,14 @@ NETWORKS = {
 }
 
 
-APART = ("one", "channels", "rows")  # ways to merge partial sums that leave no piece on several devices
+APART = ("one", "channels", "rows")  # Merges that leave no element on several devices.
 RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, per_byte=1e-9, gap=5e-5, call=1e-4, header_share=0.05)
 
 
-def test_messages_and_calls_cost_what_the_estimate_says() -> None:
-    """Copies apart, which an estimate does not know; where several devices hold the same, another may send it."""
+def test_messages_and_calls_cost_the_same_as_in_the_estimate() -> None:
+    """Copies are left out, because the estimate does not count them. If several devices hold an element, the senders may
+    differ.
+    """
     platform = cluster(NETWORKS["switch"], 1e9, 2e9, 1e9)
     runtime = {device.name: RUNTIME for device in platform.devices}
     problem = Problem(chain(), platform, PAPERS, runtime_costs=runtime)
@@ -76,8 +78,8 @@ def test_messages_and_calls_cost_what_the_estimate_says() -> None:
         assert (dearer >= found.total_seconds_of(many)).all() and (dearer > found.total_seconds_of(many)).any()
 
 
-def test_on_one_medium_few_messages_are_supposed() -> None:
-    """Who sends is not looked at there: as few as can be, from as many as hold a share."""
+def test_shared_medium_assumes_few_messages() -> None:
+    """Senders do not matter on a shared medium; as few messages as possible from all holders are assumed."""
     platform = cluster(NETWORKS["shared"], 1e9, 1e9, 1e9, 1e9)
     free = Problem(chain(), platform, PAPERS)
     costly = replace(free, runtime_costs={device.name: replace(RUNTIME, gap=0.0) for device in platform.devices})
@@ -86,7 +88,7 @@ def test_on_one_medium_few_messages_are_supposed() -> None:
     before = build_cost_tables(free, ChoiceSet(extra_rows=1, merges=APART)).total_seconds_of(many)
     for selection, value, least in zip(many.tolist(), found.total_seconds_of(many), before, strict=True):
         plan = found.plan(selection)
-        dropped = route(costly.layers, plan, platform.host_of).dropped_tasks  # which the tables count
+        dropped = route(costly.layers, plan, platform.host_of).dropped_tasks  # The tables count these.
         assert least <= value
         assert dropped or value <= costly.estimate(plan).latency_s * (1 + 1e-9)
 
@@ -99,7 +101,7 @@ def selections(found: CostTables, count: int) -> np.ndarray:
 @pytest.mark.parametrize("name", ["shared", "gateway with latency"])
 @pytest.mark.parametrize("rates", [(1e9, 1e9, 1e9, 1e9), (4e9, 1e9, 2e9)])
 @pytest.mark.parametrize(("gateway", "wire"), [(True, ()), (False, ()), (False, (("*", "int8"),))])
-def test_values_are_the_estimates_latency_and_routings_bytes(
+def test_values_equal_estimated_latency_and_routed_bytes(
     name: str, rates: tuple[float, ...], gateway: bool, wire: WireDtypes
 ) -> None:
     """On a chain with fewer extra rows than a share has, so that no part is left out as unread."""
@@ -111,7 +113,7 @@ def test_values_are_the_estimates_latency_and_routings_bytes(
     for selection, value in zip(many.tolist(), values, strict=True):
         plan = found.plan(selection)
         routing = route(problem.layers, plan, problem.platform.host_of)
-        if routing.dropped_tasks:  # the one thing in which they differ on a chain
+        if routing.dropped_tasks:  # The only difference on a chain.
             continue
         same += 1
         metrics = estimate_metrics(problem.layers, problem.platform, problem.cost_model, plan)
@@ -126,12 +128,12 @@ def test_values_are_the_estimates_latency_and_routings_bytes(
 
 
 def moved(found: CostTables, selection: list[int]) -> int:
-    """Bytes that travel for one frame."""
+    """Return the bytes that are sent for one frame."""
     return round(float(sum_tables(found.node_bytes, found.edge_bytes, np.asarray([selection]))[0]))
 
 
 @pytest.mark.parametrize("name", ["switch", "links"])
-def test_on_lines_that_differ_values_are_the_estimate_where_shares_do_not_overlap(name: str) -> None:
+def test_unequal_links_equal_the_estimate_if_shares_are_disjoint(name: str) -> None:
     problem = Problem(chain(), cluster(NETWORKS[name], 1e9, 1e9, 1e9), PAPERS)
     found = build_cost_tables(problem, ChoiceSet(extra_rows=0, merges=APART))
     for selection in selections(found, 40).tolist():
@@ -141,8 +143,8 @@ def test_on_lines_that_differ_values_are_the_estimate_where_shares_do_not_overla
             assert found.total_seconds(selection) == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
-    """A residual network: never less than the estimate, which sends what a device has once only."""
+def test_tensor_with_two_readers_counts_for_each() -> None:
+    """A residual network is never cheaper than in the estimate, which sends a tensor only once."""
     from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
 
@@ -158,8 +160,8 @@ def test_a_tensor_with_two_readers_counts_for_each_of_them() -> None:
     assert more
 
 
-def test_the_published_figures_of_vgg16() -> None:
-    """One device 2.324 s, with input and output on a gateway; MoDNN's rows on four 0.907 s."""
+def test_reproduces_published_figures_of_vgg16() -> None:
+    """One device 2.324 s with input and output on a gateway; MoDNN's rows on four devices 0.907 s."""
     problem = Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS)
     found = build_cost_tables(problem)
     assert found.total_seconds([0] * 22) == pytest.approx(2.324, abs=5e-4)
@@ -170,7 +172,7 @@ def test_the_published_figures_of_vgg16() -> None:
     assert found.total_seconds(rows) == pytest.approx(0.907, abs=1.5e-3)
 
 
-def test_twenty_thousand_selections_in_a_second() -> None:
+def test_evaluates_twenty_thousand_selections_per_second() -> None:
     found = build_cost_tables(Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS))
     many = selections(found, 20_000)
     start = time.process_time()

@@ -1,4 +1,4 @@
-"""cpsat: the exact optimum of the joint problem, its bound, memory limits, objectives; and plans that compute."""
+"""The strategy `cpsat`: exact optimum of the joint problem, its bound, memory limits, objectives, and correct plans."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_elimination_finds_the_minimum_and_every_min_marginal(problem: tuple) ->
             assert value == pytest.approx(min(total for s, total in everything.items() if s[v] == c))
 
 
-def test_the_optimum_is_that_of_all_selections() -> None:
+def test_optimum_equals_exhaustive_search() -> None:
     problem = Problem(small(), cluster(2e8, 1e8), PAPERS)
     options = ChoiceSet(extra_rows=1, row_cuts=("balanced",), shares=("equal",))
     found = solve_jointly(build_cost_tables(problem, options))
@@ -111,8 +111,8 @@ def test_the_optimum_is_that_of_all_selections() -> None:
     ("devices", "kinds", "expected"),
     [(4, (), 0.758), (8, (), 0.600), (4, ("grid",), 0.8325), (8, ("grid",), 0.7215)],
 )
-def test_vgg16_is_proven_in_the_published_barrier_model(devices: int, kinds: tuple[str, ...], expected: float) -> None:
-    """Published for 4 and 8 boards: 0.757 and 0.600 s, 0.832 and 0.717 s without grids; MoDNN 0.907 and 1.001."""
+def test_proves_vgg16_in_the_published_barrier_model(devices: int, kinds: tuple[str, ...], expected: float) -> None:
+    """Published for 4 and 8 boards: 0.757 and 0.600 s, 0.832 and 0.717 s without grids; MoDNN 0.907 and 1.001 s."""
     problem = Problem(vgg16(), cluster(*[RPI4] * devices, gateway=True), PAPERS)
     allowed = tuple(kind for kind in CpSat().kinds if kind not in kinds)
     found = solved(CpSat(kinds=allowed), problem)
@@ -132,8 +132,8 @@ def test_no_objective_is_worse_than_one_device(objective: str, kind: str) -> Non
     assert problem.estimate(found.plan).objective_value(objective) <= single * (1 + 1e-9)
 
 
-def test_cp_sat_proves_what_elimination_finds() -> None:
-    """From nothing but the tables: every choice there, no value known."""
+def test_cp_sat_proves_the_optimum_of_elimination() -> None:
+    """CP-SAT gets the tables only: all choices and no known value."""
     known = build_cost_tables(
         Problem(small(), cluster(2e8, 1e8), PAPERS), ChoiceSet(extra_rows=1, row_cuts=("balanced",))
     )
@@ -145,7 +145,7 @@ def test_cp_sat_proves_what_elimination_finds() -> None:
     assert found.value == pytest.approx(proof.value) and found.bound == pytest.approx(proof.value, rel=1e-5)
 
 
-def test_memory_is_a_hard_limit_and_the_bound_holds_for_it() -> None:
+def test_memory_is_a_hard_limit_with_a_valid_bound() -> None:
     free = Problem(small(), cluster(2e9, 2e9, 2e9), PAPERS)
     known = build_cost_tables(free, ChoiceSet(extra_rows=0, row_cuts=("balanced",), shares=("equal",)))
     need = free.estimate(solve_jointly(known).plan).memory
@@ -165,7 +165,7 @@ def test_memory_is_a_hard_limit_and_the_bound_holds_for_it() -> None:
     assert found.is_proven and found.value == pytest.approx(best)
 
 
-def test_where_no_plan_fits_the_error_says_how_much_would_do_and_the_layer() -> None:
+def test_memory_error_names_sufficient_memory_and_the_layer() -> None:
     with pytest.raises(DicompilerError, match=r"layer 'fc5' fits nowhere.*at least"):
         CpSat(kinds=("whole",)).plan(Problem(small(), cluster(1e9, 1e9, memory=60_000), PAPERS))
     need = 22_000
@@ -186,18 +186,18 @@ def test_equal_options_give_equal_plans() -> None:
 
 
 @pytest.mark.parametrize("options", [{"time": 0}, {"workers": 0}, {"seed": -1}, {"kinds": ("hight",)}, {"extra": -1}])
-def test_options_that_mean_nothing_are_refused(options: dict[str, object]) -> None:
+def test_rejects_meaningless_options(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         CpSat(**options)  # type: ignore[arg-type]
 
 
-def test_ctrl_c_gives_the_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> None:
+def test_ctrl_c_returns_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> None:
     problem = Problem(vgg16(), cluster(*[RPI4] * 4, gateway=True), PAPERS, "throughput")
     known = build_cost_tables(problem, ChoiceSet(extra_rows=0, row_cuts=("nearest",)))
     timer = threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT))
 
     def note(record: logging.LogRecord) -> bool:
-        if "choices left" in record.getMessage():  # from here on CP-SAT is at work
+        if "choices left" in record.getMessage():  # CP-SAT works from here on.
             timer.start()
         return True
 
@@ -222,7 +222,7 @@ def test_large_problems_get_a_smaller_choice_set() -> None:
     assert found.is_proven and chosen.describe() == found.choice_set
 
 
-def test_little_time_for_tables_means_a_smaller_choice_set() -> None:
+def test_small_budget_gets_a_smaller_choice_set() -> None:
     problem = Problem(small(), cluster(*[1e9] * 4, kind="switch"), PAPERS)
     sizes = [
         sum(CpSat().build_tables(problem, WorkBudget(seconds)).choice_counts) for seconds in (math.inf, 120, 0.1, 0.04)
@@ -230,7 +230,7 @@ def test_little_time_for_tables_means_a_smaller_choice_set() -> None:
     assert sizes[0] == sizes[1] > sizes[2] > sizes[3]
 
 
-def test_a_compiled_plan_computes_what_the_network_computes(tmp_path: Path) -> None:
+def test_compiled_plan_computes_the_same_as_the_network(tmp_path: Path) -> None:
     onnx.save(build("tiny"), tmp_path / "m.onnx")
     platform = cluster(1e8, 1e8, 1e8, bandwidth=1e9)
     result = dicompiler.compile(
@@ -246,10 +246,10 @@ def test_a_compiled_plan_computes_what_the_network_computes(tmp_path: Path) -> N
     assert verification.passed
 
 
-def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
+def test_too_wide_graph_is_eliminated_over_promising_choices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All pairs of six layers are on edges, so that every table has six axes; the best selection has low costs."""
+    """All pairs of six layers are edges, so that every table has six axes; the best selection has low costs."""
     random = np.random.default_rng(3)
     node = tuple(random.random(4) for _ in range(6))
     edge = {(i, j): 0.1 * random.random((4, 4)) for i in range(6) for j in range(i + 1, 6)}
@@ -261,8 +261,8 @@ def test_a_graph_too_wide_to_eliminate_is_eliminated_over_its_promising_choices(
     assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)
 
 
-def test_a_state_that_would_travel_is_no_part_of_a_stream() -> None:
-    """Of three products in a row the first reads what the last makes."""
+def test_states_that_would_be_sent_are_never_chosen() -> None:
+    """The first of three consecutive products reads the output of the last."""
     net = Net()
     past = net.input("past", (1, 1, 64))
     first = net.op("Add", net.op("MatMul", net.input("x", (1, 1, 64)), net.weight(64, 64)), past)

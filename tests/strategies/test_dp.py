@@ -1,4 +1,4 @@
-"""dp: the figures of CoopAI, and legal plans that are as good as the search says for any network and platform."""
+"""The strategy `dp`: figures of CoopAI, and valid plans with the predicted costs for any network and platform."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from dicompiler_strategies.papers.stahl import Stahl
 from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 
-def test_the_chain_has_the_pools_with_their_convolutions() -> None:
+def test_chain_joins_pools_with_their_convolutions() -> None:
     layers = build_chain(vgg16())
     assert [type(layer) for layer in layers] == [ConvolutionalLayer] * 13 + [FullyConnectedLayer] * 3
     assert layers[1].names == ("conv2", "pool3")
@@ -53,7 +53,7 @@ def test_the_chain_has_the_pools_with_their_convolutions() -> None:
     assert first.read_rows([(0, 8), (8, 224)]) == [(0, 9), (7, 224)]
 
 
-def test_row_maps_say_what_the_rules_say_of_any_interval() -> None:
+def test_row_maps_equal_the_rules_for_any_interval() -> None:
     graph = stack((1, 2, 23, 9), [("conv", 3, 5, 2, 1, 1), ("pool", 3, 1, 1), ("conv", 3, 3, 1, 1, 1)])
     for layer in graph.layers:
         own = build_row_maps(graph)[layer.name]
@@ -66,13 +66,13 @@ def test_row_maps_say_what_the_rules_say_of_any_interval() -> None:
     assert bounding_rows([(0, 0), (2, 4), (1, 3)], [(5, 7), (0, 0), (2, 9)]) == [(5, 7), (2, 4), (1, 9)]
 
 
-def test_rules_are_asked_for_the_rows_that_shares_end_at_alone() -> None:
+def test_rules_are_only_asked_for_the_ends_of_shares() -> None:
     layers = stack((1, 2, 4000, 1), [("conv", 3, 3, 1, 1, 1), ("pool", 3, 1, 1)])
     Dp().plan(Problem(layers, Platform.load("rpi4x4")))
     assert all(len(own.single._known) < 100 for own in build_row_maps(layers).values())
 
 
-def test_what_is_missing_is_what_is_needed_and_not_held() -> None:
+def test_missing_elements_are_needed_and_not_held() -> None:
     held = DeviceBoxes.from_regions((4, 6), [((0, 4), (0, 3)), ((0, 4), (3, 6)), None])
     need = DeviceBoxes.from_regions((4, 6), [((0, 4), (0, 4)), ((1, 4), (2, 6)), ((0, 4), (0, 6))])
     assert missing_elements(need, held).tolist() == [[0, 3, 12], [4, 0, 12], [0, 0, 0]]
@@ -84,7 +84,7 @@ def network(platform: Platform, **runtime: RuntimeCosts) -> LinkLoads:
     return build_link_loads(Problem(LayerGraph((), {}, (), ()), platform, runtime_costs=runtime))
 
 
-def test_the_network_is_as_busy_as_its_kind_says() -> None:
+def test_transfer_seconds_depend_on_the_kind_of_network() -> None:
     count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
     rate = 8 / 1e6
     for kind, most in (("shared", 4500), ("gateway", 4500), ("switch", 3500)):
@@ -95,8 +95,8 @@ def test_the_network_is_as_busy_as_its_kind_says() -> None:
         assert network(slow).transfer_seconds(count) == pytest.approx(most * rate + 0.1 + messages * 0.01)
 
 
-def test_runtimes_take_their_time_at_both_ends() -> None:
-    """Device 1 sends both messages that arrive at 0 and 2; 0 sends one; the last receiver also joins what came."""
+def test_runtime_costs_count_at_both_ends() -> None:
+    """Device 1 sends the messages to 0 and 2, device 0 sends one; the last receiver also joins its pieces."""
     count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
     platform = make_cluster("switch", 1, 1, 1, bandwidth=1e6)
     bytes_s = 3500 * 8 / 1e6
@@ -117,13 +117,13 @@ CHAIN = [
 
 
 @pytest.mark.parametrize("kind", ["shared", "switch", "gateway"])
-def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
-    """All rows of moves, tried one by one, come to no less."""
+def test_search_finds_the_best_runs_of_a_chain(kind: str) -> None:
+    """No sequence of runs is cheaper, tried exhaustively."""
     problem = Problem(stack((1, 3, 16, 16), CHAIN), make_cluster(kind, 0.05, 0.03), FREE)
     team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
     known = build_candidate_runs(team, CandidateRules(allow_channels=True))
     layers = problem.layers.layers
-    output = DeviceBoxes.from_regions((1, 10), [((0, 1), (0, 10)), None])  # the sink is d0
+    output = DeviceBoxes.from_regions((1, 10), [((0, 1), (0, 10)), None])  # The sink is d0.
 
     def least(place: int, form: TensorForm) -> float:
         """The cheapest way from `place` on, where the tensor before it lies in `form`: plain recursion, no table."""
@@ -138,7 +138,7 @@ def test_the_search_finds_the_best_row_of_moves_of_a_chain(kind: str) -> None:
 
 
 def branched(*ops: str) -> LayerGraph:
-    """x, then a row of layers: "conv" reads the last tensor, "side" the one before it, "join" both."""
+    """x, then layers: "conv" reads the last tensor, "side" the one before it, "join" both."""
     random, nodes, weights, made, channels = np.random.default_rng(0), [], [], ["x"], [4]
     for i, op in enumerate(ops):
         if op == "conv":
@@ -162,14 +162,14 @@ def branched(*ops: str) -> LayerGraph:
 
 @pytest.mark.parametrize("ops", [("conv", "side", "join", "conv"), ("conv", "conv", "join", "side", "join")])
 @pytest.mark.parametrize("kind", ["shared", "switch"])
-def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, ops: tuple[str, ...]) -> None:
-    """All rows of moves, tried one by one with the forms of all tensors in mind, come to no less."""
+def test_search_finds_the_best_runs_of_a_branched_graph(kind: str, ops: tuple[str, ...]) -> None:
+    """No sequence of runs is cheaper, tried exhaustively with the forms of all tensors."""
     problem = Problem(branched(*ops), make_cluster(kind, 0.002, 0.001, bandwidth=1e7), FREE)
     team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
     known = build_candidate_runs(team, CandidateRules(allow_channels=True))
     layers = problem.layers.layers
     shape = output_shape(problem.layers, layers[-1])
-    output = DeviceBoxes.from_regions(shape, [tuple((0, size) for size in shape), None])  # the sink is d0
+    output = DeviceBoxes.from_regions(shape, [tuple((0, size) for size in shape), None])  # The sink is d0.
 
     def least(place: int, forms: dict[str, TensorForm]) -> float:
         if place == len(layers):
@@ -188,7 +188,7 @@ def test_the_search_finds_the_best_row_of_moves_of_a_branched_graph(kind: str, o
     assert find_cheapest_path(team, known, RunPricing(problem)).seconds == pytest.approx(least(0, {"x": "source"}))
 
 
-def test_what_the_search_predicts_is_what_the_plan_sends() -> None:
+def test_predicted_bytes_and_seconds_match_the_plan() -> None:
     narrow = with_wire_dtypes(vgg16(), (("*", "bfloat16"),))
     for rates, kind in product(((1, 1, 1, 1), (3, 1, 0.7), (0, 2, 1)), ("shared", "switch")):
         problem = Problem(
@@ -200,12 +200,12 @@ def test_what_the_search_predicts_is_what_the_plan_sends() -> None:
         metrics = problem.estimate(plan)
         assert metrics.total_bytes == found.total_bytes > 0
         assert metrics.latency_s == pytest.approx(found.seconds, rel=0.01)
-        assert metrics.latency_s >= found.seconds * (1 - 1e-9)  # it has barriers within blocks too
+        assert metrics.latency_s >= found.seconds * (1 - 1e-9)  # The estimate has barriers within blocks as well.
         names = [device.name for device in team.problem.platform.devices]
         assert dict(zip(names, found.weights, strict=True)) == {d.device: d.weights for d in metrics.devices}
 
 
-def test_devices_of_one_host_talk_for_nothing() -> None:
+def test_transfers_within_a_host_are_free() -> None:
     problem = Problem(vgg16(), Platform.load("jetson-nx2"), FREE)
     metrics = problem.estimate(Dp(shares="equal", devices=2).plan(problem))
     assert metrics.latency_s <= problem.estimate(Dp(devices=1).plan(problem)).latency_s
@@ -214,7 +214,7 @@ def test_devices_of_one_host_talk_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shared", "switch"])
-def test_blocks_that_are_left_out_would_not_have_been_chosen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_blocks_would_not_have_been_chosen(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for graph, rates in (
         (vgg16(), (5, 3, 3)),
         (stack((1, 3, 32, 32), CHAIN), (0.1, 0.1)),
@@ -239,16 +239,16 @@ def test_mls_is_no_worse_than_sls_and_better_than_one_device() -> None:
     )
     assert many < printed < one
     assert many < single < one
-    assert many < 0.717  # the best plan of height tiles alone, on as many devices
+    assert many < 0.717  # The best plan with height tiles only, on as many devices.
     assert one == pytest.approx(2.275, abs=0.001)
 
 
-def test_a_faster_device_gets_more_rows() -> None:
+def test_faster_device_gets_more_rows() -> None:
     problem = Problem(vgg16(), make_cluster("switch", 10, 13, 0), FREE)
 
     def rows(strategy: Dp) -> tuple[int, int]:
         plan = strategy.plan(problem)
-        assert set(plan.devices) == {"d0", "d1"}  # the third does not compute
+        assert set(plan.devices) == {"d0", "d1"}  # The third device does not compute.
         first, second = (part.region for part in plan.layers["conv2"])
         assert first is not None and second is not None
         return first[2][1] - first[2][0], second[2][1] - second[2][0]
@@ -288,23 +288,23 @@ def small(name: str) -> onnx.ModelProto:
         ("squeezenet", Dp(max_block_layers=6), "switch", (0.01, 0.01, 0.02)),
     ],
 )
-def test_plans_verify_exactly_and_send_what_they_predict(
+def test_plans_verify_exactly_and_send_the_predicted_bytes(
     name: str, strategy: Dp, kind: str, rates: tuple[float, ...]
 ) -> None:
     plan = verify(small(name), make_cluster(kind, *rates, bandwidth=1e8), strategy)
     assert len(plan.devices) > 1
 
 
-def test_branches_are_cut_into_fused_tiles_as_well() -> None:
+def test_branches_are_cut_into_fused_tiles() -> None:
     problem = Problem(formed(build("tiny")), make_cluster("switch", 0.01, 0.01), objective="latency")
     plan = Dp().plan(problem)
     assert sum(len(own) == 2 for own in plan.layers.values()) > len(plan.layers) / 2
     maps = [plan.layers[name] for name in ("stem", "res1", "res2", "concat")]
     rows = [[part.region[2] for part in own if part.region is not None] for own in maps]
-    assert any(first[1] > second[0] for first, second in rows)  # halo rows are computed twice
+    assert any(first[1] > second[0] for first, second in rows)  # Halo rows are computed twice.
 
 
-def test_a_layer_that_cannot_be_cut_is_computed_whole() -> None:
+def test_layer_that_cannot_be_cut_stays_whole() -> None:
     graph = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 16, 16] x)
         => (float[1, 8, 16, 16] y, int64[1, 3, 5] k)
@@ -328,7 +328,7 @@ def test_a_layer_that_cannot_be_cut_is_computed_whole() -> None:
 
 @pytest.mark.parametrize("seed", [34, 45, 51, 56])
 @pytest.mark.parametrize("strategy", [Dp(channels=True), Dp(devices=3, shares="equal"), Dp(method="sls"), Stahl()])
-def test_random_networks_get_plans_that_compute_what_the_whole_computes(seed: int, strategy: Strategy) -> None:
+def test_plans_of_random_networks_compute_the_same(seed: int, strategy: Strategy) -> None:
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(Random(seed))))
     layers = form_layers(model, rules())
     problem = Problem(layers, make_cluster(("switch", "shared")[seed % 2], 1e-6, 2e-6, 1e-6))
@@ -343,7 +343,7 @@ def test_random_networks_get_plans_that_compute_what_the_whole_computes(seed: in
     assert sum(execution.sent) == problem.estimate(plan).total_bytes
 
 
-def test_energy_and_communication_are_sums_that_it_can_make_small() -> None:
+def test_minimises_energy_and_communication() -> None:
     platform = make_cluster("switch", 0.01, 0.01, power=(5.0, 1.0))
     for objective in ("energy", "communication"):
         problem = Problem(formed(build("tiny")), platform, objective=objective)
@@ -352,7 +352,7 @@ def test_energy_and_communication_are_sums_that_it_can_make_small() -> None:
         assert least <= problem.estimate(Dp().plan(replace(problem, objective="latency"))).objective_value(objective)
 
 
-def test_a_memory_limit_is_kept_where_a_plan_can_keep_it() -> None:
+def test_keeps_memory_limit_if_possible() -> None:
     graph, whole = vgg16(), 4 * 138_344_128
     for share, possible in ((2.0, True), (0.5, True), (0.3, True), (0.02, False)):
         platform = make_cluster("shared", 13.6, 13.6, 13.6, 13.6, memory=int(share * whole))
@@ -364,10 +364,10 @@ def test_a_memory_limit_is_kept_where_a_plan_can_keep_it() -> None:
             continue
         metrics = problem.estimate(Dp().plan(problem))
         assert metrics.memory <= share * whole
-        assert metrics.latency_s < 2.275  # one device, which needs all of the memory
+        assert metrics.latency_s < 2.275  # One device, which needs all of the memory.
 
 
-def test_bad_options_are_refused() -> None:
+def test_rejects_invalid_options() -> None:
     problem = Problem(vgg16(), make_cluster("switch", 1, 1))
     with pytest.raises(DicompilerError, match=r"dp: devices=3, and the platform 'switch2' has 2 that compute: take 0"):
         Dp(devices=3).plan(problem)
@@ -385,20 +385,20 @@ def test_bad_options_are_refused() -> None:
         Dp(paper=True).plan(Problem(formed(build("tiny")), make_cluster("switch", 1, 1)))
 
 
-def test_the_numbers_of_devices_that_are_tried_grow_slowly() -> None:
+def test_candidate_counts_grow_slowly() -> None:
     assert candidate_counts(1, 22) == (1,)
     assert candidate_counts(8, 22) == tuple(range(1, 9))
     assert candidate_counts(64, 22) == (*range(1, 9), 11, 16, 23, 33, 47, 64)
     assert candidate_counts(50, 1000) == (1, 2, 4, 8, 16, 32, 50)
 
 
-def test_the_same_problem_gives_the_same_plan() -> None:
+def test_same_problem_gives_same_plan() -> None:
     graph = vgg16()
     plans = [Dp().plan(Problem(graph, Platform.load("rpi4x4"))) for _ in range(2)]
     assert plans[0] == plans[1]
 
 
-def test_the_evaluator_of_a_problem_with_a_model_is_asked_about_memory() -> None:
+def test_memory_is_evaluated_exactly_if_there_is_a_model() -> None:
     model = Model.load(small("lenet"))
     layers = prepare(model).layers
     assert layers is not None

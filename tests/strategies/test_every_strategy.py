@@ -1,4 +1,4 @@
-"""What holds for every strategy: its plan verifies with real processes, sends what was predicted, and comes again."""
+"""Properties of every strategy: its plan verifies with real processes, sends the predicted bytes, and is reproducible."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SPECS = {
 }
 
 
-def test_no_built_in_strategy_is_forgotten() -> None:
+def test_covers_every_built_in_strategy() -> None:
     built_in = {name for name, found in registry().strategies.items() if found.distribution == "dicompiler"}
     # replicate knows throughput alone, heads networks with attention: see their own tests.
     assert built_in - {"heads", "manual", "replicate"} == set(SPECS)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_its_plan_verifies_sends_what_was_predicted_and_is_the_same_again(spec: str, tmp_path: Path) -> None:
+def test_plan_verifies_sends_predicted_bytes_and_is_reproducible(spec: str, tmp_path: Path) -> None:
     model = networks.build("lenet", 1)
     result = compile(model, platform="rpi4x3", strategy=spec, output=tmp_path / "out")
     checks = {check.name: check for check in result.verify().checks}
@@ -65,7 +65,7 @@ MIB = 1 << 20
 
 
 def heavy() -> onnx.ModelProto:
-    """Three fully connected layers of 16 MiB of weights each."""
+    """Three fully connected layers with 16 MiB of weights each."""
     random, names = np.random.default_rng(0), ["x", "a", "b", "y"]
     weights = [
         onnx.numpy_helper.from_array(random.normal(size=(2048, 2048)).astype("f") / 45, f"w{i}") for i in range(3)
@@ -77,13 +77,13 @@ def heavy() -> onnx.ModelProto:
 
 
 def roomy(mebibytes: int) -> Platform:
-    """Four hosts with so much memory each: the weights are 48 MiB, a process of the sockets target takes 61."""
+    """Four hosts with this much memory each. The weights are 48 MiB, and a process of the sockets target needs 61 MiB."""
     return make_cluster("switch", *[13.6] * 4, bandwidth=1e9, memory=mebibytes * MIB)
 
 
 @pytest.mark.parametrize("spec", [SPECS[name] for name in ("auto", "cpsat", "dp", "gradient", "genetic")])
-def test_the_memory_that_the_target_adds_counts_in_the_search(spec: str, tmp_path: Path) -> None:
-    """One device would do for the weights and tensors, and without an artifact it does; to run them it needs more."""
+def test_memory_of_the_target_counts_in_the_search(spec: str, tmp_path: Path) -> None:
+    """One device has enough memory for weights and tensors, but not to run them."""
     limit = 112
     assert compile(heavy(), roomy(limit), "single").metrics is not None
     with pytest.raises(DicompilerError, match=r"host d0 needs 133 MB .* to run.*target 'sockets'"):
@@ -93,7 +93,7 @@ def test_the_memory_that_the_target_adds_counts_in_the_search(spec: str, tmp_pat
     assert result.metrics is not None and max(entry.total_memory for entry in result.metrics.devices) <= limit * MIB
 
 
-def test_a_limit_that_no_plan_keeps_is_told_with_one_that_would_do(tmp_path: Path) -> None:
+def test_memory_error_names_a_sufficient_limit(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"no plan fits into memory: 83\.4 MB on each host would do") as refused:
         compile(heavy(), roomy(70), SPECS["auto"], output=tmp_path / "no")
     assert not (tmp_path / "no").exists() and "\n" not in str(refused.value)
@@ -104,7 +104,7 @@ def test_a_limit_that_no_plan_keeps_is_told_with_one_that_would_do(tmp_path: Pat
 
 @dataclass(frozen=True)
 class Stopping(AnalyticModel):
-    """Ctrl-C comes with the cost of so many pieces."""
+    """Cost model that raises KeyboardInterrupt after a number of calls."""
 
     left: list[int] = field(default_factory=list, compare=False)
 
@@ -115,7 +115,7 @@ class Stopping(AnalyticModel):
         return super().seconds(*args, **options)
 
 
-def test_an_interrupt_gives_the_best_plan_of_dp_so_far() -> None:
+def test_interrupted_dp_returns_best_plan_so_far() -> None:
     problem = load_problem(networks.build("lenet", 1), "rpi4x4")
     costs = Stopping(left=[10**6])
     dp = registry().make("strategies", "dp")
@@ -129,7 +129,7 @@ def test_an_interrupt_gives_the_best_plan_of_dp_so_far() -> None:
         dp.plan(Problem(problem.layers, problem.platform, Stopping(left=[1])))
 
 
-def test_an_interrupt_gives_the_best_plan_of_the_gradient_so_far() -> None:
+def test_interrupted_gradient_returns_best_plan_so_far() -> None:
     problem = load_problem(networks.build("lenet", 1), "rpi4x4")
     strategy = Gradient(iterations=10**9, restarts=4)
     known = build_cost_tables(problem, strategy.choice_set(problem))
@@ -144,8 +144,8 @@ def test_an_interrupt_gives_the_best_plan_of_the_gradient_so_far() -> None:
 
 
 @pytest.mark.parametrize("spec", [SPECS["cpsat"], SPECS["stahl"]])
-def test_after_a_solver_an_interrupt_is_still_python_s(spec: str) -> None:
-    """A solver that catches Ctrl-C by itself would leave it deadly behind."""
+def test_solver_restores_the_interrupt_handler(spec: str) -> None:
+    """A solver that catches Ctrl-C itself would leave the default handler, which kills the process."""
     problem = load_problem(networks.build("lenet", 1), "rpi4x3")
     registry().make("strategies", spec).plan(problem)
     with pytest.raises(KeyboardInterrupt):
@@ -153,6 +153,6 @@ def test_after_a_solver_an_interrupt_is_still_python_s(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["auto{budget=0}", "cpsat{time=0}"])
-def test_a_time_limit_of_zero_is_refused(spec: str) -> None:
+def test_rejects_time_limit_of_zero(spec: str) -> None:
     with pytest.raises(UsageError, match=r"(budget|time).*more than 0|(budget|time) is 0"):
         registry().make("strategies", spec)

@@ -1,4 +1,4 @@
-"""fit: what is found fits by the target's measure, is the coarsest or the fewest, and computes the same bits."""
+"""The strategy `fit`: plans fit by the target's measurement, are the coarsest or use the fewest boards, and are bit-equal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The uncut network on a board that is large enough."""
+    """Return the uncut network on a board that is large enough."""
     directory = tmp_path_factory.mktemp("whole") / "out"
     compilation = fitted(model(), boards(1, "4 MiB"), directory)
     assert compilation.footprints == compilation.single_device_footprints and compilation.footprints[0].ram > 112 * KIB
@@ -46,14 +46,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lanes(compilation: PipelineState) -> int:
-    """The most tiles of a layer on one device."""
+    """Return the largest number of tiles of a layer on one device."""
     assert compilation.plan is not None
     every = [[part.device for part in parts] for parts in compilation.plan.layers.values()]
     return max(own.count(device) for own in every for device in own)
 
 
 @pytest.mark.parametrize("ram", [96, 48])
-def test_one_board_takes_the_coarsest_tiles_one_after_another(ram: int, whole: Path, tmp_path: Path) -> None:
+def test_one_board_uses_the_coarsest_tiles_one_after_another(ram: int, whole: Path, tmp_path: Path) -> None:
     platform = boards(1, f"{ram} KiB")
     compilation = fitted(model(), platform, tmp_path / "out")
     (found,) = compilation.footprints
@@ -66,7 +66,7 @@ def test_one_board_takes_the_coarsest_tiles_one_after_another(ram: int, whole: P
     assert not (tmp_path / "coarser").exists()
 
 
-def test_several_boards_are_as_few_as_can_be_and_each_fits(whole: Path, tmp_path: Path) -> None:
+def test_uses_as_few_boards_as_possible_and_each_fits(whole: Path, tmp_path: Path) -> None:
     compilation = fitted(model(), boards(6, "64 KiB"), tmp_path / "out")
     count = len(compilation.footprints)
     assert 2 <= count <= 4 and all(one.ram <= 64 * KIB for one in compilation.footprints)
@@ -77,7 +77,7 @@ def test_several_boards_are_as_few_as_can_be_and_each_fits(whole: Path, tmp_path
     assert len(serial.footprints) == 1 and lanes(serial) > 1
 
 
-def test_an_arena_that_is_shared_is_the_least_that_runs(tmp_path: Path) -> None:
+def test_shared_arena_is_the_smallest_that_runs(tmp_path: Path) -> None:
     compile(model(), boards(1, "48 KiB"), "fit", target="tflm{margin=0.0}", output=tmp_path / "out")
     manifest = load_json(tmp_path / "out" / "m1" / "manifest.json")
     arenas = {segment["model"]: segment["arena"] for segment in manifest["segments"] if segment["model"]}
@@ -88,7 +88,7 @@ def test_an_arena_that_is_shared_is_the_least_that_runs(tmp_path: Path) -> None:
         trials.close()
 
 
-def test_weights_too_many_for_one_board_are_cut_by_channels(tmp_path: Path) -> None:
+def test_weights_too_large_for_one_board_are_cut_by_channels(tmp_path: Path) -> None:
     net = NetworkBuilder("dense", (1, 3, 8, 8))
     x = net.flatten(net.conv("input", "conv", 16, 3, 1, 1), "flatten")
     network = Model.load(net.to_model(net.gemm(x, "classifier", 100), 0))
@@ -104,16 +104,14 @@ def test_weights_too_many_for_one_board_are_cut_by_channels(tmp_path: Path) -> N
     [("8 KiB", "2 MiB", r"layer '\S+' needs about \S+ kB of RAM in the smallest tiles, \S+ kB more than the 8\.19 kB"),
      ("96 KiB", "12 KiB", r"about \S+ kB of flash, \S+ kB more than the 12\.3 kB of all together, most of it for")],
 )  # fmt: skip
-def test_where_nothing_fits_one_line_says_by_how_much_and_which_layer(
-    ram: str, flash: str, cause: str, tmp_path: Path
-) -> None:
+def test_error_names_missing_bytes_and_the_layer(ram: str, flash: str, cause: str, tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=cause) as caught:
         fitted(model(), boards(1, ram, flash), tmp_path / "out", "fit{tiles=8}")
     assert str(caught.value).startswith("fit: nothing fits 1 board of boards1: ") and "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_the_estimate_is_near_what_is_measured() -> None:
+def test_estimate_is_close_to_measurement() -> None:
     problem = load_problem(model(), boards(1, "4 MiB"))
     layers = problem.layers.layers
     for size in (1, 2, 5, len(layers)):
@@ -127,9 +125,7 @@ def test_the_estimate_is_near_what_is_measured() -> None:
         assert abs(found.details["arena"] - estimate) <= 0.05 * estimate
 
 
-def test_the_command_prints_ram_and_flash_before_anyone_flashes_anything(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_ram_and_flash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     onnx.save(model().to_proto(), tmp_path / "net.onnx")
     (tmp_path / "boards.toml").write_text(platform_to_toml(boards(1, "64 KiB")))
     line = ["compile", str(tmp_path / "net.onnx"), "--platform", str(tmp_path / "boards.toml"), "--fit"]
@@ -147,7 +143,7 @@ def test_the_command_prints_ram_and_flash_before_anyone_flashes_anything(
     assert "--fit decides itself" in capsys.readouterr().err
 
 
-def test_a_plan_is_made_without_a_target_too() -> None:
+def test_finds_a_plan_without_a_target() -> None:
     problem = load_problem(model(), boards(1, "64 KiB"))
     plan = registry().make("strategies", "fit").plan(problem)
     assert np.max([len(parts) for parts in plan.layers.values()]) > 1

@@ -1,4 +1,4 @@
-"""The genetic search: its fast model against the estimate of each plan, its encodings, stages, levels and fronts."""
+"""The genetic search: its fast model against the estimate of each plan, encodings, stages, levels and fronts."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ SMALL = ExplorationOptions(population=20, generations=12, measured=4)
 
 
 def branches() -> LayerGraph:
-    """A skip connection, two readers of different pieces of one tensor, a shared weight, a layer that nobody reads, and
-    two outputs, one of which is read as well."""
+    """A skip connection, two readers of different pieces of one tensor, a shared weight, an unread layer, and two outputs."""
     return formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y, float[1, 4, 4, 4] z)
         <int64[1] s0 = {0}, int64[1] s2 = {2}, int64[1] s4 = {4}, int64[1] axis = {1}>
@@ -63,7 +62,7 @@ def branches() -> LayerGraph:
 
 
 def boards(kind: str = "switch") -> Platform:
-    """Two hosts of two devices each, of different rates and powers, with a slower link and latencies."""
+    """Three hosts with one or two devices, with different rates and powers, a slower link and latencies."""
     hosts = tuple(Host(name, 2**30) for name in ("a", "b", "c"))
     devices = tuple(
         Device(f"{host}{i}", host, rate * 1e9, power_active=2 + rate, power_idle=1.0)
@@ -81,7 +80,7 @@ def equal(count: int, memory: int = 2**30) -> Platform:
 
 
 def chain() -> LayerGraph:
-    """Fourteen convolutions and a classifier, with work in front and weights behind."""
+    """Fourteen convolutions and a classifier: the first layers have most work, the last ones most weights."""
     rows: list[tuple[object, ...]] = []
     for channels in (8, 12, 16, 24, 32, 48, 64):
         rows += [("conv", channels, 3, 1, 1, 1), ("conv", channels, 3, 2, 1, 1)]
@@ -89,7 +88,7 @@ def chain() -> LayerGraph:
 
 
 def check_agreement(problem: Problem, rows: np.ndarray) -> None:
-    """Every number of the batched model is that of the plan's own estimate."""
+    """Check that every value of the batched model equals the plan's own estimate."""
     tables = build_batched_model(problem)
     found = tables.evaluate(rows)
     names = [device.name for device in problem.platform.devices]
@@ -109,9 +108,7 @@ def check_agreement(problem: Problem, rows: np.ndarray) -> None:
 @pytest.mark.parametrize(
     ("ends", "wire"), [(((), ()), ()), ((("b0",), ("a1", "c0")), ()), ((("b0",), ("a1", "c0")), (("*", "float16"),))]
 )
-def test_the_batched_model_says_what_each_plan_is_estimated_at(
-    kind: str, ends: tuple[tuple[str, ...], ...], wire: WireDtypes
-) -> None:
+def test_batched_model_equals_the_estimates(kind: str, ends: tuple[tuple[str, ...], ...], wire: WireDtypes) -> None:
     rng = np.random.default_rng(1)
     problem = Problem(with_wire_dtypes(branches(), wire), boards(kind), source=ends[0], sink=ends[1])
     rows = rng.integers(0, 5, (40, len(problem.layers.layers)))
@@ -121,8 +118,8 @@ def test_the_batched_model_says_what_each_plan_is_estimated_at(
 
 
 @pytest.mark.parametrize("kind", ["switch", "shared"])
-def test_the_batched_model_agrees_where_runtimes_cost_something(kind: str) -> None:
-    """Of a row of layers, of which each waits for one message; devices differ in what theirs cost."""
+def test_batched_model_equals_the_estimates_with_runtime_costs(kind: str) -> None:
+    """Each of the layers in a chain waits for one message, and devices have different runtime costs."""
     layers, platform = stack((1, 4, 16, 16), [("conv", 4, 3, 1, 1, 1)] * 6), boards(kind)
     costs = RuntimeCosts(1e-4, 3e-4, 2e-4, 1e-9, 5e-5, call=1e-4, cold_call=3e-5, header_share=0.05)
     runtime = {device.name: costs.scaled_by(1 + i) for i, device in enumerate(platform.devices)}
@@ -131,14 +128,14 @@ def test_the_batched_model_agrees_where_runtimes_cost_something(kind: str) -> No
 
 
 @pytest.mark.parametrize("network", ["resnet18", "squeezenet", "quirks", "light/shufflenet"])
-def test_the_batched_model_agrees_on_networks_with_branches_and_skip_connections(network: str) -> None:
+def test_batched_model_equals_the_estimates_with_branches_and_skips(network: str) -> None:
     problem = Problem(formed(build(network)), boards("shared"), source=("a0", "b1"))
     rng = np.random.default_rng(2)
     rows = rng.integers(0, 5, (4, len(problem.layers.layers)))
     check_agreement(problem, np.concatenate((rows, np.sort(rows, axis=1))))
 
 
-def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
+def test_memory_of_overlapping_readers_is_never_too_small() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 9, 4, 4] x) => (float[1, 3, 4, 4] y, float[1, 9, 4, 4] z)
         <int64[1] s0 = {0}, int64[1] s3 = {3}, int64[1] s4 = {4}, int64[1] s6 = {6}, int64[1] s7 = {7},
@@ -160,7 +157,7 @@ def test_of_readers_that_overlap_the_memory_is_never_too_small() -> None:
             assert found.activations[p, d if len(metrics.devices) == 2 else 0] >= entry.activations
 
 
-def test_a_stage_has_half_the_devices_of_the_next_and_no_generation_is_lost() -> None:
+def test_stages_halve_devices_and_keep_all_generations() -> None:
     assert [devices for devices, _ in plan_stages(8, 0, 400)] == [2, 4, 8]
     assert [devices for devices, _ in plan_stages(6, 0, 400)] == [2, 3, 6]
     assert plan_stages(1, 0, 7) == ((1, 7),)
@@ -171,7 +168,7 @@ def test_a_stage_has_half_the_devices_of_the_next_and_no_generation_is_lost() ->
         assert found[-1][0] == devices
 
 
-def test_a_spread_has_the_ends_of_a_front() -> None:
+def test_spread_contains_the_ends_of_a_front() -> None:
     points = np.array([[0.0, 9.0], [1.0, 8.9], [5.0, 4.0], [5.1, 3.9], [9.0, 0.0]])
     assert select_spread(points, 3) in ([0, 2, 4], [0, 3, 4])
     assert select_spread(points, 9) == [0, 1, 2, 3, 4]
@@ -183,7 +180,7 @@ def dominates(a: ParetoFront, i: int, j: int) -> bool:
 
 
 @pytest.mark.parametrize("encoding", ["split", "naive", "tiles"])
-def test_no_plan_of_a_front_dominates_another_and_the_numbers_are_the_plans_own(encoding: str) -> None:
+def test_front_is_non_dominated_with_values_of_its_plans(encoding: str) -> None:
     problem = Problem(chain(), equal(4))
     front = explore(problem, replace(SMALL, encoding=encoding, objectives=("latency", "device-memory")))  # type: ignore[arg-type]
     count = range(len(front.points))
@@ -195,20 +192,20 @@ def test_no_plan_of_a_front_dominates_another_and_the_numbers_are_the_plans_own(
     assert front.metrics_source == "measured"
 
 
-def test_the_same_seed_gives_the_same_front_and_another_seed_another() -> None:
+def test_seed_determines_the_front() -> None:
     problem = Problem(chain(), equal(4))
     options = replace(SMALL, paper=True, measured=0)
     assert explore(problem, options) == explore(problem, options)
     assert explore(problem, options) != explore(problem, replace(options, seed=1))
 
 
-def test_an_executor_changes_nothing_but_the_time() -> None:
+def test_executor_does_not_change_the_front() -> None:
     problem = Problem(chain(), equal(4))
     with ThreadPoolExecutor(2) as threads:
         assert explore(replace(problem, executor=threads), SMALL) == explore(problem, SMALL)
 
 
-def test_the_hook_decides_on_the_second_level() -> None:
+def test_measure_function_decides_on_the_second_level() -> None:
     problem = Problem(chain(), equal(4))
     seen: list[Plan] = []
 
@@ -254,7 +251,7 @@ def test_without_a_reader_the_energy_is_that_of_the_platforms_figures() -> None:
     assert OnThisHost(problem, Path())._energy(measured, 5.0) == 3.0 * 2.0 + 1.0 * 3.0
 
 
-def test_a_plan_that_cannot_be_measured_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaves_out_plans_that_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
     problem = Problem(chain(), equal(4))
     single = {(Part("d0"),)}
 
@@ -275,7 +272,7 @@ def test_a_plan_that_cannot_be_measured_is_left_out(caplog: pytest.LogCaptureFix
         explore(problem, SMALL, measure=never)
 
 
-def test_ctrl_c_gives_the_front_so_far() -> None:
+def test_ctrl_c_returns_the_front_so_far() -> None:
     problem = Problem(chain(), equal(4))
     told: list[str] = []
 
@@ -295,7 +292,7 @@ def test_ctrl_c_gives_the_front_so_far() -> None:
     assert (front.interrupted, front.metrics_source) == (True, "analytic")
 
 
-def test_ctrl_c_in_the_first_generation_of_a_stage_gives_the_front_of_the_stage_before() -> None:
+def test_ctrl_c_in_a_first_generation_returns_the_previous_front() -> None:
     problem = Problem(chain(), equal(4))
 
     def stop(text: str) -> None:
@@ -321,7 +318,7 @@ def test_one_device_has_one_plan() -> None:
     assert [set(point.plan.layers.values()) for point in front.points] == [{(Part("d0"),)}]
 
 
-def test_the_strategy_gives_the_best_plan_for_the_objective() -> None:
+def test_plan_is_best_for_the_objective() -> None:
     for objective in ("throughput", "memory", "communication"):
         problem = Problem(chain(), equal(4), objective=objective)
         genetic = Genetic(population=20, generations=10, measured=4)
@@ -355,12 +352,12 @@ def test_memory_is_a_hard_limit() -> None:
         ({"objectives": ()}, "no objective is given"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: dict[str, object], expected: str) -> None:
+def test_rejects_invalid_options(options: dict[str, object], expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         Genetic(**options)  # type: ignore[arg-type]
 
 
-def test_split_points_beat_the_naive_encoding_and_stages_beat_one_in_hypervolume_at_equal_evaluations() -> None:
+def test_split_points_and_stages_improve_the_hypervolume() -> None:
     from pymoo.indicators.hv import HV
 
     rows = [("conv", 8 + 2 * i, 3, 2 if i % 12 == 11 else 1, 1, 1) for i in range(48)]

@@ -1,4 +1,4 @@
-"""Chromosomes: they decode as in the paper's figure, stay legal and survive a round trip."""
+"""Chromosomes: they decode as in the paper's figure, stay valid and round-trip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dicompiler_strategies.genetic.encoding import ChoiceEncoding, NaiveEncoding, SplitPointEncoding
 
 
-def test_split_points_decode_as_in_the_papers_figure() -> None:
+def test_split_points_decode_as_in_the_paper() -> None:
     encoding = SplitPointEncoding(8, (1, 2, 3, 4), 4)
     genes = np.array([[0, 2, 4, 5, 1, 2, 3, 4]])
     assert encoding.decode(genes).tolist() == [[1, 1, 2, 2, 3, 4, 4, 4]]
@@ -18,7 +18,7 @@ def test_split_points_decode_as_in_the_papers_figure() -> None:
 
 @given(st.integers(1, 12), st.integers(1, 6), st.integers(0, 99))
 @settings(deadline=None, max_examples=40)
-def test_chromosomes_stay_legal_and_survive_a_round_trip(layers: int, devices: int, seed: int) -> None:
+def test_chromosomes_stay_valid_and_round_trip(layers: int, devices: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     names = tuple(range(3, 3 + devices))
     for encoding in (NaiveEncoding(layers, names), SplitPointEncoding(layers, names, devices)):
@@ -32,12 +32,12 @@ def test_chromosomes_stay_legal_and_survive_a_round_trip(layers: int, devices: i
             assert max(np.count_nonzero(np.diff(row)) for row in rows) < devices
 
 
-def test_a_plan_of_too_many_runs_keeps_the_longest() -> None:
+def test_plan_with_too_many_runs_keeps_the_longest() -> None:
     encoding = SplitPointEncoding(8, (0, 1), 3)
     assert encoding.decode(encoding.encode(np.array([[0, 0, 1, 0, 0, 0, 1, 1]]))).tolist() == [[0, 0, 0, 0, 0, 0, 1, 1]]
 
 
-def test_runs_of_layers_take_choices_of_one_label() -> None:
+def test_runs_of_layers_use_choices_with_one_label() -> None:
     labels = (("whole", "rows"), ("whole",), ("whole", "lop", "rows"))
     encoding = ChoiceEncoding(3, labels, ((0, 1), (0,), (0, 2)))
     assert encoding.uniform_plans().tolist() == [[0, 0, 0], [1, 0, 2]]

@@ -1,4 +1,4 @@
-"""gradient: gradients that finite differences confirm, the paper's equations by hand, legal plans near the optimum."""
+"""gradient and diapason: gradients equal finite differences, equations equal hand-computed values, plans are near-optimal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUICK = Gradient(restarts=8, iterations=10)
 
 
 def platform(*rates: float, kind: str = "shared", memory: int = 2**30) -> Platform:
-    """Devices d0, d1, … of these rates (GFLOP/s), each on a host of its own, 100 Mbit/s; the later the more power."""
+    """Devices d0, d1, … with these rates (GFLOP/s), each on its own host at 100 Mbit/s; later ones draw more power."""
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(
         Device(name, name, rate * 1e9, power_active=4.0 + i, power_idle=1.0 + i / 2, power_network=0.5)
@@ -78,7 +78,7 @@ def branched() -> LayerGraph:
 
 
 def optimum(land: ObjectiveTables) -> float:
-    """The exact minimum over all selections."""
+    """Return the exact minimum over all selections."""
     return minimise_exactly(
         build_elimination_order([len(own) for own in land.node], list(land.edge)), land.node, land.edge
     )[0]
@@ -98,7 +98,7 @@ def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> Obje
     )
 
 
-def test_the_strategy_is_among_the_built_in_ones_and_its_options_can_be_written() -> None:
+def test_strategy_is_built_in_and_options_can_be_parsed() -> None:
     assert Gradient in dicompiler_strategies()
     spec = parse_spec(
         "gradient{paper=true partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}"
@@ -108,14 +108,14 @@ def test_the_strategy_is_among_the_built_in_ones_and_its_options_can_be_written(
 
 
 def expected_cost(land: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
-    """(restarts,) of probabilities (restarts, n): Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess."""
+    """Return Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess (restarts,) of probabilities (restarts, n)."""
     rows = np.split(p, np.cumsum([len(costs) for costs in land.node])[:-1], axis=1)
     cost = p @ np.concatenate(land.node) + memory * land.relative_excess(p @ np.concatenate(land.weights))
     return cost + sum(np.einsum("ri,ij,rj->r", rows[a], table, rows[b]) for (a, b), table in land.edge.items())
 
 
 @pytest.mark.parametrize("limits", [0, 2])
-def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None:
+def test_relaxed_gradient_equals_finite_differences(limits: int) -> None:
     land = random_landscape(1, (3, 4, 2, 5), limits)
     land = dataclasses.replace(land, limits=land.limits * 0.6)
     relaxed = FlatTables(land)
@@ -123,7 +123,7 @@ def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None
     W = np.random.default_rng(2).normal(size=(3, 14))
     p = relaxed.softmax(W)
     found = p * relaxed.centre_gradient(p, relaxed.loss_gradient(p, memory))
-    if limits:  # the penalty is at work in at least one restart
+    if limits:  # The penalty applies in at least one restart.
         assert not np.allclose(relaxed.loss_gradient(p, memory), relaxed.loss_gradient(p))
     for column in range(W.shape[1]):
         step = np.zeros_like(W)
@@ -133,7 +133,7 @@ def test_the_relaxed_gradient_is_that_of_finite_differences(limits: int) -> None
 
 
 @pytest.mark.parametrize("penalty", [True, False])
-def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> None:
+def test_diapason_gradient_equals_finite_differences(penalty: bool) -> None:
     made = build_space(Problem(branched(), platform(1, 2, 1.5), FREE), ("equal", "proportional"), 2, not penalty)
     rng = np.random.default_rng(3)
     W = diapason.initial_weights(made, 2, 0, heuristics=False)
@@ -158,8 +158,11 @@ def test_the_papers_gradient_is_that_of_finite_differences(penalty: bool) -> Non
 
 
 def by_hand() -> OpportunitySpace:
-    """Two layers on two devices. Layer 0 whole (10 or 20 ms) or in two slices (4 or 8 ms, 6 or 12 ms), layer 1 whole (3
-    or 5 ms). It takes in 4 bytes, hands on 2 (slices a half each) and puts out 6."""
+    """Two layers on two devices.
+
+    Layer 0 is whole (10 or 20 ms) or in two slices (4 or 8 ms, 6 or 12 ms); layer 1 is whole (3 or 5 ms). The input has
+    4 bytes, the tensor in between 2 (one for each slice), and the output 6.
+    """
     cost = np.zeros((2, 2, 2))
     cost[0, 0], cost[1, 0], cost[1, 1] = (10, 20), (4, 8), (6, 12)
     overlap = np.zeros((2, 2, 1, 2))
@@ -181,7 +184,7 @@ def by_hand() -> OpportunitySpace:
     )
 
 
-def test_the_papers_equations_come_to_what_they_come_to_by_hand() -> None:
+def test_diapason_equations_equal_hand_computed_values() -> None:
     ln3 = np.log(3.0)
     W_dev = np.zeros((1, 3, 2, 2))
     W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]  # softmax: ¾ ¼ and ¼ ¾; everywhere else ½ ½
@@ -199,7 +202,7 @@ def test_the_papers_equations_come_to_what_they_come_to_by_hand() -> None:
     assert diapason.decode_weights(by_hand(), W, 0)[0] == (1, (0, 1))
 
 
-def test_fused_slices_pass_nothing_but_to_their_own_parents() -> None:
+def test_fused_slices_send_only_to_their_parents() -> None:
     made = build_space(Problem(small(), platform(1, 1), FREE), ("equal",), 2, energy=False)
     labels = [[(own.depth, len(own.regions)) for own in pos] for pos in made.opportunities]
     # Whole, two slices, and fused with the next one or two layers; fc whole only.
@@ -207,28 +210,31 @@ def test_fused_slices_pass_nothing_but_to_their_own_parents() -> None:
     assert labels == [[*basic, (1, 2), (2, 2)], [*basic, (1, 2), (2, 2)], [*basic, (1, 2)], basic, [(0, 1)]]
     overlap = made.overlap[0, 1]
     row = 8 * 16 * 4  # bytes
-    assert overlap[1, :, 1].tolist() == [[8 * row, row], [row, 8 * row]]  # slice to slice: a halo row each way
-    assert overlap[2, :, 1].tolist() == [[9 * row, 0], [0, 9 * row]]  # fused with its parent: the halo is computed
-    assert overlap[0, 0, 1].tolist() == [9 * row, 9 * row]  # from the whole to either slice
-    assert overlap[2, :, 0, 0].tolist() == [9 * row, 7 * row]  # each row once, though both slices have two of them
+    assert overlap[1, :, 1].tolist() == [[8 * row, row], [row, 8 * row]]  # Slice to slice: a halo row each way.
+    assert overlap[2, :, 1].tolist() == [[9 * row, 0], [0, 9 * row]]  # Fused with its parent: the halo is computed.
+    assert overlap[0, 0, 1].tolist() == [9 * row, 9 * row]  # From the whole layer to either slice.
+    assert overlap[2, :, 0, 0].tolist() == [
+        9 * row,
+        7 * row,
+    ]  # Each row is sent once, although both slices have two of them.
 
 
-def test_shares_of_slices_cover_all_rows_once() -> None:
+def test_shares_of_slices_cover_every_row_once() -> None:
     assert cover_extent([(0, 5), (3, 8)], 8) == [(0, 4), (4, 8)]
     assert cover_extent([(1, 3), None, (5, 7)], 9) == [(0, 5), None, (5, 9)]
 
 
 @pytest.mark.parametrize(("count", "expected"), [(4, 0.867), (8, 1.082)])
-def test_paper_reproduces_an_independent_recomputation_on_vgg16(count: int, expected: float) -> None:
+def test_diapason_reproduces_an_independent_recomputation_on_vgg16(count: int, expected: float) -> None:
     problem = Problem(vgg16(), boards(count), FREE)
     plan = Gradient(paper=True).plan(problem)
     assert problem.estimate(plan).latency_s == pytest.approx(expected, abs=1e-3)
 
 
 @pytest.mark.parametrize("count", [3, 8])
-def test_vgg16_comes_within_3_percent_of_the_optimum_over_the_same_choices(count: int) -> None:
+def test_vgg16_is_within_3_percent_of_the_optimum(count: int) -> None:
     problem = Problem(vgg16(), boards(count), FREE)
-    # A choice set of its own, so that the test does not take longer when the default one grows.
+    # A fixed choice set keeps the test fast if the default one grows.
     found = build_cost_tables(
         problem, ChoiceSet(extra_rows=3, shares=("equal",), device_counts=(2, 3, count), each_device=False)
     )
@@ -245,7 +251,7 @@ def test_vgg16_comes_within_3_percent_of_the_optimum_over_the_same_choices(count
 
 
 @pytest.mark.parametrize("kind", ["shared", "switch"])
-def test_unequal_devices_and_branches_come_within_3_percent(kind: str) -> None:
+def test_unequal_devices_and_branches_are_within_3_percent(kind: str) -> None:
     problem = Problem(branched(), platform(0.02, 0.04, 0.01, kind=kind))
     found = build_cost_tables(problem, Gradient().choice_set(problem))
     exact = minimise_exactly(
@@ -256,7 +262,7 @@ def test_unequal_devices_and_branches_come_within_3_percent(kind: str) -> None:
     assert Gradient().search_tables(found).value <= 1.03 * exact
 
 
-def test_descent_and_polish_find_the_least_of_random_landscapes_more_often_than_not() -> None:
+def test_descent_and_local_search_usually_find_the_optimum() -> None:
     hits, plain = 0, 0
     for seed in range(20):
         land = random_landscape(seed, (6, 5, 7, 6, 5, 6))
@@ -267,10 +273,10 @@ def test_descent_and_polish_find_the_least_of_random_landscapes_more_often_than_
         plain += bool(land.values(decoded).min() <= optimum(land) * (1 + 1e-9))
         hits += bool(land.values(polished)[0] <= optimum(land) * (1 + 1e-9))
     assert hits >= 18
-    assert plain >= 8  # what the relaxation finds by itself
+    assert plain >= 8  # Optima that the relaxation finds without local search.
 
 
-def test_a_ration_of_memory_is_kept_where_that_can_be() -> None:
+def test_keeps_memory_limits_if_possible() -> None:
     near = 0
     for seed in range(10):
         land = random_landscape(seed, (5, 5, 5, 5), limits=2)
@@ -285,7 +291,7 @@ def test_a_ration_of_memory_is_kept_where_that_can_be() -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)  # parts that nobody reads are dropped with a warning
+    caplog.set_level(logging.ERROR)  # Unread parts are dropped with a warning.
     layers = formed(random_model(Random(seed)))
     problem = Problem(layers, platform(1, 2, 0, 1, kind="switch"), objective=objective)
     for strategy in (
@@ -294,11 +300,11 @@ def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplo
         Gradient(paper=True, initialisation="random", seed=seed, restarts=2),
     ):
         plan = strategy.plan(problem)
-        metrics = problem.estimate(plan)  # raises where a part misses anything
+        metrics = problem.estimate(plan)  # Raises if a part misses an element.
         assert {entry.device for entry in metrics.devices if entry.compute_s} <= {"d0", "d1", "d3"}
 
 
-def test_energy_is_the_least_of_all_selections_by_estimate() -> None:
+def test_energy_is_the_minimum_over_all_selections() -> None:
     layers = stack((1, 3, 12, 12), [("conv", 64, 3, 1, 1, 1), ("conv", 64, 3, 1, 1, 1)])
     devices = platform(0.01, 0.03)
     quiet = tuple(dataclasses.replace(device, power_network=0.0) for device in devices.devices)
@@ -313,21 +319,21 @@ def test_energy_is_the_least_of_all_selections_by_estimate() -> None:
     assert problem.estimate(found.plan(best.selection)).energy_j == pytest.approx(min(every))
 
 
-def test_network_power_makes_plans_send_less() -> None:
+def test_network_power_reduces_sent_bytes() -> None:
     boards = platform(0.001, 0.004)
     sent = []
     for watts in (0.0, 5000.0):
         devices = tuple(dataclasses.replace(device, power_network=watts) for device in boards.devices)
         problem = Problem(small(), dataclasses.replace(boards, devices=devices), objective="energy")
         sent.append(problem.estimate(QUICK.plan(problem)).total_bytes)
-    assert sent[0] > sent[1] == 0  # all on the second device, which is four times as fast; all where the input is
+    assert sent[0] > sent[1] == 0  # First all on the faster device, then all on the device with the input.
 
 
-def test_a_host_that_cannot_hold_all_weights_gets_less() -> None:
+def test_host_with_little_memory_gets_fewer_weights() -> None:
     layers = stack((1, 64), [("fc", 512), ("fc", 512), ("fc", 8)])
     alone = (64 * 512 + 512 * 512 + 512 * 8) * 4
     roomy = Problem(layers, platform(100, 100))
-    assert roomy.estimate(QUICK.plan(roomy)).memory > alone  # sending costs more than it gains
+    assert roomy.estimate(QUICK.plan(roomy)).memory > alone  # Sending costs more than it gains.
     tight = Problem(layers, platform(100, 100, memory=alone * 2 // 3))
     metrics = tight.estimate(QUICK.plan(tight))
     assert metrics.memory <= alone * 2 // 3
@@ -337,7 +343,7 @@ def test_a_host_that_cannot_hold_all_weights_gets_less() -> None:
         Gradient(paper=True).plan(tight)
 
 
-def test_the_same_seed_gives_the_same_plan() -> None:
+def test_same_seed_gives_same_plan() -> None:
     problem = Problem(branched(), platform(0.02, 0.04, 0.01))
     for strategy in (QUICK, Gradient(paper=True, initialisation="random", restarts=3, seed=5)):
         assert strategy.plan(problem) == strategy.plan(problem)
@@ -350,7 +356,7 @@ def test_the_same_seed_gives_the_same_plan() -> None:
 
 @pytest.mark.parametrize("objective", ["throughput", "memory", "communication"])
 @pytest.mark.parametrize("by_paper", [True, False])
-def test_other_objectives_are_refused_by_name(objective: str, by_paper: bool) -> None:
+def test_rejects_other_objectives(objective: str, by_paper: bool) -> None:
     problem = Problem(small(), platform(1, 1), objective=objective)
     expected = f"gradient: objective '{objective}' is not one of latency and energy, which it knows"
     with pytest.raises(UsageError, match=expected):
@@ -371,7 +377,7 @@ def test_other_objectives_are_refused_by_name(objective: str, by_paper: bool) ->
         ("initialization=random", "initialisation"),
     ],
 )
-def test_bad_options_are_refused(options: str, expected: str) -> None:
+def test_rejects_invalid_options(options: str, expected: str) -> None:
     with pytest.raises(UsageError, match=expected):
         instantiate(Gradient, parse_spec(f"gradient{{{options}}}"))
 

@@ -1,4 +1,4 @@
-"""manual: plan files, and AutoDiCE's mapping.json and platform.txt, each mistake one clear message."""
+"""The strategy `manual`: plan files, AutoDiCE's mapping.json and platform.txt, and one clear message for each mistake."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HOSTS = "nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)\n\n# a second board\nnx02,
 
 
 def layers() -> LayerGraph:
-    """conv (with Relu) → conv → pool → fully connected; the first nodes' names hold slashes."""
+    """conv (with Relu) → conv → pool → fully connected; the names of the first nodes contain slashes."""
     return formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 8, 8] x) => (float[1, 5] prob)
         {
@@ -57,7 +57,7 @@ MAPPING = {
 
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
-    """mapping.json and platform.txt."""
+    """Write mapping.json and platform.txt."""
     mapping, hosts = tmp_path / "mapping.json", tmp_path / "platform.txt"
     mapping.write_text(json.dumps(MAPPING), encoding="utf-8")
     hosts.write_text(HOSTS, encoding="utf-8")
@@ -73,7 +73,7 @@ def where(plan: Plan) -> dict[str, list[str]]:
     return {name: [part.device for part in parts] for name, parts in plan.layers.items()}
 
 
-def test_a_plan_file_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_uses_plan_file_unchanged(tmp_path: Path) -> None:
     graph = stack((1, 2, 4, 4), [("conv", 4, 3, 1, 1, 1)])
     plan = Plan({"conv1": (Part("d1"),)}, ("d0",), ("d1",), note="by hand")
     path = tmp_path / "plan.json"
@@ -83,7 +83,7 @@ def test_a_plan_file_is_taken_as_it_is(tmp_path: Path) -> None:
         Manual(file=str(path)).plan(Problem(graph, uniform_platform(1)))
 
 
-def test_either_a_plan_file_or_a_mapping_is_given() -> None:
+def test_requires_either_plan_file_or_mapping() -> None:
     for spec in ("manual", "manual{file=a.json mapping=b.json}"):
         with pytest.raises(UsageError, match=r"give either file=PLAN\.json or mapping=MAPPING\.json"):
             instantiate(Manual, parse_spec(spec))
@@ -106,12 +106,12 @@ def test_keys_name_host_and_resource(text: str, host: str, kind: str, cores: tup
 
 
 @pytest.mark.parametrize("text", ["nx01", "nx01_npu", "nx01_arm", "_gpu", "nx01_arm1x", "nx01_gpu0"])
-def test_an_unknown_resource_is_told(text: str) -> None:
+def test_rejects_unknown_resource(text: str) -> None:
     with pytest.raises(DicompilerError, match=r"^m: key .* names no resource: write <host>_gpu, <host>_arm012"):
         parse_key(text, "m")
 
 
-def test_a_core_that_stands_twice_is_told() -> None:
+def test_rejects_core_named_twice() -> None:
     with pytest.raises(DicompilerError, match="names a core twice: write cores above 9 as a list"):
         parse_key("nx01_arm11", "m")
 
@@ -133,14 +133,14 @@ def test_platform_txt_is_read_line_by_line(files: tuple[Path, Path]) -> None:
         ("\n# nothing\n", ": no host: write lines such as"),
     ],
 )
-def test_a_wrong_line_of_platform_txt_is_told(tmp_path: Path, text: str, expected: str) -> None:
+def test_rejects_wrong_line_of_platform_txt(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "platform.txt"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DicompilerError, match=expected):
         load_hosts(path)
 
 
-def test_both_files_make_a_platform_with_a_device_for_each_key_in_rank_order(files: tuple[Path, Path]) -> None:
+def test_mapping_and_platform_txt_give_one_device_per_key(files: tuple[Path, Path]) -> None:
     platform = platform_from_mapping(*files)
     assert [(device.name, device.host) for device in platform.devices] == [
         ("nx02_arm012", "nx02"),
@@ -156,7 +156,7 @@ def test_both_files_make_a_platform_with_a_device_for_each_key_in_rank_order(fil
     assert Manual(mapping=str(files[0])).own_platform() is None
 
 
-def test_platform_txt_alone_makes_a_device_of_all_cores_and_one_of_each_gpu(files: tuple[Path, Path]) -> None:
+def test_platform_txt_alone_gives_one_device_for_cores_and_gpu(files: tuple[Path, Path]) -> None:
     platform = platform_from_hosts(files[1])
     assert [(device.name, device.cores) for device in platform.devices] == [
         ("nx01_arm012345", 6),
@@ -179,13 +179,13 @@ def test_platform_txt_alone_makes_a_device_of_all_cores_and_one_of_each_gpu(file
         ("old_cpu0", r"host 'old' has no core 0 \(it has core 2\)"),
     ],
 )
-def test_a_key_without_its_resource_in_platform_txt_is_told(files: tuple[Path, Path], key: str, expected: str) -> None:
+def test_rejects_key_without_resource_in_platform_txt(files: tuple[Path, Path], key: str, expected: str) -> None:
     mapping = rewritten(files[0], {key: []})
     with pytest.raises(DicompilerError, match=expected):
         platform_from_mapping(mapping, files[1])
 
 
-def test_a_mapping_puts_each_layer_under_its_key(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_mapping_places_each_layer_under_its_key(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     strategy = Manual(mapping=str(files[0]), platform=str(files[1]))
     platform = strategy.own_platform()
     assert platform is not None
@@ -195,7 +195,7 @@ def test_a_mapping_puts_each_layer_under_its_key(files: tuple[Path, Path], caplo
     assert caplog.messages == []
 
 
-def test_nodes_are_found_by_name_and_by_output_with_slashes_as_they_are_or_not(files: tuple[Path, Path]) -> None:
+def test_finds_nodes_by_name_and_output_with_or_without_slashes(files: tuple[Path, Path]) -> None:
     platform = platform_from_mapping(*files)
     expected = Manual(mapping=str(files[0])).plan(Problem(layers(), platform))
     for first in ("/a/conv_out", "conv0"):
@@ -203,7 +203,7 @@ def test_nodes_are_found_by_name_and_by_output_with_slashes_as_they_are_or_not(f
         assert Manual(mapping=mapping).plan(Problem(layers(), platform)) == expected
 
 
-def test_without_platform_txt_a_key_is_the_hosts_gpu_or_cores(
+def test_without_platform_txt_a_key_means_the_hosts_gpu_or_cores(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="dicompiler"):
@@ -215,7 +215,7 @@ def test_without_platform_txt_a_key_is_the_hosts_gpu_or_cores(
     ]
 
 
-def test_keys_that_become_one_device_are_told(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_of_keys_with_the_same_device(files: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     mapping = rewritten(files[0], {"nx01_arm0": ["conv0", "c2"], "nx01_arm1": ["c2", "p", "f", "prob"]})
     with caplog.at_level(logging.WARNING, logger="dicompiler"):
         plan = Manual(mapping=mapping).plan(Problem(layers(), Platform.load("jetson-nx1")))
@@ -230,13 +230,13 @@ def test_keys_that_become_one_device_are_told(files: tuple[Path, Path], caplog: 
         ("pi01_gpu", r"host 'pi01' has no GPU on platform 'rpi4x2' \(its devices: pi01\)"),
     ],
 )
-def test_a_key_that_is_not_on_the_platform_is_told(files: tuple[Path, Path], key: str, expected: str) -> None:
+def test_rejects_key_that_is_not_on_the_platform(files: tuple[Path, Path], key: str, expected: str) -> None:
     mapping = rewritten(files[0], {key: ["conv0", "c2", "p", "f", "prob"]})
     with pytest.raises(DicompilerError, match=expected):
         Manual(mapping=mapping).plan(Problem(layers(), Platform.load("rpi4x2")))
 
 
-def test_a_layer_under_two_keys_is_lop_in_equal_shares_and_that_is_said(
+def test_layer_under_two_keys_is_cut_by_channels_with_a_warning(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     mapping = rewritten(files[0], {**MAPPING, "nx02_arm012": ["conv0", "c2"]})
@@ -249,7 +249,7 @@ def test_a_layer_under_two_keys_is_lop_in_equal_shares_and_that_is_said(
     assert caplog.messages == ["mapping: layer conv2 is under 2 keys: cut by output channels (LOP)"]
 
 
-def test_a_layer_under_two_keys_that_has_no_channels_to_cut_is_told(tmp_path: Path) -> None:
+def test_rejects_two_keys_for_a_layer_without_channels(tmp_path: Path) -> None:
     graph = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[4, 4] x) => (float[4, 4] y)
         { y = Softmax <axis = 1> (x) }"""
@@ -261,7 +261,7 @@ def test_a_layer_under_two_keys_that_has_no_channels_to_cut_is_told(tmp_path: Pa
         Manual(mapping=mapping).plan(Problem(graph, Platform.load("rpi4x2")))
 
 
-def test_an_absorbed_node_goes_with_its_anchor_and_that_is_said(
+def test_fused_node_follows_its_anchor_with_a_warning(
     files: tuple[Path, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     moved = {**MAPPING, "nx02_arm012": ["conv0"], "nx01_arm0": ["relu1", "f", "prob"]}
@@ -282,7 +282,7 @@ def test_an_absorbed_node_goes_with_its_anchor_and_that_is_said(
         ({"nx01": ["c2"]}, r"key 'nx01' names no resource"),
     ],
 )
-def test_what_is_wrong_in_a_mapping_is_one_message(
+def test_each_mistake_in_a_mapping_is_one_message(
     files: tuple[Path, Path], change: dict[str, object], expected: str
 ) -> None:
     mapping = rewritten(files[0], {**MAPPING, **change})
@@ -292,7 +292,7 @@ def test_what_is_wrong_in_a_mapping_is_one_message(
     assert "\n" not in str(caught.value)
 
 
-def test_an_underscored_name_that_fits_two_nodes_is_told(tmp_path: Path) -> None:
+def test_rejects_ambiguous_underscored_name(tmp_path: Path) -> None:
     graph = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 2] x) => (float[1, 2] y)
         { "a/b/c" = Softmax (x)  "a/b_c" = Softmax ("a/b/c")  y = Softmax ("a/b_c") }"""
@@ -302,7 +302,7 @@ def test_an_underscored_name_that_fits_two_nodes_is_told(tmp_path: Path) -> None
         Manual(mapping=mapping).plan(Problem(graph, Platform.load("rpi4x1")))
 
 
-def test_an_empty_mapping_is_told(tmp_path: Path) -> None:
+def test_rejects_empty_mapping(tmp_path: Path) -> None:
     documents: tuple[object, ...] = ({}, [])
     for document in documents:
         mapping = rewritten(tmp_path / "m.json", document)

@@ -1,4 +1,4 @@
-"""manual{mapping=…}: every name of the model file is taken, whatever passes made of the node; no other name is."""
+"""manual{mapping=…}: every name of the model file is accepted, whatever the passes did with the node, and no other name."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def where(plan: Plan) -> dict[str, list[str]]:
 
 
 def in_thirds(names: Sequence[str]) -> dict[str, Sequence[str]]:
-    """The names under the three keys, in runs of one length."""
+    """Return the names under the three keys, in runs of equal length."""
     third = -(-len(names) // 3)
     return {key: names[i * third : (i + 1) * third] for i, key in enumerate(KEYS)}
 
 
-def test_folded_absorbed_split_and_dead_nodes_are_named_and_only_what_is_left_decides(
+def test_accepts_names_of_folded_fused_split_and_dead_nodes(
     model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     problem = posed(model)
@@ -99,30 +99,30 @@ def test_folded_absorbed_split_and_dead_nodes_are_named_and_only_what_is_left_de
         "gemm": ["pi03"],
         "constant": ["pi03"],
     }
-    assert caplog.messages == []  # a folded node that is elsewhere than its layer is no conflict
+    assert caplog.messages == []  # A folded node under another key than its layer is not a conflict.
     exact, *_ = check_plan(problem, plan)
     assert exact.applies, exact.detail
 
 
-def test_names_of_lost_nodes_may_also_be_left_out(model: Model, tmp_path: Path) -> None:
+def test_names_of_removed_nodes_may_be_omitted(model: Model, tmp_path: Path) -> None:
     lost = ("unsqueeze", "shape", "scale", "relu", "dead", "const", "axes", "one")
     fewer = {key: [name for name in names if name not in lost] for key, names in PLACED.items()}
     assert mapped(posed(model), fewer, tmp_path / "m.json") == mapped(posed(model), PLACED, tmp_path / "m.json")
 
 
-def test_a_slice_that_is_named_itself_goes_elsewhere_than_its_split(model: Model, tmp_path: Path) -> None:
+def test_named_slice_may_leave_its_split(model: Model, tmp_path: Path) -> None:
     placed = {**PLACED, KEYS[1]: [*PLACED[KEYS[1]], "split_1"]}
     homes = where(mapped(posed(model), placed, tmp_path / "m.json"))
     assert homes["split_0"] == ["pi01"] and homes["split_1"] == ["pi02"]
 
 
-def test_a_missing_layer_is_told_by_the_files_name_for_it(model: Model, tmp_path: Path) -> None:
+def test_missing_layer_is_named_as_in_the_file(model: Model, tmp_path: Path) -> None:
     placed = {**PLACED, KEYS[0]: ["concat"]}
     with pytest.raises(DicompilerError, match=r"m\.json: layer 'l' \(node 'split'\) is missing: put it under a key"):
         mapped(posed(model), placed, tmp_path / "m.json")
 
 
-def test_a_name_that_the_file_never_had_is_refused_with_the_nearest_one(model: Model, tmp_path: Path) -> None:
+def test_rejects_unknown_name_with_the_nearest_one(model: Model, tmp_path: Path) -> None:
     placed = {**PLACED, KEYS[1]: [*PLACED[KEYS[1]], "unsquese"]}
     with pytest.raises(DicompilerError) as caught:
         mapped(posed(model), placed, tmp_path / "m.json")
@@ -131,7 +131,7 @@ def test_a_name_that_the_file_never_had_is_refused_with_the_nearest_one(model: M
     )
 
 
-def test_all_910_names_of_densenet_are_taken_by_node_and_by_tensor(tmp_path: Path) -> None:
+def test_accepts_all_910_names_of_densenet(tmp_path: Path) -> None:
     problem = posed(networks.build("light/densenet121"))
     assert problem.file_graph is not None
     nodes = problem.file_graph.node
@@ -142,7 +142,7 @@ def test_all_910_names_of_densenet_are_taken_by_node_and_by_tensor(tmp_path: Pat
     assert problem.estimate(plan).total_bytes > 0
 
 
-def test_all_names_of_a_network_that_is_quantised_are_taken(tmp_path: Path) -> None:
+def test_accepts_all_names_of_a_quantised_network(tmp_path: Path) -> None:
     proto = networks.build("lenet")
     samples = np.random.default_rng(0).standard_normal((2, 1, 1, 32, 32)).astype(np.float32)
     np.savez(tmp_path / "samples.npz", input=samples)
@@ -152,6 +152,6 @@ def test_all_names_of_a_network_that_is_quantised_are_taken(tmp_path: Path) -> N
     result = compiler.compile(proto, "rpi4x4", manual, quantize_samples=tmp_path / "samples.npz")
     assert result.plan is not None and result.layers is not None
     homes = where(result.plan)
-    assert homes["input_QuantizeLinear"] == homes["conv1"] == ["pi01"]  # added: it goes with what reads it
+    assert homes["input_QuantizeLinear"] == homes["conv1"] == ["pi01"]  # An added layer follows its reader.
     assert homes["fc5"] == ["pi03"]
     check_plan(Problem(result.layers, Platform.load("rpi4x4"), model=result.reference), result.plan)

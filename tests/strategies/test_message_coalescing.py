@@ -1,4 +1,4 @@
-"""Keys and values of one sequence leave in one message: the tables count it as the simulator does."""
+"""Keys and values of one sequence are sent in one message, and the tables cost it like the simulator."""
 
 from __future__ import annotations
 
@@ -39,22 +39,20 @@ def problem(costs: RuntimeCosts) -> Problem:
 
 
 def in_rows(found: CostTables) -> list[int]:
-    """All layers in rows on both devices; the keys are turned on both, so that they travel as they were made."""
+    """All layers in rows on both devices; the keys are transposed on both, so that they are sent as they were computed."""
     labels = [[choice.label for choice in choices] for choices in found.choices]
     return [own.index("whole on 2" if layer.output == "t" else "height 2")
             for own, layer in zip(labels, found.problem.layers.layers, strict=True)]  # fmt: skip
 
 
 @pytest.mark.parametrize("joined", [0.0, 0.25])
-def test_keys_and_values_cost_the_tables_what_they_cost_the_simulator(
-    joined: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_and_values_cost_the_same_as_in_the_simulator(joined: float, monkeypatch: pytest.MonkeyPatch) -> None:
     posed = problem(RuntimeCosts(latency=1e-3, send=3e-3, receive=2e-3, coalesced_share=joined))
     found = build_cost_tables(posed, ROWS)
     plan, value = found.plan(in_rows(found)), found.total_seconds(in_rows(found))
     assert [m.name[0] for m in posed.workload(plan)[1].messages if m.is_coalesced] == ["v", "v"]
     simulated = posed.evaluate(plan).latency_s
-    assert simulated <= value <= 1.1 * simulated  # what overlaps is little: some of the values' receiving
+    assert simulated <= value <= 1.1 * simulated  # Only some of the receiving of the values overlaps.
     monkeypatch.setattr(cost_tables, "accompanied", lambda _: frozenset())
     assert build_cost_tables(posed, ROWS).total_seconds(in_rows(found)) == pytest.approx(
         value + 1e-3 + (1 - joined) * 5e-3
@@ -65,8 +63,8 @@ def names(posed: Problem) -> set[str]:
     return {posed.layers.layers[i].name for i in coalesced_layers(posed.layers)}
 
 
-def test_values_go_with_keys_and_neither_with_queries_that_stay() -> None:
-    """Wherever the queries stand: before the keys, where they are turned by their places."""
+def test_values_are_coalesced_with_keys_but_not_with_queries() -> None:
+    """Wherever the queries are: also before the keys, with rotary embeddings."""
     assert names(problem(RuntimeCosts())) == {"v", "q"}
     options = {"size": 3, "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "vocabulary": 9}
     posed = load_problem(networks.build("llama_small", 0, **options), make_cluster("switch", 1, 1))
@@ -74,5 +72,5 @@ def test_values_go_with_keys_and_neither_with_queries_that_stay() -> None:
     assert found == {"v_proj", "q_proj", "up_proj"}
 
 
-def test_products_of_different_tensors_leave_by_themselves() -> None:
+def test_products_of_different_tensors_are_not_coalesced() -> None:
     assert names(load_problem(networks.build("lenet", 0), make_cluster("switch", 1, 1))) == set()

@@ -1,4 +1,4 @@
-"""Waves: the same bits and bytes, in an order in which devices wait less."""
+"""Waves: the same bits and bytes, in an order with shorter waits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dicompiler_strategies.transformer_heads import Heads, best_row_plans, reduc
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_a_plan_in_waves_computes_the_same_bits_and_sends_the_bytes_it_predicts(seed: int) -> None:
+def test_plan_in_waves_is_bit_equal_and_sends_predicted_bytes(seed: int) -> None:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -50,18 +50,18 @@ def test_a_plan_in_waves_computes_the_same_bits_and_sends_the_bytes_it_predicts(
 
 
 def attention() -> Problem:
-    """A small vision transformer on two devices, whose line takes as long as their computing."""
+    """A small vision transformer on two devices, whose link takes as long as their computing."""
     return load_problem(vit(), make_cluster("switch", 0.5, 0.5, bandwidth=2e8))
 
 
 def rows() -> tuple[Problem, Plan]:
-    """A small encoder on two devices, by rows, and its plan without waves."""
+    """Return a small encoder on two devices, by rows, and its plan without waves."""
     model = networks.build("whisper_tiny_encoder", 1, layers=2, width=0.25, size=64)
     problem = load_problem(model, make_cluster("switch", 0.5, 0.5, bandwidth=1e8))
     return problem, best_row_plans(reduced_choices(problem, 2, "equal"))[0]
 
 
-def test_keys_and_values_leave_while_the_rest_is_computed_and_queries_come_last() -> None:
+def test_sends_keys_and_values_first_and_computes_queries_last() -> None:
     """Some rows of keys and values → send, the other rows → send, queries, attention of all rows."""
     problem, plan = rows()
     (_, one), (_, two), *_ = overlap_orders(problem, plan)
@@ -80,7 +80,7 @@ def test_keys_and_values_leave_while_the_rest_is_computed_and_queries_come_last(
 
 
 def _runs(device: DeviceProgram) -> list[tuple[str, int]]:
-    """("sends" or "keeps", index) of each segment."""
+    """Return ("sends" or "keeps", index) of each segment."""
     found: list[tuple[str, int]] = []
     for step in device.steps:
         if step.kind == "run":
@@ -91,13 +91,13 @@ def _runs(device: DeviceProgram) -> list[tuple[str, int]]:
 
 
 def _products(problem: Problem, plan: Plan, device: DeviceProgram, index: int) -> list[str]:
-    """The products in a segment, with their lanes."""
+    """Return the products of a segment with their lanes."""
     names = dict.fromkeys(mark[0] for mark in device.segments[index].node_marks)
     anchors = {layer.name: layer.nodes[layer.anchor].op for layer in problem.layers.layers}
     return [f"{name} in lane {plan.layers[name][part].lane}" for name, part in names if anchors[name] == "MatMul"]
 
 
-def test_strategies_take_waves_where_the_simulator_likes_them() -> None:
+def test_strategies_use_waves_if_the_simulation_is_better() -> None:
     problem = attention()
     lanes = [
         {part.lane for parts in strategy.plan(problem).layers.values() for part in parts}
@@ -108,8 +108,8 @@ def test_strategies_take_waves_where_the_simulator_likes_them() -> None:
     assert {part.lane for parts in Heads().plan(memory).layers.values() for part in parts} == {0}
 
 
-def test_plans_with_an_order_of_their_own_stay_as_they_are() -> None:
-    """With lanes, replicas or losses, and where no device sends anything that it could compute sooner."""
+def test_plans_with_their_own_order_stay_unchanged() -> None:
+    """With lanes, replicas or failure plans, and if no device can compute anything earlier."""
     problem, plan = rows()
     _, waved = next(overlap_orders(problem, plan))
     replicas = replace(plan, replicas=({}, {"d0": "d1", "d1": "d0"}))
@@ -120,8 +120,8 @@ def test_plans_with_an_order_of_their_own_stay_as_they_are() -> None:
     assert len(list(overlap_orders(problem, plan))) == len(FIRST_WAVE_SHARES)
 
 
-def test_what_nobody_waits_for_comes_behind_what_is_sent() -> None:
-    """The first is of one wave: parts are as they were, and queries alone have a lane of their own."""
+def test_parts_without_waiting_readers_come_last() -> None:
+    """The first plan has one wave: parts stay as they were, and only the queries have their own lane."""
     problem, plan = rows()
     _, behind = next(overlap_orders(problem, plan))
     regions = {name: [replace(part, lane=0) for part in own] for name, own in behind.layers.items()}

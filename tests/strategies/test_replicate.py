@@ -1,4 +1,4 @@
-"""The strategy that deals out frames: who gets which, how groups are made, and what it refuses."""
+"""The strategy `replicate`: turns of the devices, groups, and rejected options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def devices(plan: Plan) -> set[str]:
     return {part.device for parts in plan.layers.values() for part in parts}
 
 
-def test_frames_go_to_whom_they_are_done_by_first() -> None:
+def test_frames_go_to_the_device_that_finishes_first() -> None:
     assert deal_frames([1, 1, 1], 8) == (0, 1, 2)
     # 2 s and 1 s: of three frames the fast device takes two, 2 s for three frames.
     assert deal_frames([2, 1], 8) == (1, 0, 1)
@@ -46,9 +46,7 @@ def test_frames_go_to_whom_they_are_done_by_first() -> None:
 
 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=6), st.integers(1, 16))
-def test_dealing_is_never_worse_than_the_fastest_alone_nor_better_than_all_together(
-    seconds: list[float], most: int
-) -> None:
+def test_period_lies_between_fastest_device_and_all_devices(seconds: list[float], most: int) -> None:
     order = deal_frames(seconds, most)
     period = max(order.count(d) * own for d, own in enumerate(seconds)) / len(order)
     assert 1 / sum(1 / own for own in seconds) * (1 - 1e-9) <= period <= min(seconds) * (1 + 1e-9)
@@ -61,18 +59,18 @@ def test_single_devices_each_run_the_whole_network() -> None:
     assert plan.replicas == ({}, {"d0": "d1"}, {"d0": "d2"}, {"d0": "d3"})
 
 
-def test_unequal_devices_are_dealt_frames_by_their_rates() -> None:
+def test_unequal_devices_get_frames_by_rate() -> None:
     in_turn, by_rate = candidate_plans(problem(1, 2, 0, 1), 1)
     assert [devices(role) for role in in_turn.roles] == [{"d1"}, {"d0"}, {"d3"}]
     taken = [device for role in by_rate.roles for device in devices(role)]
     assert sorted(taken) == ["d0", "d1", "d1", "d3"]
 
 
-def test_groups_have_like_devices_in_like_places() -> None:
+def test_groups_have_similar_devices_at_each_position() -> None:
     (plan,) = candidate_plans(problem(1, 4, 1, 4, 1), 2)
     first, second = plan.roles
     assert (devices(first), devices(second)) == ({"d1", "d0"}, {"d3", "d2"})
-    # A group's pipeline is what the strategy pipeline makes of its devices.
+    # A group's pipeline equals the plan of the strategy pipeline on its devices.
     alone = Pipeline(devices=("d1", "d0")).plan(problem(1, 4, 1, 4, 1))
     assert first == alone
 
@@ -98,7 +96,7 @@ def test_every_role_computes_the_same_bits(size: int) -> None:
     assert check.passed and check.applies, check.detail
 
 
-def test_what_it_cannot_do_is_said() -> None:
+def test_rejects_unsupported_objectives_and_sizes() -> None:
     with pytest.raises(UsageError, match="objective 'latency' is not throughput, which is all it knows"):
         Replicate().plan(problem(1, 1, objective="latency"))
     with pytest.raises(UsageError, match="groups of 3, but only 2 devices compute"):
@@ -107,13 +105,13 @@ def test_what_it_cannot_do_is_said() -> None:
         Replicate(group_size=-1)
 
 
-def test_the_strategy_takes_what_gives_most_frames() -> None:
-    # Fast lines: each device by itself; at 1 Mbit/s every way to another device costs more than it gives.
+def test_uses_the_size_with_most_frames() -> None:
+    # Fast links: each device by itself. At 1 Mbit/s every transfer costs more than it gains.
     fast = posed(rated("switch", 1, 1, 1, 1, bandwidth=1e10))
     plan = registry().make("strategies", "replicate").plan(fast)
     assert len(plan.replicas) == 4
     assert fast.evaluate(plan).period_s == pytest.approx(fast.evaluate(alone(fast)).period_s / 4)
-    # What holds half of the network needs groups of two.
+    # Hosts with memory for half of the network need groups of two.
     half = fast.evaluate(registry().make("strategies", "pipeline{devices=d0,d1}").plan(fast)).memory
     tight = replace(fast, platform=replace(fast.platform, hosts=tuple(Host(f"d{i}", half) for i in range(4))))
     pairs = registry().make("strategies", "replicate").plan(tight)
@@ -121,12 +119,12 @@ def test_the_strategy_takes_what_gives_most_frames() -> None:
     check_constraints(tight, pairs)
 
 
-def test_its_options_are_checked() -> None:
+def test_rejects_invalid_options() -> None:
     with pytest.raises(DicompilerError, match="size must be 0 or more"):
         registry().make("strategies", "replicate{size=-1}")
 
 
-def test_rates_count() -> None:
+def test_rates_decide_the_turns() -> None:
     problem = posed(rated("switch", 2, 1, bandwidth=1e10))
     plan = registry().make("strategies", "replicate").plan(problem)
     assert problem.evaluate(plan).period_s == pytest.approx(problem.evaluate(alone(problem)).period_s * 2 / 3)

@@ -1,4 +1,4 @@
-"""Rows near the source: who holds the network's input computes more of its first layer, and all are done at once."""
+"""Source bias: the device with the network's input computes more rows of the first layer, and all finish together."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ def network() -> LayerGraph:
 
 
 def rows(platform: Platform, place: int = 0, source: tuple[str, ...] = ()) -> list[float] | None:
-    """Of the layer at this place, on all devices that compute."""
+    """Return the rows of the layer at this position on all devices that compute."""
     problem = Problem(network(), platform, source=source)
     return rows_for_source(problem, problem.layers.layers[place], platform.computing_devices)
 
 
 @pytest.mark.parametrize("rates", [(1, 1), (1, 1, 1), (2, 1, 1, 1), (1, 1, 3), (1, 4, 1, 2)])
 @pytest.mark.parametrize("bandwidth", [3e7, 1e8, 1e9])
-def test_all_are_done_at_once_within_a_row(rates: tuple[float, ...], bandwidth: float) -> None:
+def test_all_devices_finish_within_a_row(rates: tuple[float, ...], bandwidth: float) -> None:
     platform = make_cluster("switch", *rates, bandwidth=bandwidth)
     found = rows(platform)
     assert found is not None and sum(found) == ROWS and all(count == int(count) for count in found)
-    row = 2 * 8 * 40 * 3 * 9 / 1e9  # seconds of a device of 1 GFLOP/s
+    row = 2 * 8 * 40 * 3 * 9 / 1e9  # Seconds of a device with 1 GFLOP/s.
     sent = (ROWS - found[0]) * 3 * 40 * 4 * 8 / bandwidth
     ends = [sent * (i > 0) + count * row / rate for i, (count, rate) in enumerate(zip(found, rates, strict=True))]
     slowest = row / min(rates) + 3 * 40 * 4 * 8 / bandwidth
     assert max(ends) - min(ends) <= slowest
 
 
-def test_the_source_has_more_of_equals_the_more_the_slower_the_lines() -> None:
+def test_source_gets_more_rows_on_slower_links() -> None:
     found = [rows(make_cluster("switch", 1, 1, 1, bandwidth=bandwidth)) for bandwidth in (1e9, 1e8, 1e3)]
     kept = [one[0] for one in found if one is not None]
     assert ROWS / 3 < kept[0] < kept[1] < kept[2] == ROWS
@@ -46,17 +46,19 @@ def test_the_source_has_more_of_equals_the_more_the_slower_the_lines() -> None:
     assert named is not None and named[1] == kept[1] and named[0] == named[2]
 
 
-def test_of_other_layers_and_without_one_computing_source_there_is_nothing() -> None:
+def test_no_bias_for_other_layers_or_sources() -> None:
     pair = make_cluster("switch", 1, 1)
     assert rows(pair) is not None
-    assert rows(pair, 1) is None and rows(pair, 2) is None  # a pool makes fewer elements; behind it is no input
-    assert rows(make_cluster("switch", 1)) is None  # nobody else
-    assert rows(make_cluster("gateway", 0, 1, 1)) is None  # the source computes nothing
-    assert rows(pair, source=("d0", "d1")) is None  # each source has all of the input
+    assert (
+        rows(pair, 1) is None and rows(pair, 2) is None
+    )  # A pool has fewer elements, and later layers have no network input.
+    assert rows(make_cluster("switch", 1)) is None  # No other device.
+    assert rows(make_cluster("gateway", 0, 1, 1)) is None  # The source does not compute.
+    assert rows(pair, source=("d0", "d1")) is None  # Each source has all of the input.
 
 
-def test_what_takes_over_all_elements_goes_with_the_first_layer() -> None:
-    """As a ViT's patches do, which become a sequence."""
+def test_reshaped_layers_follow_the_first_layer() -> None:
+    """For example the patches of a ViT, which become a sequence."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 16, 4] x) => (float[1, 64, 4] y)
     <int64[3] to = {1, 4, 64}> {
         a = Conv <kernel_shape = [1, 1]> (x, w)
@@ -71,7 +73,7 @@ def test_what_takes_over_all_elements_goes_with_the_first_layer() -> None:
     assert {found[layer.name].name for layer in layers.layers[:3]} == {first.name}
 
 
-def test_it_is_a_choice_of_the_first_layer_alone() -> None:
+def test_only_the_first_layer_has_the_choice() -> None:
     problem = Problem(network(), make_cluster("switch", 1, 1, 1))
     first, *others = problem.layers.layers
     options = ChoiceSet(("whole", "height"), (3,), 0, ("equal", SOURCE_SHARE), ("balanced",))

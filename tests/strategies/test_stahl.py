@@ -1,4 +1,4 @@
-"""stahl: every figure of the paper, and plans that verify for any network."""
+"""The strategy `stahl`: every figure of the paper, and plans that verify for any network."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dicompiler_strategies.papers.stahl import (
 
 EXAMPLE = chained((4, 8, 16, 4, 4))
 N = 6
-MB = 1e6 / 4  # elements of 32 bit
+MB = 1e6 / 4  # Elements of 32 bit.
 
 
 def schemes(text: str) -> tuple[PartitionScheme, ...]:
@@ -33,14 +33,14 @@ def schemes(text: str) -> tuple[PartitionScheme, ...]:
     return tuple(scheme for letter in text for scheme in ("o", "i", "f", "s") if scheme == letter)
 
 
-def test_the_example_of_four_layers_is_as_printed() -> None:
+def test_example_of_four_layers_is_as_printed() -> None:
     assert (memory(EXAMPLE, 1), memory(EXAMPLE, 2)) == (240, 120)
     assert communication(EXAMPLE, schemes("oooo"), 2) == 34
     assert communication(EXAMPLE, schemes("iiii"), 2) == 48
     assert communication(EXAMPLE, schemes("fsfs"), 2) == 40
 
 
-def test_its_published_optimum_needs_reuse_in_fused_pairs_too() -> None:
+def test_published_optimum_needs_reuse_in_fused_pairs() -> None:
     published = schemes("ofso")
     assert communication(EXAMPLE, published, 2) == 26
     assert communication(EXAMPLE, published, 2, reuse=True) == 22
@@ -50,7 +50,7 @@ def test_its_published_optimum_needs_reuse_in_fused_pairs_too() -> None:
         assert found.communication == communication(EXAMPLE, found.schemes, 2, reuse) == optimum
 
 
-def test_the_ilp_finds_what_trying_everything_finds() -> None:
+def test_ilp_equals_exhaustive_search() -> None:
     for sizes, count, reuse in itertools.product(((3, 9, 2, 7, 5), (8, 3, 3, 8, 1, 6)), (2, 3, 5), (False, True)):
         layers = chained(sizes)
         tried = itertools.product(("o", "i", "f", "s"), repeat=len(layers))
@@ -63,7 +63,7 @@ def test_the_ilp_finds_what_trying_everything_finds() -> None:
         assert solve_ilp(layers, count, reuse).communication == pytest.approx(least)
 
 
-def test_table_2_is_reached() -> None:
+def test_reproduces_table_2() -> None:
     found = {name: round(communication(table_2(), variant(name), N) / MB, 3) for name in ("LOP", "FUSE4", "FUSE3")}
     assert found == {"LOP": 78.141, "FUSE4": 82.238, "FUSE3": 75.461}
     for name in ("FUSE1", "FUSE2"):
@@ -73,7 +73,7 @@ def test_table_2_is_reached() -> None:
     assert 1 - best / lop == pytest.approx(0.129, abs=5e-4)
 
 
-def test_the_published_optimum_of_table_2_is_not_the_optimum_of_the_ilp() -> None:
+def test_published_optimum_of_table_2_is_not_optimal() -> None:
     without = solve_ilp(table_2(), N, lip=False)
     assert without.is_proven and round(without.communication / MB, 3) == 68.068
     found = solve_ilp(table_2(), N)
@@ -91,12 +91,12 @@ def darknet() -> list[IlpLayer]:
     return [IlpLayer("", 0, 0, a * b * kernel * kernel) for a, b, kernel in rows]
 
 
-def test_the_memory_row_of_table_1_is_reached() -> None:
+def test_reproduces_memory_row_of_table_1() -> None:
     found = [round(memory(darknet(), count) / MB, 1) for count in (1, 3, 5, 6, 7)]
     assert found == [203.8, 67.9, 40.8, 34.0, 29.1]
 
 
-def test_a_network_is_read_as_the_paper_reads_it() -> None:
+def test_reads_networks_as_the_paper_does() -> None:
     graph = stack(
         (1, 4, 8, 8),
         [
@@ -107,17 +107,17 @@ def test_a_network_is_read_as_the_paper_reads_it() -> None:
     assert build_ilp_layers(graph) == (
         IlpLayer("conv1", 256, 512, 288, None, False),
         IlpLayer("conv3", 128, 96, 48, 0, True),
-        IlpLayer("fc6", 96, 20, 1920, 1, True),  # through the grouped convolution and the Flatten
+        IlpLayer("fc6", 96, 20, 1920, 1, True),  # Through the grouped convolution and the Flatten.
         IlpLayer("fc7", 20, 5, 100, 2, True),
     )
 
 
-def test_what_is_read_twice_is_not_fused() -> None:
+def test_outputs_read_twice_are_not_fused() -> None:
     sizes = {size.name: size for size in build_ilp_layers(formed(build("tiny")))}
     assert any(not size.can_fuse and size.previous is not None for size in sizes.values())
 
 
-def test_a_pair_is_fused_without_exchange_between_its_layers() -> None:
+def test_fused_pair_needs_no_exchange() -> None:
     problem = Problem(vgg16(), make_cluster("shared", 1, 1, 1), FREE)
     plan = Stahl().plan(problem)
     sizes = build_ilp_layers(problem.layers)
@@ -130,10 +130,10 @@ def test_a_pair_is_fused_without_exchange_between_its_layers() -> None:
         assert [part.device for part in partial] == ["d0", "d1", "d2"]
     assert sum(part.reduce[1] - part.reduce[0] for part in plan.layers["fc20"] if part.reduce) in (0, 25088)
     weights = [device.weights for device in problem.estimate(plan).devices]
-    assert max(weights) < 1.01 * min(weights)  # in equal shares
+    assert max(weights) < 1.01 * min(weights)  # In equal shares.
 
 
-def test_only_as_many_devices_as_asked_for_have_parts() -> None:
+def test_uses_the_requested_number_of_devices() -> None:
     problem = Problem(vgg16(), make_cluster("shared", 1, 3, 2), FREE)
     plan = Stahl(devices=2).plan(problem)
     assert {part.device for parts in plan.layers.values() for part in parts} == {"d1", "d2"}
@@ -153,14 +153,14 @@ def test_only_as_many_devices_as_asked_for_have_parts() -> None:
         ("squeezenet", {"size": 64, "width": 0.1, "classes": 10}, Stahl(), 2),
     ],
 )
-def test_plans_verify_exactly_and_send_what_they_predict(
+def test_plans_verify_exactly_and_send_the_predicted_bytes(
     name: str, options: dict[str, Any], strategy: Stahl, count: int
 ) -> None:
     plan = verify(build(name, **options), make_cluster("switch", *range(1, count + 1)), strategy)
     assert len(plan.devices) == count
 
 
-def test_a_network_without_such_layers_is_computed_whole() -> None:
+def test_network_without_such_layers_stays_whole() -> None:
     graph = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
         { r = Relu (x)  y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r) }"""
@@ -169,7 +169,7 @@ def test_a_network_without_such_layers_is_computed_whole() -> None:
     assert set(Stahl().plan(problem).layers.values()) == {(Part("d1"),)}
 
 
-def test_bad_options_are_refused() -> None:
+def test_rejects_invalid_options() -> None:
     problem = Problem(vgg16(), make_cluster("switch", 1, 1))
     with pytest.raises(DicompilerError, match=r"stahl: devices=3, and the platform 'switch2' has 2 that compute"):
         Stahl(devices=3).plan(problem)
@@ -177,6 +177,6 @@ def test_bad_options_are_refused() -> None:
         Stahl(devices=-1)
 
 
-def test_a_solution_repeats() -> None:
+def test_solution_is_reproducible() -> None:
     first, second = (solve_ilp(table_2(), N) for _ in range(2))
     assert isinstance(first, IlpSolution) and first == second

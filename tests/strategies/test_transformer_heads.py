@@ -1,4 +1,4 @@
-"""Attention by heads: right for any numbers of heads, groups, devices and rates; weights fall with the devices."""
+"""Attention by heads: correct for any number of heads, groups, devices and rates; weights shrink with the devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def decoder(heads: int, kv_heads: int, **options: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_random_attention_on_random_devices_computes_the_same_to_the_bit(seed: int) -> None:
+def test_random_attention_on_random_devices_is_bit_equal(seed: int) -> None:
     random = Random(seed)
     kv_heads = random.randint(1, 4)
     heads = kv_heads * random.randint(1, 3)
@@ -40,14 +40,14 @@ def test_random_attention_on_random_devices_computes_the_same_to_the_bit(seed: i
     model = decoder(heads, kv_heads, size=random.choice([1, 3]), **past)
     problem = load_problem(model, make_cluster("switch", *rates), objective=random.choice(["latency", "memory"]))
     check_plan(problem, Heads().plan(problem))
-    # Whatever a table offers for a layer is right beside whatever it offers for others.
+    # Any combination of the choices in the tables is correct.
     offered = [list_choices(problem, layer, ChoiceSet(extra_rows=0)) for layer in problem.layers.layers]
     drawn = {layer.name: random.choice(own).parts for layer, own in zip(problem.layers.layers, offered, strict=True)}
     check_plan(problem, problem.build_plan(drawn))
 
 
-def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> None:
-    """One exchange after the attention, one after the rest of a block: Q, K, V, heads and the output stay together."""
+def test_weights_shrink_with_devices_and_heads_follow_rates() -> None:
+    """One exchange after the attention and one after the rest of a block: Q, K, V, heads and the output stay together."""
     problem = load_problem(decoder(8, 4, layers=2, hidden=64), make_cluster("switch", 2, 1, 1), objective="memory")
     plan = Heads().plan(problem)
     held = [device.weights for device in problem.evaluate(plan).devices]
@@ -56,14 +56,14 @@ def test_weights_fall_with_the_devices_and_heads_are_shared_out_by_rate() -> Non
     run = find_run_before(problem.layers, problem.layers.layer_by_name["layers.0.o_proj.matmul"])
     assert run is not None
     cut = cut_channel_run(problem.layers, run, [2.0, 1.0, 1.0])
-    assert cut.ranges == ((0, 32), (32, 48), (48, 64))  # heads of 8 features, two for each of four keys and values
+    assert cut.ranges == ((0, 32), (32, 48), (48, 64))  # Heads of 8 features, two for each of four key-value heads.
     regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.cut_layers)}
     assert regions["layers.0.k_proj.matmul"] == [((0, 1), (0, 3), (a, b)) for a, b in ((0, 16), (16, 24), (24, 32))]
     assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
 
 
-def test_of_plans_alike_in_latency_the_one_with_fewer_weights_is_taken() -> None:
-    """To look a token up on both devices saves sending it, and takes the whole embedding on both."""
+def test_prefers_fewer_weights_at_similar_latency() -> None:
+    """Looking a token up on both devices saves a transfer, but needs the whole embedding on both."""
     problem = load_problem(
         decoder(8, 4, size=1, hidden=64, vocabulary=3000), make_cluster("switch", 1, 1, bandwidth=1e9)
     )
@@ -73,7 +73,7 @@ def test_of_plans_alike_in_latency_the_one_with_fewer_weights_is_taken() -> None
 
 
 def test_caches_stay_with_the_heads_that_read_them() -> None:
-    """Tables count what of a state goes elsewhere, and what it takes; a plan that sends some is refused."""
+    """The tables charge states that would be sent, and a plan that sends one is rejected."""
     options: dict[str, Any] = {"size": 1, "past": 3, "static": 1, "hidden": 64}
     problem = load_problem(decoder(8, 4, **options), make_cluster("switch", 1, 1), objective="memory", state=["auto"])
     place = problem.layers.position["cache.0.key.past"]
@@ -90,7 +90,7 @@ def test_caches_stay_with_the_heads_that_read_them() -> None:
         check_constraints(problem, replace(plan, layers={**plan.layers, "cache.0.key.past": (other,)}))
 
 
-def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:
+def test_plan_that_cuts_a_head_is_correct() -> None:
     problem = load_problem(decoder(2, 1), make_cluster("switch", 1, 1))
     layers = problem.layers
     parts = {layer.name: (Part("d0"),) for layer in layers.layers}
@@ -102,8 +102,8 @@ def test_a_head_that_a_plan_cuts_in_two_is_computed_right() -> None:
     check_plan(problem, problem.build_plan(parts))
 
 
-def test_heads_that_one_axis_holds_are_units_of_a_run() -> None:
-    """Four heads of 8 features; two heads of keys for four of 16, weights of four bits in blocks of 16 features."""
+def test_heads_on_one_axis_are_units_of_a_run() -> None:
+    """Four heads of 8 features; two key heads for four heads of 16; 4-bit weights in blocks of 16 features."""
     fused = load_problem(llama_fused(), make_cluster("switch", 1, 1, 1))
     last = next(
         layer
@@ -120,7 +120,7 @@ def test_heads_that_one_axis_holds_are_units_of_a_run() -> None:
 
 
 @pytest.mark.parametrize("make", [bert_fused, llama_fused, vit])
-def test_what_an_optimiser_fused_and_q_k_v_of_one_weight_are_cut_by_heads(make: Callable[[], onnx.ModelProto]) -> None:
+def test_fused_attention_and_joint_qkv_are_cut_by_heads(make: Callable[[], onnx.ModelProto]) -> None:
     problem = load_problem(make(), make_cluster("switch", 1, 1, 1), objective="memory")
     plan = Heads(device_counts=(3,)).plan(problem)
     check_plan(problem, plan)
@@ -129,8 +129,8 @@ def test_what_an_optimiser_fused_and_q_k_v_of_one_weight_are_cut_by_heads(make: 
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_caches_of_a_fused_attention_stay_with_their_heads(packed: bool) -> None:
-    """Of onnxruntime-genai's decoders too, with queries, keys and values in one product, and weights of four bits."""
+def test_caches_of_fused_attention_stay_with_their_heads(packed: bool) -> None:
+    """Includes decoders of onnxruntime-genai, with Q, K and V in one product and 4-bit weights."""
     problem = load_problem(genai(packed), make_cluster("switch", 1, 1), objective="memory", state=["auto"])
     assert len(problem.layers.states) == 4
     plan = Heads().plan(problem)
@@ -141,12 +141,12 @@ def test_caches_of_a_fused_attention_stay_with_their_heads(packed: bool) -> None
     assert [len(plan.layers[name]) for name, op in anchors.items() if op == "GroupQueryAttention"] == [2, 2]
 
 
-def test_a_network_without_attention_is_refused() -> None:
+def test_rejects_network_without_attention() -> None:
     with pytest.raises(DicompilerError, match="heads: the network has no attention"):
         Heads().plan(load_problem(networks.build("lenet"), make_cluster("switch", 1, 1)))
 
 
-def test_attention_that_stays_whole_is_named_with_the_reason() -> None:
+def test_error_names_attention_that_cannot_be_cut() -> None:
     net = Net(23)
     q, k, v = (net.input(name, (1, 3, 16)) for name in "qkv")
     pasts = [net.input(f"past_{name}", (1, 2, 6, 8)) for name in "kv"]

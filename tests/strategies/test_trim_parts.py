@@ -1,4 +1,4 @@
-"""Trimming: what nobody reads is not computed, and all else stays as it was."""
+"""Trimming: unread elements are not computed, and everything else stays as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dicompiler_strategies.trim_parts import trim_parts
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_a_trimmed_plan_computes_the_same_bits_with_no_more_work(seed: int) -> None:
+def test_trimmed_plan_is_bit_equal_with_no_more_work(seed: int) -> None:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -43,8 +43,8 @@ def test_a_trimmed_plan_computes_the_same_bits_with_no_more_work(seed: int) -> N
     assert all(np.array_equal(reference[name], execution.outputs[name]) for name in reference)
 
 
-def test_halos_are_cut_to_what_strides_and_borders_need() -> None:
-    """Four rows of stride 2 read rows 0:8 of the map before, the next four rows 7:16."""
+def test_trims_halos_to_strides_and_borders() -> None:
+    """Four rows with stride 2 read rows 0:8 of the previous layer, the next four rows 7:16."""
     layers = stack((1, 1, 16, 4), [("conv", 1, 3, 1, 1, 1), ("conv", 1, 3, 2, 1, 1)])
     first, second = (layer.name for layer in layers.layers)
     plan = Plan(

@@ -1,4 +1,4 @@
-"""Narrower types on the wire, and who decides: every strategy counts their bytes."""
+"""Narrower wire types: every strategy counts their bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HALVED = WireFormat((("*", "float16"),))
     ("name", "objective"),
     [("auto", "latency"), ("cpsat", "latency"), ("dp", "latency"), ("gradient", "latency"), ("genetic", "throughput")],
 )
-def test_what_pays_with_half_the_bytes_is_chosen_then(name: str, objective: str) -> None:
+def test_narrower_wire_type_changes_the_choice(name: str, objective: str) -> None:
     boards = Platform.load("rpi4x3")
     boards = replace(boards, network=replace(boards.network, bandwidth=150e6))
     model, strategy = networks.build("resnet8", 1), registry().make("strategies", SPECS[name])
@@ -35,7 +35,7 @@ def test_what_pays_with_half_the_bytes_is_chosen_then(name: str, objective: str)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_the_same_plan_is_predicted_to_send_half_by_estimate_and_by_simulation(spec: str) -> None:
+def test_estimate_and_simulation_predict_half_the_bytes(spec: str) -> None:
     model = networks.build("lenet", 1)
     problem = load_problem(model, "rpi4x3")
     plan = registry().make("strategies", spec).plan(problem)

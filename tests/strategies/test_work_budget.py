@@ -1,4 +1,4 @@
-"""Searches keep to what they are allowed, by counted work, whatever the clock says, and stop where it is over."""
+"""Work budgets: searches count their work, stop when the budget is exceeded, and ignore the clock."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def posed(name: str = "tiny", memory: int = 0) -> Problem:
 
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("part", [0.8, 0.5])
-def test_a_search_stops_where_its_work_is_over_and_says_so(name: str, part: float) -> None:
+def test_search_stops_when_its_budget_is_exceeded_and_notes_it(name: str, part: float) -> None:
     problem, whole = posed(), WorkBudget()
     assert SEARCHES[name](problem, whole).note == ""
     allowance = WorkBudget(part * whole.spent_s)
     plan = SEARCHES[name](problem, allowance)
     assert allowance.spent_s <= 1.1 * allowance.limit_s
     said = f"the search ended after its budget of {allowance.limit_s:g} s"
-    assert plan.note == (said if allowance.was_exceeded else "")  # with tables of fewer choices all of it can be done
+    assert plan.note == (said if allowance.was_exceeded else "")  # Tables with fewer choices need less work.
     assert allowance.was_exceeded or name == "gradient"
     problem.evaluate(plan)
 
 
 @pytest.mark.parametrize("name", SEARCHES)
-def test_the_clock_decides_nothing_where_only_work_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counted_budget_ignores_the_clock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, whole = posed(), WorkBudget()
     SEARCHES[name](problem, whole)
     expected = SEARCHES[name](problem, WorkBudget(0.6 * whole.spent_s))
@@ -73,16 +73,16 @@ def test_the_clock_decides_nothing_where_only_work_is_counted(name: str, monkeyp
 
 
 @pytest.mark.parametrize("name", ["cpsat", "gradient"])
-def test_a_search_with_memory_limits_stops_too(name: str) -> None:
+def test_search_with_memory_limits_stops_too(name: str) -> None:
     problem, whole = posed(memory=60_000), WorkBudget()
     SEARCHES[name](problem, whole)
     allowance = WorkBudget(0.7 * whole.spent_s)
-    with contextlib.suppress(DicompilerError):  # where no plan that fits is found in time
+    with contextlib.suppress(DicompilerError):  # No plan that fits is found in time.
         SEARCHES[name](problem, allowance)
     assert allowance.spent_s <= 1.1 * allowance.limit_s
 
 
-def test_heads_counts_its_work_and_has_a_plan_of_the_first_tables_at_least() -> None:
+def test_heads_counts_its_work_and_always_finishes_the_first_tables() -> None:
     small = {"size": 3, "layers": 1, "hidden": 16, "heads": 4, "kv_heads": 2, "vocabulary": 20}
     problem = load_problem(networks.build("llama_small", 1, **small), make_cluster("switch", 1, 1))
     whole = WorkBudget()
@@ -95,13 +95,13 @@ def test_heads_counts_its_work_and_has_a_plan_of_the_first_tables_at_least() -> 
     problem.evaluate(late)
 
 
-def test_a_strategy_that_counts_nothing_is_asked_for_its_plan() -> None:
+def test_plan_within_calls_plan_by_default() -> None:
     problem, allowance = posed(), WorkBudget(1.0)
     assert Single().plan_within(problem, allowance) == Single().plan(problem)
     assert allowance.spent_s == 0.0 and not allowance.was_exceeded
 
 
-def test_a_deadline_stops_a_search() -> None:
+def test_deadline_stops_search() -> None:
     allowance = WorkBudget(deadline=0.0)
     assert allowance.is_exceeded() and allowance.was_exceeded and not allowance.try_steps()
     assert allowance.spent_s == 0.0
@@ -110,6 +110,6 @@ def test_a_deadline_stops_a_search() -> None:
 
 
 @pytest.mark.parametrize("name", [*SEARCHES, "heads"])
-def test_a_budget_is_more_than_nothing(name: str) -> None:
+def test_budget_must_be_positive(name: str) -> None:
     with pytest.raises(UsageError, match="budget"):
         registry().make("strategies", f"{name}{{budget=0}}")

@@ -1,7 +1,6 @@
-"""Boxes: which region of a tensor each device holds or needs, and what is missing.
+"""The region of a tensor that each device holds or needs, as arrays, and the elements that are missing.
 
-Boxes that are needed + boxes that are held → elements from device to device (n, n). n counts the platform's devices,
-in platform order.
+n is the number of the team's devices in platform order.
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class DeviceBoxes:
-    """One region of a tensor of `shape` for each device that is `present` (n,).
+    """One region of a tensor for each device.
 
-    cuts: axis → (n, 2) intervals, for the axes along which some region is not all of the tensor.
+    Attributes:
+        shape: Shape of the tensor.
+        present: True (n,) for the devices that have a region.
+        cuts: Axis → intervals (n, 2), for the axes along which a region is not the whole tensor.
     """
 
     shape: Shape
@@ -34,7 +36,7 @@ class DeviceBoxes:
 
     @staticmethod
     def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
-        """From a region, or None, for each device."""
+        """Return the boxes from one region, or None, for each device."""
         present = np.array([region is not None for region in regions])
         whole = full_region(shape)
         cuts = {}
@@ -46,7 +48,7 @@ class DeviceBoxes:
 
     @cached_property
     def sizes(self) -> Floats:
-        """(n,) elements."""
+        """Number of elements (n,) of each region."""
         elements = np.where(self.present, 1.0, 0.0)
         for axis, extent in enumerate(self.shape):
             cut = self.cuts.get(axis)
@@ -55,9 +57,12 @@ class DeviceBoxes:
 
 
 def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
-    """(n, n): elements that go from device (row) to device (column): what the column needs and does not hold.
+    """Return the elements (n, n) that are sent from device (row) to device (column).
 
-    The held regions are disjoint; or, with `copies`, all the same, and the first device that holds it sends it.
+    Args:
+        need: Regions that the devices need.
+        held: Regions that the devices hold; they are disjoint, or all the same if `has_copies`.
+        has_copies: All devices that hold the tensor hold the same region; the first of them sends it.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):
@@ -71,7 +76,7 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # where there are cuts, an absent device's is empty already
+    # With cuts, the interval of an absent device is empty already.
     senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

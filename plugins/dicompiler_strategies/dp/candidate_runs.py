@@ -1,6 +1,6 @@
-"""Moves: the ways to compute a run of layers on a team. What each costs, what it reads, what it leaves, its parts.
+"""Candidate runs: the ways to compute a run of consecutive layers on a team, with their costs, needs and parts.
 
-Team → for each layer the moves that begin there. A block of fused rows is a move; so is one layer in another form.
+A block of layers in fused height tiles is a run; so is a single layer in another form.
 """
 
 from __future__ import annotations
@@ -32,14 +32,20 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.work import CANDIDATE_RUNS_PER_S
 
 SplitKind = Literal["rows", "cut", "sums"]
-_HOPELESS_RATIO = 2.0  # a block so many times slower than its layers one by one is not made longer
-_RowDemand = RowIntervals | None  # rows of a tensor for each member; None: all of it
+""""rows": fused height tiles; "cut": one layer in shares or copies; "sums": one layer in partial sums."""
+_HOPELESS_RATIO = 2.0  # A block this many times slower than its layers one by one is not extended.
+_RowDemand = RowIntervals | None  # Rows of a tensor for each member, or None for all of it.
 
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """Which moves there are. `blocks`: blocks of more than one layer with weights, and partial sums (MLS; else SLS);
-    span: the most layers in a block; channels: layers that have rows may be cut by channels too."""
+    """Which candidate runs are allowed.
+
+    Attributes:
+        allow_blocks: Allow blocks with more than one layer with weights, and partial sums (MLS; otherwise SLS).
+        max_block_layers: Largest number of layers in a block.
+        allow_channels: Layers that have rows may be cut by channels as well.
+    """
 
     allow_blocks: bool = True
     max_block_layers: int = 32
@@ -48,10 +54,13 @@ class CandidateRules:
 
 @dataclass(frozen=True, eq=False)
 class LayerRun:
-    """Layers `start` to `stop` (not included) in one way, which leaves what they make in the form `after`.
+    """Consecutive layers that are computed in one way.
 
-    way: `rows` fused height tiles; `cut` one layer, its parts as `after` says; `sums` one layer in partial sums, added
-    up into `after`.
+    Attributes:
+        start: Position of the first layer.
+        stop: Position after the last layer.
+        kind: How the layers are split.
+        form: Form in which the outputs lie afterwards; partial sums are added up into it.
     """
 
     start: int
@@ -62,8 +71,13 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class CandidateRun(LayerRun):
-    """A run with what it costs. steps: (n,) seconds of each device, step by step; needs: what each device must hold of
-    the tensors that come in; weights: bytes (n,); sums: bytes (n, n) of partial sums from device to device.
+    """A run with its costs.
+
+    Attributes:
+        steps: Seconds (n,) of each device, for each step.
+        needs: Incoming tensor → the regions that the devices need.
+        weights: Bytes (n,) of weights.
+        partial_sums: Bytes (n, n) of partial sums from sender to receiver.
     """
 
     steps: tuple[Floats, ...]
@@ -77,8 +91,11 @@ class CandidateRun(LayerRun):
     )  # bytes (n,) that each device must hold, once known
 
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
-        """(seconds, bytes that travel) where the tensors that come in lie in these forms: what is missing travels,
-        then the slowest device computes; partial sums likewise. A barrier stands between each two of these."""
+        """Return the seconds of the run and the bytes that are sent, for given forms of the incoming tensors.
+
+        Missing elements are sent, then the slowest device computes, then partial sums are sent and added up. There is a
+        barrier between any two of these.
+        """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
             wanted = [self._missing_bytes(team, name, form) for name, form in zip(self.needs, key, strict=True)]
@@ -96,7 +113,7 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Bytes (n, n) of a tensor in this form that must travel."""
+        """Return the bytes (n, n) of a tensor in this form that must be sent."""
         if (name, form) not in self._missing_by_form:
             lack = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
             self._missing_by_form[name, form] = lack * bytes_per_element(team.layers, name)
@@ -104,15 +121,23 @@ class CandidateRun(LayerRun):
 
 
 def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
-    """Bytes of one element that travels; a part of one for types below a byte."""
+    """Return the bytes of one element on the wire, which may be a fraction for types below a byte."""
     return sent_nbytes(layers, tensor, (8,)) / 8
 
 
 def build_candidate_runs(
     team: DeviceTeam, rules: CandidateRules, allowance: WorkBudget | None = None
 ) -> list[list[CandidateRun]]:
-    """For each layer the moves that begin with it; at least one, all of it on the leader. Spent where the allowance is
-    over before all are made."""
+    """Return for each layer the candidate runs that begin with it, at least the one on the leader.
+
+    Args:
+        team: The devices.
+        rules: Which runs are allowed.
+        budget: Work that may be done.
+
+    Raises:
+        BudgetExceeded: The budget is exceeded before all runs are built.
+    """
     held, allowance = team.facts.weight_bytes, allowance or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
     singles: dict[int, tuple[float, float]] = {}
@@ -134,7 +159,7 @@ def build_candidate_runs(
 def _channel_runs(
     team: DeviceTeam, layer: Layer, rules: CandidateRules, held: Mapping[str, int]
 ) -> Iterator[CandidateRun]:
-    """One layer by channels, on each device, or in partial sums."""
+    """Yield one layer cut by channels, copied to each device, or in partial sums."""
     rows = team.cut_axis_of(layer, "rows") is not None
     if layer.whole_reason or (rows and not rules.allow_channels):
         return
@@ -157,7 +182,7 @@ def _channel_runs(
 def _single_layer_run(
     team: DeviceTeam, layer: Layer, after: TensorForm, shares: Sequence[LayerShare | None], held: Mapping[str, int]
 ) -> CandidateRun:
-    """One layer in shares without partial sums."""
+    """Return one layer in shares without partial sums."""
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
     fractions = [
@@ -178,7 +203,7 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, after: TensorForm, merged: Sequence[Region | None], held: Mapping[str, int]
 ) -> CandidateRun:
-    """One layer in partial sums over each member's range; `merged`: the regions that members add up."""
+    """Return one layer in partial sums over each member's range; `merged` are the regions that the members add up."""
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
     makes = np.array([cut is not None for cut in ranges], np.float64)
@@ -200,7 +225,7 @@ def _partial_sum_run(
 
 
 def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
-    """For each device the smallest region that holds both."""
+    """Return for each device the smallest region that contains both."""
 
     def region(boxes: DeviceBoxes, i: int) -> Region | None:
         cuts = [boxes.cuts.get(axis) for axis in range(len(boxes.shape))]
@@ -217,7 +242,7 @@ def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
 
 
 def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
-    """A number for each member → one for each device of the platform."""
+    """Return one number for each device of the platform from one for each member."""
     result = np.zeros(len(team.problem.platform.devices))
     result[list(team.members)] = values
     return result
@@ -226,10 +251,18 @@ def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> 
 def _row_blocks(
     team: DeviceTeam, stop: int, rules: CandidateRules, held: Mapping[str, int], singles: dict[int, tuple[float, float]]
 ) -> Iterator[CandidateRun]:
-    """Blocks of fused rows that end before layer `stop`, each a layer longer than the one before (data prefetching).
+    """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the one before.
 
-    A block that takes no less time than its layers one by one is left out: nothing is lost. The walk ends where it
-    takes twice as long, or as long as on one device. singles: layer → seconds of (its rows, their exchange), filled.
+    A block that is not faster than its layers one by one is skipped; this loses nothing, because these layers are
+    candidates as well. The loop ends if a block takes twice as long as its layers one by one, or as long as on one
+    device.
+
+    Args:
+        team: The devices.
+        stop: Position after the last layer of the blocks.
+        rules: Which runs are allowed.
+        held: Layer name → bytes of weights.
+        singles: Layer position → seconds of (its rows, the exchange before it); filled on the way.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -245,7 +278,7 @@ def _row_blocks(
         alone += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        parted += singles[block.start][0]  # what the block's layers come to one by one, once they have their input
+        parted += singles[block.start][0]  # The layers of the block one by one, without the exchange of its input.
         if stop - block.start > 1 and seconds.max() >= min(alone, _HOPELESS_RATIO * parted):
             return
         multiply += team.facts.macs[layer.name] > 0
@@ -264,7 +297,7 @@ def _row_blocks(
 
 
 def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> float:
-    """Seconds until missing rows have travelled, of the tensors that lie in rows."""
+    """Return the seconds until the missing rows of all tensors that lie in rows have been sent."""
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
     wanted = [
         missing_elements(needs[name], team.held_boxes(name, "rows")) * bytes_per_element(team.layers, name)
@@ -275,9 +308,9 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 
 
 class RowBlock:
-    """Grows a block of fused rows backwards, layer by layer; keeps which rows each member must hold of what it reads.
+    """A block of fused rows that grows backwards, layer by layer, with the rows that each member needs of its inputs.
 
-    Every layer of it that is read behind the block, however many there are, is computed in the team's shares at least.
+    Every layer whose output is also read behind the block is computed at least in the team's shares.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:
@@ -287,7 +320,7 @@ class RowBlock:
         self._full_needs: dict[str, Region | None] = {}
 
     def prepend_layer(self, layer: Layer) -> Sequence[int]:
-        """Takes in the layer before the block; the number of rows of it that each member computes."""
+        """Add the layer before the block, and return the number of its rows that each member computes."""
         team, row_map = self.team, self.team.row_maps[layer.name]
         self.start -= 1
         nothing = [(0, 0)] * len(team.members)
@@ -308,7 +341,7 @@ class RowBlock:
         return row_counts(rows)
 
     def needed_boxes(self) -> dict[str, DeviceBoxes]:
-        """What the members read from before the block."""
+        """Return the regions that the members read of tensors from before the block."""
         team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}
@@ -332,7 +365,7 @@ class RowBlock:
 
 
 def run_parts(team: DeviceTeam, move: LayerRun) -> dict[str, tuple[Part, ...]]:
-    """Layer name → its parts in a plan."""
+    """Return layer name → parts in a plan."""
     if move.kind == "rows":
         return _row_parts(team, move)
     layer = team.layers.layers[move.start]
@@ -365,5 +398,5 @@ def _row_parts(team: DeviceTeam, move: LayerRun) -> dict[str, tuple[Part, ...]]:
             for name, (first, last) in zip(team.member_names, block.rows[layer.name], strict=True)
             if first < last
         ]
-        result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)  # what nobody reads must still have a part
+        result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)  # Even an unread layer needs a part.
     return result

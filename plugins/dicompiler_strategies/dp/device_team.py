@@ -1,7 +1,4 @@
-"""A Team: the devices that layers are cut for, and what each form of a layer comes to on them.
-
-Problem + k devices + shares → regions, needs and seconds for each form of each layer.
-"""
+"""A team: the devices that layers are cut for, and the regions, needs and seconds of each form of a layer on them."""
 
 from __future__ import annotations
 
@@ -34,22 +31,27 @@ from dicompiler_strategies.tables.choice_footprints import Floats, source_and_si
 from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
-"""How a tensor lies on the devices: a share of its rows or of its channels on each of the team, all of it on each of
-the team, on its leader, or (the network's inputs) on the sources."""
+"""How a tensor lies on the devices.
+
+- "rows", "channels": each member has a share of the rows or channels.
+- "everywhere": each member has all of it.
+- "whole": only the leader has it.
+- "source": the devices that hold the network's inputs have it.
+"""
 
 _PROBED_LAYERS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class ProblemFacts:
-    """What all teams of a problem have in common, each thing asked for once."""
+    """Facts about a problem that all teams share; each is computed once."""
 
     problem: Problem
     row_seconds: dict[tuple[str, int], Floats] = field(default_factory=dict, repr=False)
 
     @cached_property
     def _probe_seconds(self) -> Mapping[str, tuple[float, ...]]:
-        """Device → the seconds of up to eight whole layers; endless where it does not compute."""
+        """Device → seconds of up to eight whole layers; infinite if it does not compute."""
         layers, cost = self.problem.layers, self.problem.cost_model
         probed = layers.layers[:: -(-len(layers.layers) // _PROBED_LAYERS)]
         return {
@@ -62,14 +64,15 @@ class ProblemFacts:
 
     @cached_property
     def speed_classes(self) -> Mapping[str, int]:
-        """Device → a number; devices of one number take as long as each other, so that the cost model is asked once
-        for all of them."""
+        """Device → class number; devices of one class are equally fast, so that the cost model is asked only once for
+        them.
+        """
         seen: dict[tuple[float, ...], int] = {}
         return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
 
     @cached_property
     def speeds(self) -> Mapping[str, float]:
-        """Device → how fast it is, in layers per second; 0 where it does not compute."""
+        """Device → speed in layers per second; 0 if it does not compute."""
         most = max(
             (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
         )
@@ -80,17 +83,16 @@ class ProblemFacts:
 
     @cached_property
     def row_maps(self) -> Mapping[str, RowMap]:
-        """Layer name → row map."""
         return build_row_maps(self.problem.layers)
 
     @cached_property
     def macs(self) -> Mapping[str, int]:
-        """Layer name → multiplications."""
+        """Layer name → multiply-accumulate operations."""
         return {layer.name: count_macs(self.problem.layers, layer) for layer in self.problem.layers.layers}
 
     @cached_property
     def weight_bytes(self) -> Mapping[str, int]:
-        """Layer name → bytes of its constants, each counted where it is first read."""
+        """Layer name → bytes of its constants; shared constants are counted for the first layer that reads them."""
         seen: set[str] = set()
         result = {}
         for layer in self.problem.layers.layers:
@@ -102,7 +104,7 @@ class ProblemFacts:
         return result
 
     def row_seconds_of(self, layer: Layer, device: Device) -> Floats:
-        """(rows + 1,) seconds by the count of rows, see `row_seconds`."""
+        """Return the seconds (rows + 1,) by number of rows, see `measure_row_seconds`."""
         key = (layer.name, self.speed_classes[device.name])
         if key not in self.row_seconds:
             problem, row_map = self.problem, self.row_maps[layer.name]
@@ -112,9 +114,17 @@ class ProblemFacts:
 
 @dataclass(frozen=True, eq=False)
 class DeviceTeam(Memoizing):
-    """`members`: indices of devices of the problem's platform, in its order, with their `weights` (shares are in
-    proportion); `leader`: the member that computes what stays whole. n below counts that platform's devices; it has
-    no others than the members, the sources and the sinks (see `of`)."""
+    """The devices that layers are cut for.
+
+    n is the number of devices of the problem's platform, which is reduced to members, sources and sinks.
+
+    Attributes:
+        problem: The problem on the reduced platform.
+        members: Platform positions of the members.
+        leader: Platform position of the member that computes what stays whole.
+        weights: Weight of each member; its shares are in proportion.
+        facts: Facts about the original problem.
+    """
 
     problem: Problem
     members: tuple[int, ...]
@@ -124,7 +134,7 @@ class DeviceTeam(Memoizing):
 
     @staticmethod
     def build(facts: ProblemFacts, names: Sequence[str], equal: bool = False) -> DeviceTeam:
-        """The team of these devices, the first of which leads; shares in proportion to their speeds, or equal."""
+        """Return the team of these devices, led by the first; shares are in proportion to speed, or equal."""
         problem = facts.problem
         source, sink = source_and_sink(problem)
         devices = [device for device in problem.platform.devices if device.name in {*names, *source, *sink}]
@@ -144,7 +154,6 @@ class DeviceTeam(Memoizing):
 
     @cached_property
     def member_names(self) -> tuple[str, ...]:
-        """The members' names."""
         return tuple(self.problem.platform.devices[i].name for i in self.members)
 
     @property
@@ -156,23 +165,22 @@ class DeviceTeam(Memoizing):
         return build_link_loads(self.problem)
 
     def device_indices(self, names: Sequence[str]) -> list[int]:
-        """Platform indices of devices by name."""
         order = [device.name for device in self.problem.platform.devices]
         return [order.index(name) for name in names]
 
     def spread_over_devices(self, values: Sequence[Region | None]) -> list[Region | None]:
-        """A value for each member → one for each device of the platform."""
+        """Return one value for each device of the platform from one for each member."""
         spread: list[Region | None] = [None] * len(self.problem.platform.devices)
         for i, value in zip(self.members, values, strict=True):
             spread[i] = value
         return spread
 
     def boxes_on(self, region: Region, indices: Sequence[int]) -> list[Region | None]:
-        """The same region on these devices of the platform."""
+        """Return the region for these devices and None for the others."""
         return [region if i in indices else None for i in range(len(self.problem.platform.devices))]
 
     def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
-        """The output axis that `rows` or `channels` cut; None where this layer has none."""
+        """Return the output axis that "rows" or "channels" cut; None if the layer has none."""
         return (
             find_height_axis(self.layers, layer)
             if form == "rows"
@@ -180,7 +188,7 @@ class DeviceTeam(Memoizing):
         )
 
     def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
-        """Each member's region of the layer's output in `rows` or `channels`; None for an empty one."""
+        """Return each member's region of the layer's output in "rows" or "channels"; None if it is empty."""
         axis = self.cut_axis_of(layer, form)
         assert axis is not None
         whole = full_region(output_shape(self.layers, layer))
@@ -192,7 +200,7 @@ class DeviceTeam(Memoizing):
 
     @memoized
     def held_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
-        """Where a tensor lies."""
+        """Return the region of the tensor that each device holds if it lies in this form."""
         shape = self.layers.tensors[tensor].shape
         assert shape is not None
         if form == "source":
@@ -208,7 +216,7 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Tensor → what each member must hold of it for its share (None: it has none)."""
+        """Return tensor → the regions that the members need for their shares (None: no share)."""
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
         for index, share in zip(self.members, shares, strict=True):
@@ -221,7 +229,7 @@ class DeviceTeam(Memoizing):
         }
 
     def share_seconds(self, layer: Layer, shares: Sequence[LayerShare | None]) -> Floats:
-        """(n,) seconds that each member computes on its share."""
+        """Return the seconds (n,) that each device computes on its member's share."""
         total = np.zeros(len(self.problem.platform.devices))
         known: dict[tuple[int, object, object], float] = {}
         for index, share in zip(self.members, shares, strict=True):
@@ -236,15 +244,18 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """(k,) seconds of the members for these counts of rows."""
+        """Return the seconds of each member for its number of rows."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]
         )
 
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
-        """The range of the reduction axis for each member: where the layer before it is cut by channels, the features
-        that each member then holds (FUSE); else in proportion to the weights."""
+        """Return each member's range of the reduction axis.
+
+        If the previous layer is cut by channels, these are the channels that each member then holds (FUSE); otherwise
+        the ranges are in proportion to the weights.
+        """
         length = reduction_length(self.layers, layer)
         assert length is not None
         before = self.layers.producer.get(layer.inputs[0])

@@ -1,6 +1,6 @@
-"""Row maps: which rows of its inputs a layer reads for given rows of its output; and what rows cost.
+"""Row maps: the input rows that a layer reads for given output rows, and the seconds that rows take.
 
-LayerGraph → RowMap for each layer that can be cut into height tiles. What they say comes from the operator rules.
+The maps come from the operator rules.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ from dicompiler.plugin_api.utilities import memoized
 from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.choice_footprints import Floats
 
-RowIntervals = Sequence[Interval]  # an interval of rows for each device of a team; (0, 0): none
+RowIntervals = Sequence[Interval]
+"""An interval of rows for each device of a team; (0, 0) for a device without rows."""
 _WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
 class SingleRows:
-    """What the rules say of single rows of a layer's output, asked for when it is wanted and once: a sequence may have
-    thousands of rows, of which shares have the ends alone. height: how many rows there are; axis: the output's axis."""
+    """The operator rule's answers for single output rows of a layer, asked for on demand and only once.
+
+    A sequence may have thousands of rows, of which only the ends of the shares are needed.
+
+    Attributes:
+        height: Number of output rows.
+        axis: Height axis of the output.
+    """
 
     def __init__(self, layers: LayerGraph, layer: Layer, axis: int) -> None:
         self.layers, self.layer, self.axis = layers, layer, axis
@@ -39,7 +46,7 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """(The rows that come out when this one is asked for, input tensor → the rows of it that it reads)."""
+        """Return the rows that are computed when this row is asked for, and input tensor → the rows that they read."""
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
             task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
@@ -55,10 +62,12 @@ class SingleRows:
 
 @dataclass(frozen=True, eq=False)
 class RowMap:
-    """Which rows come out, and which are read, for given rows of a layer's output; (first row, row behind the last).
+    """Maps output rows of a layer to the rows that are computed and read. Intervals are [first, last).
 
-    axis: the output's height axis; single: what the rules say of single rows. needs: input tensor → its name in
-    `single`; None: a tensor that not every row reads rows of: it is read whole.
+    Attributes:
+        axis: Height axis of the output.
+        single: Answers of the operator rule for single rows.
+        needs: Input tensor → its name in `single`; None if some rows do not read rows of it, so that it is read whole.
     """
 
     axis: int
@@ -70,7 +79,7 @@ class RowMap:
         return self.single.height
 
     def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
-        """The rows in proportion to `weights`, as `tiling.cut_axis` cuts them."""
+        """Return the rows in proportion to `weights`, like `tiling.cut_axis`."""
         ends = []
         for _, end in split_proportionally(self.height, weights):
             if 0 < end < self.height:
@@ -80,13 +89,18 @@ class RowMap:
         return tuple(zip((0, *ends), ends, strict=False))
 
     def align_rows(self, rows: RowIntervals) -> RowIntervals:
-        """The rows that really come out for these intervals of rows; empty ones stay empty. Ends of single rows never
-        fall from row to row: those of an interval are its first and its last row's."""
+        """Return the rows that are computed for these intervals; empty intervals stay empty.
+
+        The ends of single rows never decrease from row to row, so that only the first and the last row of each interval
+        matter.
+        """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
-        """The rows of `tensor` that these intervals of rows read: for each the bounding interval; None: all of it."""
+        """Return the bounding interval of a tensor's rows that each interval of output rows reads; None if all of it is
+        read.
+        """
         name, row = self.needs[tensor], self.single
         if name is None:
             return None
@@ -98,7 +112,7 @@ class RowMap:
 
 
 def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """One by one the smallest interval that holds both; an empty one counts nothing."""
+    """Return pairwise the smallest intervals that contain both; empty intervals are ignored."""
     return [
         q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
         for p, q in zip(a, b, strict=True)
@@ -106,20 +120,21 @@ def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
 
 
 def row_counts(rows: RowIntervals) -> list[int]:
-    """The number of rows of each interval."""
     return [stop - start for start, stop in rows]
 
 
 def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
-    """The axis of the layer's output that height tiles cut; None where it has no rows of its own (a Flatten's output
-    has rows and channels on one axis)."""
+    """Return the output axis that height tiles cut, or None if there is none.
+
+    After a Flatten, rows and channels share an axis, which is not a height axis.
+    """
     axis = find_cuttable_axis(layers, layer, "height")
     return None if axis == named_axes(layers).get(layer.output, {}).get("channel") else axis
 
 
 @memoized
 def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
-    """Layer name → its map, for every layer that has rows."""
+    """Return layer name → row map, for every layer that has rows."""
     known: dict[object, RowMap] = {}
     result = {}
     for layer in layers.layers:
@@ -137,8 +152,7 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """What the map of a window operator with one input depends on: layers that are alike in it share a map. None:
-    another kind of layer, whose map is its own."""
+    """Return a key that is equal for window operators with equal row maps; None for other layers, which do not share maps."""
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:
@@ -149,17 +163,17 @@ def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
 
 
 def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
-    """Asks the rules for the first row, one in the middle and the last, which tensors have rows that are read."""
+    """Return the row map; the first, the middle and the last row show which tensors are read by rows."""
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]
     return RowMap(axis, single, {name: name if all(name in r for r in probed) else None for name in layer.inputs})
 
 
 def measure_row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:
-    """(rows + 1,): seconds that `device` takes for 0, 1, … rows of the layer.
+    """Return the seconds (rows + 1,) that a device takes for 0, 1, … rows of a layer.
 
-    Asked of the cost model at up to six heights, linear between them: exact where its seconds are linear in the rows,
-    as those of the analytic one are where no weights are waited for.
+    The cost model is asked at up to six heights, with linear interpolation in between. That is exact if its seconds are
+    linear in the rows, as those of the analytic model are unless weights limit the speed.
     """
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})

@@ -1,6 +1,6 @@
-"""The dynamic programme over a team's moves: eq. (2) of CoopAI, generalised to any layer graph and to several forms.
+"""The dynamic program over a team's candidate runs: eq. (2) of CoopAI, for any layer graph and several tensor forms.
 
-Moves + Pricing → the cheapest path of moves that covers all layers, in layer order.
+CandidateRuns + RunPricing → the cheapest path of runs that covers all layers, in layer order
 """
 
 from __future__ import annotations
@@ -20,23 +20,28 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.work import CANDIDATE_RUNS_PER_S
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
-"""Of dicompiler.base.objectives those that are sums over the moves; throughput and memory are maxima, which this search
-cannot add up."""
+"""Objectives that are sums over runs. Throughput and memory are maxima, which this search cannot add up."""
 
 FormState = tuple[
     tuple[str, TensorForm], ...
 ]  # the tensors that are still read, in the order of their making, and their forms
+"""The tensors that are still to be read, in the order of their computation, with their forms."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunPricing:
-    """What a move costs: `objective`, and `price`: device → for each byte of weights there, where memory is short."""
+    """The cost of a run.
+
+    Attributes:
+        problem: The problem, whose objective counts.
+        byte_prices: Device → price of each byte of weights, for hosts with too little memory.
+    """
 
     problem: Problem
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, count: float, move: CandidateRun | None) -> float:
-        """Seconds, bytes or Joule (without the energy of sending) of one move, and the price of its weights."""
+        """Return the cost of one run in s, bytes or J (without the energy of sending), plus the price of its weights."""
         devices = team.problem.platform.devices
         total = {"latency": seconds, "communication": count}.get(self.problem.objective)
         if total is None:
@@ -46,7 +51,7 @@ class RunPricing:
         return total if move is None else total + self.weight_price(team, move.weights)
 
     def weight_price(self, team: DeviceTeam, weights: Floats) -> float:
-        """The price of these bytes (n,)."""
+        """Return the price of these bytes (n,)."""
         if not self.byte_prices:
             return 0.0
         devices = team.problem.platform.devices
@@ -58,8 +63,15 @@ class RunPricing:
 
 @dataclass(frozen=True, eq=False)
 class RunPath:
-    """Moves one after another that cover all layers. cost: what the Pricing says, prices included; seconds,
-    total_bytes: of the barrier model."""
+    """Consecutive runs that cover all layers.
+
+    Attributes:
+        team: The devices.
+        cost: Cost by the pricing, prices included.
+        seconds: Seconds by the barrier model.
+        total_bytes: Bytes that are sent.
+        runs: The runs.
+    """
 
     team: DeviceTeam
     cost: float
@@ -69,7 +81,7 @@ class RunPath:
 
     @property
     def weights(self) -> Floats:
-        """(n,) bytes of weights on each device of the team's platform."""
+        """Bytes (n,) of weights on each device of the team's platform."""
         return np.asarray(sum(move.weights for move in self.runs), np.float64)
 
 
@@ -82,7 +94,6 @@ class _PathNode:
     previous: _PathNode | None
 
     def runs_so_far(self) -> tuple[CandidateRun, ...]:
-        """The moves up to here."""
         result = []
         at: _PathNode | None = self
         while at is not None and at.run is not None:
@@ -98,13 +109,25 @@ def find_cheapest_path(
     allowance: WorkBudget | None = None,
     beam: int = 24,
 ) -> RunPath:
-    """The cheapest path of moves: T_i = min over the moves that end with layer i of T_before + e(move).
+    """Return the cheapest path of runs.
 
-    e depends on the forms in which the tensors lie that the move reads, so that T has a value for each State. At most
-    `beam` states are kept at a place, the cheapest: in a chain there are never more than five, so that the result is
-    optimal over the moves; where many branches are open at once it need not be. What several moves read of a tensor is
-    counted for each of them, though a device gets nothing twice: with branches a plan may send less than is said here.
-    Spent where the allowance is over before all is covered.
+    The recurrence is T_i(s') = min over runs r that end with layer i, and states s before r, of T_{start(r)}(s) + e(r,
+    s). Here s is the state of the tensors that are still to be read, and e(r, s) is the cost of run r if its inputs lie
+    in the forms of s.
+
+    At most `beam` states are kept at each position, the cheapest ones. A chain never has more than five states, so that
+    the result is optimal over the candidate runs. With many open branches it may not be. A tensor that several runs
+    read is counted for each of them, although a device receives it only once; the plan may therefore send less.
+
+    Args:
+        team: The devices.
+        moves: For each layer, the candidate runs that begin with it.
+        pricing: The cost of a run.
+        budget: Work that may be done.
+        beam: Largest number of states at a position.
+
+    Raises:
+        BudgetExceeded: The budget is exceeded before all layers are covered.
     """
     graph, allowance = team.layers, allowance or WorkBudget()
     last = _last_readers(graph)
@@ -138,7 +161,7 @@ def find_cheapest_path(
 
 
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
-    """Tensor → the place behind its last reader; one behind all layers for the network's outputs."""
+    """Return tensor → position after its last reader; for network outputs, one after all layers."""
     last = {name: graph.position[readers[-1].name] + 1 for name, readers in graph.consumers.items()}
     return last | dict.fromkeys(graph.delivered_outputs, len(graph.layers) + 1)
 
@@ -150,7 +173,7 @@ def _open_tensors(state: FormState, last: Mapping[str, int], place: int) -> Form
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """The outputs travel to the sinks."""
+    """Return the node after the outputs have been sent to the sinks."""
     platform = team.problem.platform
     sinks = team.device_indices(team.problem.sink)
     total = np.zeros((len(platform.devices),) * 2)

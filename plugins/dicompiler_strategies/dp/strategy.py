@@ -1,4 +1,4 @@
-"""The strategy `dp`: its options, which teams of devices it tries, and memory as a limit. Problem → Plan."""
+"""The strategy `dp`: its options, the teams of devices that it tries, and memory as a hard limit."""
 
 from __future__ import annotations
 
@@ -21,45 +21,54 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 
-# Where memory is short: the first price of all weights in units of the best plan's cost, how it grows, how often.
+# If memory is short: the first price of all weights as a share of the best plan's cost, its growth, number of rounds.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
-# A block has at most so many layers: between these two, about this number over all layers.
+# The largest block: the second number divided by the number of layers, within the limits of the first two.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000
 _LARGE_NETWORK_LAYERS = 300
 
 
 @dataclass(frozen=True)
 class Dp(Strategy):
-    """CoopAI's MLS: blocks of layers in fused height tiles, fully connected layers in shares, k devices.
+    """CoopAI's MLS, generalised: blocks of layers in fused height tiles, fully connected layers in shares.
 
-    conv1 conv2 | conv3 conv4 conv5 | fc6 fc7     blocks; in a block each device computes its rows and the halo that
-                                                  they need of every earlier layer, so that nothing travels inside
+        conv1 conv2 | conv3 conv4 conv5 | fc6 fc7
 
-    A dynamic programme chooses the blocks, the form of each layer outside of blocks (its channels in shares, partial
-    sums over shares of its input channels, on each device, on one device) and the number of devices. It is optimal over
-    these choices for a chain of layers and the barrier model (a block computes, then what is missing travels); with
-    branches, blocks are runs of the layer order, and the forms of all open branches are kept in mind, up to a limit.
-    With paper=true it decides as the paper has it: equations (1) to (5), a gateway, identical devices, a chain; memory
-    is not looked at.
+    In a block, each device computes its rows and the halo that they need of every earlier layer, so that nothing is
+    sent inside the block. A dynamic program chooses the blocks, the form of every other layer (shares of its channels,
+    partial sums over shares of its input channels, on each device, or on one device) and the number of devices.
+
+    For a chain of layers the plan is optimal over these choices in the barrier model: a block computes, then missing
+    elements are sent. With branches, blocks are runs in layer order, and the forms of all open branches are tracked up
+    to a limit. The strategy `coopai` decides as the paper is printed.
+
+    Attributes:
+        method: "mls", or its baseline "sls" with one layer with weights in a block and no partial sums.
+        devices: Number of devices, the fastest; 0 means the best number.
+        shares: Shares in proportion to speed ("rate"), or equal.
+        max_block_layers: Largest number of layers in a block; 0 means a number that suits the network.
+        channels: Layers with rows may be cut by channels as well.
+        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "dp"
     method: Literal["mls", "sls"] = field(
-        default="mls", metadata={"help": "mls, or its baseline sls: one layer with weights in a block, no partial sums"}
+        default="mls",
+        metadata={"help": "mls, or its baseline sls: one layer with weights in each block, and no partial sums"},
     )
     devices: int = field(
-        default=0, metadata={"help": "cut layers for this many devices, the fastest; 0: the best number"}
+        default=0, metadata={"help": "number of devices to cut layers for, the fastest; 0: the best number"}
     )
     shares: Literal["rate", "equal"] = field(
-        default="rate", metadata={"help": "a device's share: in proportion to how fast it computes, or equal"}
+        default="rate", metadata={"help": "shares of the devices: in proportion to their speed, or equal"}
     )
     paper: bool = field(default=False, metadata={"help": "decide as CoopAI is printed"})
     max_block_layers: int = field(
-        default=0, metadata={"help": "the most layers in a block; 0: 32, fewer where a network has hundreds of layers"}
+        default=0, metadata={"help": "largest number of layers in a block; 0: 32, fewer for networks with hundreds"}
     )
     channels: bool = field(
         default=False,
-        metadata={"help": "layers with rows may be cut by channels too (done anyhow where memory is short)"},
+        metadata={"help": "layers with rows may be cut by channels as well (always allowed if memory is short)"},
     )
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
@@ -74,12 +83,21 @@ class Dp(Strategy):
             raise ValueError("span must be 0 (as many layers in a block as is good) or more")
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises UsageError for an objective that is no sum over layers, DicompilerError for more devices than there
-        are, a memory limit that no plan found keeps, and with paper=true for what CoopAI does not speak of."""
+        """Return the cheapest plan that keeps the memory limits.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The objective is not a sum over layers.
+            DicompilerError: `devices` is too large, or no plan was found that fits into memory.
+        """
         return self.plan_within(problem, WorkBudget(self.budget))
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """The same with what is allowed in the place of the budget: where that is over no larger team is tried."""
         known = ("latency",) if self.paper else SUMMED_OBJECTIVES
         if problem.objective not in known:
             raise UsageError(f"dp: objective {problem.objective!r} is none that it knows (known: {', '.join(known)})")
@@ -126,7 +144,10 @@ class Dp(Strategy):
         return CandidateRules(self.method == "mls", span, channels)
 
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], allowance: WorkBudget, limited: bool) -> RunPath:
-        """The best of a team. limited: Spent where the allowance is over before; else it is spent alone."""
+        """Return the best path of a team.
+
+        If `limited`, BudgetExceeded is raised when the budget is exceeded; otherwise the work is only counted.
+        """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
         own = allowance if limited else WorkBudget()
@@ -138,8 +159,11 @@ class Dp(Strategy):
     def _plan_with_little_memory(
         self, facts: ProblemFacts, order: Sequence[str], counts: Sequence[int], best: RunPath, allowance: WorkBudget
     ) -> Plan:
-        """Layers may be cut by channels now, which cuts their weights; teams of the devices with the most memory are
-        tried as well. Weights get a price on the hosts that lack most, a higher one from round to round."""
+        """Return a plan for hosts with little memory.
+
+        Layers may now be cut by channels, which cuts their weights, and teams of the devices with the most memory are
+        tried as well. Weights get a price on the hosts that lack most memory, and the price grows from round to round.
+        """
         platform = facts.problem.platform
         roomy = sorted(order, key=lambda name: -platform.host(platform.host_of[name]).memory)
         unit = (
@@ -176,8 +200,17 @@ class Dp(Strategy):
     def _fit_team(
         self, facts: ProblemFacts, chosen: Sequence[str], unit: float, allowance: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
-        """(a team's plan that fits, with its cost, if one is found; the least that a host lacked, and which host).
-        unit: the first price of a byte. Spent where the allowance is over."""
+        """Return a team's plan that fits, with its cost, and the least excess of a host with the host's position.
+
+        Args:
+            facts: Facts about the problem.
+            chosen: The devices of the team, the leader first.
+            unit: First price of a byte.
+            budget: Work that may be done.
+
+        Raises:
+            BudgetExceeded: The budget is exceeded.
+        """
         team = self._build_team(facts, chosen)
         known = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), allowance)
         hosts = facts.problem.platform.hosts
@@ -192,14 +225,14 @@ class Dp(Strategy):
             least = min(least, (float(over.max()), int(over.argmax())))
             worst = {host.name for host, lack in zip(hosts, over, strict=True) if 2 * lack > over.max()}
             dear = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
-            if not dear:  # a source or a sink is too small for what it must hold
+            if not dear:  # A source or a sink is too small for the inputs or outputs.
                 break
             price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in dear}
         return [], least
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """The plan of the cheapest path that keeps the memory limits, of equals the one with the fewest devices."""
+    """Return the plan of the cheapest path that fits into memory; of equal ones the one with the fewest devices."""
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, over = _plan_and_excess(problem, path)
         if not over.any():
@@ -209,8 +242,10 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
-    """The numbers of devices that are tried: all up to 8, then about √2 times as many each; where there are hundreds
-    of layers, twice as many each from the first on."""
+    """Return the numbers of devices to try: 1 to 8, then in steps of a factor of about √2.
+
+    For networks with hundreds of layers, the numbers double from the start.
+    """
     few = layers > _LARGE_NETWORK_LAYERS
     counts = [1] if few else list(range(1, min(most, 8) + 1))
     while counts[-1] < most:
@@ -219,9 +254,9 @@ def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
 
 
 def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
-    """The plan of a path, and how many bytes each host would need beyond what it has (0: it fits).
+    """Return the plan of a path, and the bytes that each host would need beyond its memory (0: it fits).
 
-    Where the weights alone do not fit, or all activations do as well, nothing more exact is asked for.
+    The exact memory is only computed if the weights fit and the activations might not.
     """
     hosts = [host.name for host in problem.platform.hosts]
     limits = np.array([host.memory for host in problem.platform.hosts], np.float64)
@@ -239,7 +274,7 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
 
 
 def _total_tensor_bytes(problem: Problem) -> float:
-    """Bytes of all tensors that are not constants, twice: computed and received."""
+    """Return twice the bytes of all tensors that are not constants: once computed and once received."""
     tensors = [
         tensor for tensor in problem.layers.tensors.values() if not tensor.is_constant and tensor.shape is not None
     ]

@@ -1,4 +1,1 @@
-"""AutoDiCE's exploration (Guo et al., 2022): a genetic search for the Pareto front of the plans of a network.
-
-Problem + Options → Front, see `exploring.explore`; the strategy `genetic` is in strategy.py.
-"""
+"""The strategy `genetic`: AutoDiCE's exploration (Guo et al., 2022), a genetic search for the Pareto front of plans."""

@@ -1,6 +1,7 @@
-"""The analytic model of whole-layer plans, for thousands of plans at once in numpy: the first level of the search.
+"""A model of whole-layer plans that evaluates thousands of plans at once with NumPy: the first level of the search.
 
-Problem → AnalyticModel (tables);   … + assignments (plans, layers) → Estimates: times, bytes, memory and energy.
+Problem → BatchedModel
+BatchedModel + assignments (plans, layers) → PlanEstimates: times, bytes, memory and energy
 """
 
 from __future__ import annotations
@@ -28,17 +29,25 @@ Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
 CHUNK_PLANS = 2048
-"""Plans that are evaluated at once: as many as keep the arrays in the processor's cache."""
+"""Number of plans that are evaluated at once, so that the arrays fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
 class PlanEstimates:
-    """What plans come to for one frame. P plans, D devices and H hosts in platform order.
+    """Estimates of P plans for one frame; D devices and H hosts in platform order.
 
-    compute_s (P, D): seconds that a device computes.
-    weights, activations, sent, received (P, D): bytes, as in `DeviceMetrics`. used (P, D): the plan names the device.
-    latency_s, period_s, energy_j (P,): as in `Metrics`. device_energy_j (P, D): Joule between a frame of a stream
-    and the next. host_memory (P, H): bytes.
+    Attributes:
+        compute_s: Seconds (P, D) that each device computes.
+        weights: Bytes (P, D), as in `DeviceMetrics`.
+        activations: Bytes (P, D), as in `DeviceMetrics`.
+        sent: Bytes (P, D), as in `DeviceMetrics`.
+        received: Bytes (P, D), as in `DeviceMetrics`.
+        used: True (P, D) if the plan names the device.
+        latency_s: Seconds (P,), as in `Metrics`.
+        period_s: Seconds (P,), as in `Metrics`.
+        energy_j: J (P,), as in `Metrics`.
+        device_energy_j: J (P, D) for each frame of a stream.
+        host_memory: Bytes (P, H).
     """
 
     compute_s: Array
@@ -54,7 +63,7 @@ class PlanEstimates:
     host_memory: Array
 
     def objective(self, name: str) -> Array:
-        """(P,): the numbers that are to be small, see `dicompiler.search.pareto_front.FRONT_OBJECTIVES`."""
+        """Return the values (P,) of an objective of FRONT_OBJECTIVES, which are to be minimised."""
         values: dict[str, Array] = {
             "latency": self.latency_s,
             "throughput": self.period_s,
@@ -69,17 +78,27 @@ class PlanEstimates:
 
 @dataclass(frozen=True)
 class BatchedModel:
-    """The tables of a problem: everything that does not depend on who computes which layer.
+    """Everything about a problem that does not depend on the assignment of layers to devices.
 
-    seconds (L, D); per pair of devices (sender · D + receiver): `per_byte`, `per_message` and `latency` in seconds,
-    see `line_times`; `lines`: what of the latency is the network's.
-    sources: for each device the source that it has the inputs from.
+    Every layer is whole on one device. The results are then those of `Problem.estimate`, with five exceptions:
 
-    Assumed: every layer whole on one device. The numbers are then those of `Problem.estimate`, but for five things:
-    received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of
-    these readers (never less than in truth); what runtimes take for messages to several devices is added up; types
-    below a byte are not rounded up for each piece; a message is counted for what readers share, not for each piece; the
-    inputs from several sources on a switch are sent one after another.
+    - Received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of these
+      readers, which is never less than the true memory.
+    - The runtime costs of messages to several devices are added up.
+    - Types below a byte are not rounded up for each piece.
+    - A message is counted for the elements that readers share, not for each piece.
+    - Inputs from several sources on a switch are sent one after another.
+
+    Attributes:
+        problem: The problem.
+        flows: Tensors and their readers.
+        seconds: Seconds (L, D) of each layer on each device.
+        byte_seconds: Seconds per byte for each pair of devices (sender · D + receiver).
+        message_seconds: Seconds per message for each pair.
+        latency: Latency in seconds for each pair, see `pair_times`.
+        link_latency: The network's part of the latency for each pair.
+        runtimes: Costs of the runtimes.
+        nearest_sources: For each device, the source that sends it the inputs.
     """
 
     problem: Problem
@@ -93,14 +112,18 @@ class BatchedModel:
     nearest_sources: tuple[int, ...] = field(repr=False)
 
     def evaluate(self, assignments: NDArray[Any]) -> PlanEstimates:
-        """assignments (P, L): the place in the platform of the device of each layer."""
+        """Return the estimates of plans.
+
+        Args:
+            assignments: Platform position (P, L) of the device of each layer.
+        """
         parts = [_Batch(self, chunk).run() for chunk in _split_chunks(np.asarray(assignments, np.intp))]
         return PlanEstimates(
             *(np.concatenate([part[name] for part in parts]) for name in PlanEstimates.__annotations__)
         )
 
     def plan(self, assignment: NDArray[Any]) -> Plan:
-        """The plan of one row (L,) of assignments."""
+        """Return the plan of one row (L,) of assignments."""
         devices = self.problem.platform.devices
         names = [layer.name for layer in self.problem.layers.layers]
         return self.problem.build_plan(
@@ -109,13 +132,13 @@ class BatchedModel:
 
     @cached_property
     def host_matrix(self) -> Array:
-        """(H, D): 1 where the device is the host's."""
+        """Matrix (H, D) that is 1 if the device is on the host."""
         platform = self.problem.platform
         return np.array([[d.host == host.name for d in platform.devices] for host in platform.hosts], float)
 
     @cached_property
     def weight_bytes(self) -> Array:
-        """(L,): bytes of each layer's constants; shared ones are the first layer's."""
+        """Bytes (L,) of each layer's constants; shared constants are counted for the first layer."""
         total = np.zeros(len(self.seconds))
         for nbytes, layers in self.flows.weights:
             total[layers[0]] += nbytes
@@ -123,16 +146,16 @@ class BatchedModel:
 
     @cached_property
     def source_and_sink_places(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The places of the sources and of the sinks."""
+        """Platform positions of the sources and of the sinks."""
         return _device_places(self.problem, self.problem.source), _device_places(self.problem, self.problem.sink)
 
     def device_powers(self, kind: str) -> Array:
-        """(D, 1) in W: "active", "idle" or "network"."""
+        """Return the power (D, 1) in W: "active", "idle" or "network"."""
         return np.array([[getattr(device, f"power_{kind}")] for device in self.problem.platform.devices])
 
 
 def build_batched_model(problem: Problem) -> BatchedModel:
-    """The tables of `problem`, in tens of milliseconds for a big network."""
+    """Return the model of a problem, within tens of milliseconds for a large network."""
     layers, platform = problem.layers, problem.platform
     return BatchedModel(
         problem,
@@ -156,7 +179,7 @@ def _device_places(problem: Problem, names: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _nearest_sources(problem: Problem) -> tuple[int, ...]:
-    """For each device where it has the inputs from: itself, a source on its host, or the first."""
+    """Return for each device the source that sends it the inputs: itself, one on its host, or the first."""
     devices, sources = problem.platform.devices, _device_places(problem, problem.source)
     senders = []
     for i, device in enumerate(devices):
@@ -172,14 +195,14 @@ def _split_chunks(assignments: Places) -> list[Places]:
 
 
 class _Batch:
-    """One chunk of plans on its way through the model. Plans are the last axis of every array: (…, P)."""
+    """Evaluation of one chunk of plans. Plans are the last axis of every array."""
 
     def __init__(self, model: BatchedModel, assignments: Places) -> None:
         self.model = model
         self.plan_numbers = np.arange(len(assignments))
-        self.layer_devices = np.ascontiguousarray(assignments.T)  # (L, P): the device of each layer
+        self.layer_devices = np.ascontiguousarray(assignments.T)  # (L, P)
         self.devices = len(model.problem.platform.devices)
-        size = self.devices * len(self.plan_numbers)  # device-major: the place of device d of plan p is d · P + p
+        size = self.devices * len(self.plan_numbers)  # Device-major: device d of plan p has the index d · P + p.
         self.compute, self.weights, self.sent, self.received = (np.zeros(size) for _ in range(4))
         self.sending_seconds, self.receiving_seconds = np.zeros(size), np.zeros(size)  # seconds on the lines
         self.held = np.zeros(size)  # inputs on their sources from the start on
@@ -194,7 +217,7 @@ class _Batch:
         self.frame_seconds = np.zeros(len(self.plan_numbers))
 
     def run(self) -> dict[str, NDArray[Any]]:
-        """The fields of Estimates."""
+        """Return the fields of PlanEstimates."""
         for flow in self.model.flows.flows:
             if flow.producer == INPUT_PLACE:
                 self._hold_input(flow)
@@ -210,7 +233,7 @@ class _Batch:
         return devices * len(self.plan_numbers) + self.plan_numbers
 
     def _reader_rows(self, flow: TensorFlow, chosen: Iterable[int]) -> list[tuple[int, Places]]:
-        """(layer or SINK, its device in each plan) for each of the chosen readers; a row for each of the sinks."""
+        """Return (layer or SINK_PLACE, its device in each plan) for each chosen reader, with one row for each sink."""
         rows: list[tuple[int, Places]] = []
         for i in chosen:
             place = flow.readers[i]
@@ -223,8 +246,10 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Places) -> NDArray[np.bool_]:
-        """Lets a tensor go on the devices `owners` that have it whole, after its last reader there (never where that is
-        a sink). Returns where nobody reads it."""
+        """Release a tensor on its owner after the last reader there, and return a mask of the plans without such a reader.
+
+        A sink never releases a tensor.
+        """
         unread = np.ones(len(self.plan_numbers), bool)
         for place, devices in reversed(self._reader_rows(flow, range(len(flow.readers)))):
             here = devices == owners
@@ -234,7 +259,9 @@ class _Batch:
         return unread
 
     def _hold_input(self, flow: TensorFlow) -> None:
-        """A source holds an input from the start to its last reader there; one that only sends it, for a step."""
+        """Count the memory of a network input: until its last reader on the source, or for one step if it is only
+        forwarded.
+        """
         for source in self.model.source_and_sink_places[0]:
             owners = np.full(len(self.plan_numbers), source)
             unread = self._release(flow, owners)
@@ -246,7 +273,7 @@ class _Batch:
             self.forwarded_inputs[self._flat_index(owners)] += flow.nbytes * (unread & sends)
 
     def _send_tensor(self, flow: TensorFlow, held: ReaderGroup) -> None:
-        """Sends each atom to every device with a reader of it, once; it stays there up to the last reader."""
+        """Send each shared piece once to every device with a reader; it is held there until the last reader."""
         rows = {i: self._reader_rows(flow, (i,)) for i in held.readers}
         for atom in held.shared_bytes:
             for _, devices, first in self._first_on_each(flow, (row for i in atom.readers for row in rows[i])):
@@ -258,8 +285,7 @@ class _Batch:
     def _first_on_each(
         self, flow: TensorFlow, rows: Iterable[tuple[int, Places]]
     ) -> Iterator[tuple[int, Places, NDArray[np.bool_]]]:
-        """Each row (reader, its devices) with the plans in which it is the first on its device, of those that a
-        transfer must reach."""
+        """Yield each row with a mask of the plans in which it is the first on its device and needs a transfer."""
         before: list[Places] = []
         for place, devices in rows:
             first = devices != self._sender(flow, devices)
@@ -278,7 +304,7 @@ class _Batch:
     def _received_bytes(
         self, held: ReaderGroup, rows: Mapping[int, list[tuple[int, Places]]], devices: Places
     ) -> Array:
-        """(P,): bytes that `devices` have received."""
+        """Return the bytes (P,) that `devices` have received."""
         total = np.zeros(len(self.plan_numbers))
         for atom in held.shared_bytes:
             here = np.zeros(len(self.plan_numbers), bool)
@@ -288,7 +314,7 @@ class _Batch:
         return total
 
     def _count_transfer(self, flow: TensorFlow, devices: Places, nbytes: int, chosen: Places) -> None:
-        """Counts a transfer of `nbytes` to `devices` in the `chosen` plans."""
+        """Count a transfer of `nbytes` to `devices` in the chosen plans."""
         if not len(chosen):
             return
         receiver = devices[chosen]
@@ -314,7 +340,7 @@ class _Batch:
             self.compute[self._flat_index(self.layer_devices[layer])] += seconds
             self.frame_seconds += seconds
         for nbytes, layers in self.model.flows.weights:
-            for i, layer in enumerate(layers):  # shared ones count once on a device
+            for i, layer in enumerate(layers):  # Shared constants count once on a device.
                 first = np.ones(len(self.plan_numbers), bool)
                 for earlier in layers[:i]:
                     first &= self.layer_devices[layer] != self.layer_devices[earlier]
@@ -322,8 +348,11 @@ class _Batch:
         self.frame_seconds += self.layer_latency.sum(axis=0)
 
     def _find_peaks(self) -> None:
-        """The most that each device holds. In a step only its own device's memory changes, so that no other is looked
-        at; a received tensor's buffer is there from the start of the frame."""
+        """Find the largest memory use of each device.
+
+        A step changes only the memory of its own device. The buffer of a received tensor exists from the start of the
+        frame.
+        """
         held = self.held + self.received + self.forwarded_inputs
         produced = dict.fromkeys(self.model.flows.live_layers, 0)
         for flow in self.model.flows.flows:

@@ -1,6 +1,6 @@
-"""Chromosomes: integer genes that stand for plans, with crossover and mutation. numpy arrays in and out.
+"""Chromosomes: integer genes that encode plans, with crossover and mutation.
 
-A decoded plan is a row (L,) of integers: for each layer a device's place in the platform, or a choice's number.
+A decoded plan is a row (L,) of integers: for each layer the platform position of its device, or the number of a choice.
 """
 
 from __future__ import annotations
@@ -13,50 +13,54 @@ import numpy as np
 from numpy.typing import NDArray
 
 Genes = NDArray[np.intp]
-"""(P, G): a chromosome in each row; or (P, L): a decoded plan in each row."""
+"""A chromosome (P, G) or a decoded plan (P, L) in each row."""
 
 
 START_STEP_SIZES = 4
-"""A start moves by 1, 2, 4, … layers: by as many different steps."""
+"""Number of step sizes by which a mutation moves the start of a group: 1, 2, 4, … layers."""
 
 
 @dataclass(frozen=True)
 class Encoding(ABC):
-    """What the search needs to know of a kind of chromosome. `layers`: L, the number of layers."""
+    """A kind of chromosome.
+
+    Attributes:
+        layers: Number of layers L.
+    """
 
     layers: int
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """`count` random chromosomes."""
+        """Return `count` random chromosomes."""
 
     @abstractmethod
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Each chromosome with a gene or a few changed."""
+        """Return each chromosome with one or a few genes changed."""
 
     def decode(self, genes: Genes) -> Genes:
-        """(P, L): the plans of the chromosomes; by default the genes are the plan."""
+        """Return the plans (P, L) of chromosomes; by default the genes are the plan."""
         return genes
 
     def encode(self, rows: Genes) -> Genes:
-        """Chromosomes of these plans (P, L); where the encoding has none, one that is near."""
+        """Return chromosomes of plans (P, L), or similar ones if the encoding cannot express a plan."""
         return rows
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Children: from the father between two random places, the rest from the mother."""
+        """Return children with the father's genes between two random positions, and the mother's elsewhere."""
         inside = _random_spans(rng, len(mothers), mothers.shape[1])
         return np.where(inside, fathers, mothers)
 
 
 def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """(count, length): True in each row from one random place up to another."""
+    """Return a mask (count, length) that is True between two random positions of each row."""
     ends = np.sort(rng.integers(0, length + 1, (count, 2)), axis=1)
     at = np.arange(length)
     return (at >= ends[:, :1]) & (at < ends[:, 1:])
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """(count, length): True in each row at one random place, and anywhere else with probability 1 / length."""
+    """Return a mask (count, length), True at one random position of each row and elsewhere with probability 1 / length."""
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -66,48 +70,52 @@ def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[n
 class NaiveEncoding(Encoding):
     """AutoDiCE's naive encoding: the device of every layer.
 
-    1 1 2 2 3 4 4 4     eight layers on four devices
+        1 1 2 2 3 4 4 4     eight layers on four devices
+
+    Attributes:
+        devices: Platform positions of the devices.
     """
 
     devices: tuple[int, ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Every layer on any of the devices."""
         return np.asarray(self.devices, np.intp)[rng.integers(0, len(self.devices), (count, self.layers))]
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """A layer or a few on any of the devices."""
         return np.where(_random_mask(rng, *genes.shape), self.sample(rng, len(genes)), genes)
 
 
 @dataclass(frozen=True)
 class SplitPointEncoding(Encoding):
-    """AutoDiCE's split-point encoding: `groups` of consecutive layers, each with its first layer and its device.
+    """AutoDiCE's split-point encoding: groups of consecutive layers, each with its first layer and its device.
 
-    starts 0 2 4 5 | devices 1 2 3 4   is   1 1 2 2 3 4 4 4
+        starts 0 2 4 5 | devices 1 2 3 4   means   1 1 2 2 3 4 4 4
 
-    A group's device moves with its start, so that a new start takes the end of one group and leaves all others as they
-    are. Starts are sorted and the first is 0; a group that starts where the next one does is empty.
+    A group keeps its device when its start moves. A new start therefore takes the end of one group and leaves all
+    others unchanged. Starts are sorted and the first is 0; a group that starts where the next one starts is empty.
+
+    Attributes:
+        devices: Platform positions of the devices.
+        groups: Number of groups.
     """
 
     devices: tuple[int, ...]
     groups: int
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Random starts; the devices in random order, as often as there are groups for them."""
+        """Return random starts, with the devices in random order, each as often as there are groups for it."""
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
         devices = np.tile(np.asarray(self.devices, np.intp), (count, turns))
         return self._sort_groups(starts, rng.permuted(devices, axis=1)[:, : self.groups])
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """The father's runs between two random layers, the mother's elsewhere."""
+        """Return children with the father's layers between two random positions, and the mother's elsewhere."""
         inside = _random_spans(rng, len(mothers), self.layers)
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Of a group or a few: the start a little earlier or later, or anywhere; another device; or the devices of two
-        groups change places."""
+        """Change one or a few groups: move the start a little or anywhere, change the device, or swap two devices."""
         starts, devices = (array.copy() for array in self._split_genes(genes))
         count = len(genes)
         chosen = _random_mask(rng, count, self.groups)
@@ -124,14 +132,16 @@ class SplitPointEncoding(Encoding):
         return self._sort_groups(starts, np.where(kind == 3, swapped, devices))
 
     def decode(self, genes: Genes) -> Genes:
-        """Each layer on the device of the last group that has started."""
+        """Return each layer on the device of the last group that has started."""
         starts, devices = self._split_genes(genes)
         group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
         return np.take_along_axis(devices, group, axis=1)
 
     def encode(self, rows: Genes) -> Genes:
-        """The runs of each plan; of more runs than groups the shortest join the run before. Groups that are not needed
-        stand empty before the first, with devices that have nothing yet: one mutation puts them to use."""
+        """Return the runs of each plan; if there are more runs than groups, the shortest join the run before.
+
+        Unused groups are empty at the front, with devices that have no layer yet, so that one mutation activates them.
+        """
         genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):
             starts = np.concatenate(([0], np.flatnonzero(np.diff(row)) + 1))
@@ -156,17 +166,21 @@ class SplitPointEncoding(Encoding):
 
 @dataclass(frozen=True)
 class ChoiceEncoding(Encoding):
-    """Tiled plans: for every layer the number of one of its choices (see `dicompiler_strategies.tables.choices`).
+    """Tiled plans: for every layer the number of one of its choices.
 
-    labels: of all choices by layer; allowed: the numbers that may be used, by layer. What layers in a row have in
-    common is what saves transfers, so that random plans and mutations give runs of layers choices of one label.
+    Equal labels in consecutive layers save transfers. Random plans and mutations therefore give runs of layers choices
+    with the same label.
+
+    Attributes:
+        labels: Labels of all choices of each layer.
+        allowed: Numbers of the choices that may be used, for each layer.
     """
 
     labels: tuple[tuple[str, ...], ...]
     allowed: tuple[tuple[int, ...], ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Up to four runs of layers, each of one label; layers that do not have it take their first choice."""
+        """Return plans with up to four runs of layers, each with one label; layers without it use their first choice."""
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:
             cuts = np.sort(rng.integers(0, self.layers, rng.integers(0, 4)))
@@ -175,7 +189,7 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Half of them: one layer's choice; the others: a short run of layers takes one label."""
+        """Change one layer's choice, or in half of the cases give a short run of layers one label."""
         genes = genes.copy()
         for row in genes:
             start = int(rng.integers(0, self.layers))
@@ -184,8 +198,7 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def uniform_plans(self) -> Genes:
-        """(labels, L): for each label, in order of appearance, the plan in which every layer that has it takes it, and
-        the others their first choice."""
+        """Return for each label, in order of appearance, the plan (labels, L) in which every layer uses it if it can."""
         names = dict.fromkeys(
             labels[number] for labels, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
         )
@@ -194,7 +207,7 @@ class ChoiceEncoding(Encoding):
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
     def _apply_label(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
-        """Gives layers start..stop choices of the label of a random choice of one of them."""
+        """Give the layers start..stop choices with the label of a random choice of one of them."""
         if start == stop:
             return
         model = int(rng.integers(start, stop))

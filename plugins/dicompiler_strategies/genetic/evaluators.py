@@ -1,7 +1,4 @@
-"""The two levels of the search as functions of plans: a batched model, and every plan measured by itself.
-
-Level one: rows of plans → objectives, thousands at once.   Level two: `measure(plan)` → Metrics → objectives.
-"""
+"""The two levels of the search: a fast model of many plans, and an evaluation of each plan by itself."""
 
 from __future__ import annotations
 
@@ -26,44 +23,50 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MeasureFunction = Callable[[Plan], Metrics]
-"""The hook of the second level: a plan goes in, what it comes to comes out; a `Measurement` where the energy of each
-device was measured too. DicompilerError where a plan cannot be measured: it is then left out, with a warning."""
+"""Function of the second level: Plan → Metrics, or MeasuredMetrics if the energy of each device was measured.
+
+If it raises DicompilerError, the plan is left out with a warning.
+"""
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""Where a run of layers is cut for another device: at a random share of its load between these."""
+"""Range of the random share of a run's load at which it is split for another device."""
 
 UNMEASURED_VALUE = 1e30
-"""Every number of a plan that could not be measured: finite, because the search computes with it."""
+"""Objective value of a plan that could not be measured: finite, because the search computes with it."""
 
 
 class PlanSpace(Protocol):
     """The first level of a search: its plans, its fast model, and the encoding of each stage."""
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """Plans (P, L) → (objectives (P, M), bytes over a host's memory relative to it (P,))."""
+        """Return the objectives (P, M) of plans (P, L), and the largest relative excess (P,) over a host's memory."""
 
     def plan(self, row: Genes) -> Plan:
-        """The plan of one row (L,)."""
+        """Return the plan of one row (L,)."""
 
     def encoding(self, devices: int) -> Encoding:
-        """Chromosomes of plans on at most that many devices, the fastest."""
+        """Return the encoding of plans on at most this many devices, the fastest."""
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """`count` random plans that come from `rows` (P, L), plans of fewer devices, by use of up to `devices`."""
+        """Return `count` random plans derived from `rows` (P, L) that may use more devices, up to `devices`."""
 
     def seed_plans(self, devices: int) -> Genes:
-        """Plans (S, L) that are worth starting from: above all those on one device."""
+        """Return plans (S, L) that are good starting points, above all those on one device."""
 
 
 @dataclass(frozen=True)
 class WholeLayerSpace:
-    """Plans of whole layers. Rows name the place in the platform of each layer's device."""
+    """Plans of whole layers; rows contain the platform position of each layer's device.
+
+    Attributes:
+        model: The batched model.
+        naive: Use the naive encoding instead of split points.
+    """
 
     model: BatchedModel
     naive: bool
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """All numbers from the batched model, see `analytic.AnalyticModel`."""
         estimates = self.model.evaluate(rows)
         limits = _memory_limits(self.model.problem)
         return (
@@ -72,22 +75,22 @@ class WholeLayerSpace:
         )
 
     def plan(self, row: Genes) -> Plan:
-        """Every layer whole on its device."""
         return self.model.plan(row)
 
     def encoding(self, devices: int) -> Encoding:
-        """As many groups as devices."""
         layers = len(self.model.problem.layers.layers)
         chosen = self._fastest_devices(devices)
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Runs of layers cut in two, the second half for a device that has nothing yet; once or for several devices."""
+        """Split runs of layers in two, the second half for a device without layers; once or for several devices."""
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """The heaviest run is cut about its middle, for one free device after the other; heavy in seconds or in bytes
-        of weights, which is as random as the place of the cut."""
+        """Split the heaviest run near its middle for one free device after another.
+
+        The load is measured in seconds or in bytes of weights, at random.
+        """
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
             ends = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(row))), len(row)]
@@ -99,7 +102,7 @@ class WholeLayerSpace:
         return row
 
     def seed_plans(self, devices: int) -> Genes:
-        """All layers on one device, for each of them; and runs that take the same time, on the fastest, in order."""
+        """Return all layers on one device, for each device, and balanced runs on the fastest devices."""
         from dicompiler_strategies.pipeline import balance_runs
 
         layers, chosen = len(self.model.problem.layers.layers), self._fastest_devices(devices)
@@ -115,20 +118,22 @@ class WholeLayerSpace:
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans that take one of its choices for each layer. Rows are numbers of choices.
+    """Plans with one choice for each layer; rows contain the numbers of choices.
 
-    The fast model is that of `tables.cost_tables`: latency with a barrier between layers. The time between frames is
-    that of the busiest device or of all bytes on one line; memory counts weights alone, energy nothing of the network.
-    The second level sees the rest.
+    The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
+    that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy leaves the network
+    out. The second level corrects this.
+
+    Attributes:
+        tables: The cost tables.
+        device_counts: For each layer, the number of devices of each choice.
     """
 
     tables: CostTables
     device_counts: tuple[tuple[int, ...], ...]
-    """For each layer the number of devices of each of its choices."""
 
     @classmethod
     def from_problem(cls, problem: Problem) -> TiledLayerSpace:
-        """The level with the tables of `problem`."""
         from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
         cost_tables = build_cost_tables(problem)
@@ -136,7 +141,6 @@ class TiledLayerSpace:
         return cls(cost_tables, counts)
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """The objectives from the sums of the tables."""
         from dicompiler_strategies.tables.choice_footprints import device_host_matrix
         from dicompiler_strategies.tables.cost_tables import sum_tables
 
@@ -168,11 +172,10 @@ class TiledLayerSpace:
         return np.stack([numbers[name] for name in names], axis=1), over
 
     def plan(self, row: Genes) -> Plan:
-        """The parts of the chosen choices."""
         return self.tables.plan([int(number) for number in row])
 
     def encoding(self, devices: int) -> Encoding:
-        """The choices of at most `devices` devices; a layer that has none keeps its first."""
+        """Return the choices on at most `devices` devices; a layer without any keeps its first choice."""
         labels = tuple(tuple(choice.label for choice in choices) for choices in self.tables.choices)
         allowed = tuple(
             tuple(i for i, count in enumerate(counts) if count <= devices) or (0,) for counts in self.device_counts
@@ -180,11 +183,11 @@ class TiledLayerSpace:
         return ChoiceEncoding(len(labels), labels, allowed)
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Plans of which a run of layers takes a choice of one label, which may be one of more devices."""
+        """Let a run of layers use choices with one label, possibly with more devices."""
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
     def seed_plans(self, devices: int) -> Genes:
-        """For each label all layers that have it, the rest being whole; labels in order of appearance."""
+        """Return for each label the plan in which all layers that have it use it."""
         encoding = self.encoding(devices)
         assert isinstance(encoding, ChoiceEncoding)
         return encoding.uniform_plans()
@@ -193,7 +196,7 @@ class TiledLayerSpace:
 def build_measuring_evaluator(
     problem: Problem, names: Sequence[str], plan: Callable[[Genes], Plan], measure: MeasureFunction | None
 ) -> Callable[[Genes], tuple[Array, Array]]:
-    """The second level: every plan by `measure`, by default `Problem.evaluate_all`."""
+    """Return the second level: every plan by `measure`, or by default by `Problem.evaluate_all`."""
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:
         plans = [plan(row) for row in rows]
@@ -214,9 +217,9 @@ def _measure_or_error(measure: MeasureFunction, plan: Plan) -> Metrics | Dicompi
 def _objectives_and_excess(
     platform: Platform, names: Sequence[str], metrics: Metrics | DicompilerError
 ) -> tuple[list[float], float]:
-    """The objectives of one plan, and by how much it passes the memory of a host."""
+    """Return the objectives of one plan, and its largest relative excess over a host's memory."""
     if isinstance(metrics, DicompilerError):
-        log.warning("a plan is left out: %s", metrics)
+        log.warning("genetic: a plan is left out: %s", metrics)
         return [UNMEASURED_VALUE] * len(names), UNMEASURED_VALUE
     reached = objective_values(platform, metrics, names)
     taken = used_memory(platform, metrics)
@@ -224,5 +227,5 @@ def _objectives_and_excess(
 
 
 def _memory_limits(problem: Problem) -> Array:
-    """Bytes (hosts,), at least 1, that a host has for weights and activations."""
+    """Return the bytes (hosts,), at least 1, that a host has for weights and activations."""
     return np.maximum(np.array(list(free_memory(problem).values()), np.float64), 1.0)

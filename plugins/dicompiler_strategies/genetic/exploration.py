@@ -1,7 +1,9 @@
-"""The exploration: stages on ever more devices, each seeded by the front before; in a stage a fast and a slow level.
+"""The exploration: stages on more and more devices, each seeded with the front of the previous one.
 
-Problem + Options → Front.   After Guo et al., "Automated Exploration and Implementation of Distributed CNN Inference at
-the Edge" (2022), section IV-B.
+    Problem + ExplorationOptions → ParetoFront
+
+Each stage has a fast level and possibly a second level that evaluates each plan by itself. After Guo et al., "Automated
+Exploration and Implementation of Distributed CNN Inference at the Edge" (2022), section IV-B.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettin
 PAPER_GENERATIONS = 400
 DEFAULT_GENERATIONS = 150
 MAX_SEED_SHARE = 1 / 4
-"""Of a population: at most so many plans of the front of the stage before. The others are grown from them."""
+"""Largest share of a population that is taken from the previous front; the others are grown from these."""
 
 
 def _help_metadata(text: str) -> dict[str, str]:
@@ -47,7 +49,23 @@ def _help_metadata(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExplorationOptions:
-    """What an exploration is told. UsageError for an unknown objective and for numbers that cannot be."""
+    """Options of an exploration.
+
+    Attributes:
+        objectives: Objectives of the front.
+        encoding: Runs of layers ("split"), a device for each layer ("naive"), or a choice for each layer ("tiles").
+        population: Plans of a generation.
+        generations: Generations of all stages together; by default 150.
+        mutation: Probability that a new plan is mutated.
+        crossover: Probability that a new plan has two parents.
+        stages: Number of stages; 0 means ⌈log2(devices)⌉.
+        measured: Plans of the front that the second level evaluates; 0 turns it off.
+        measured_generations: Further generations of the second level.
+        seed: Seed of the random numbers.
+
+    Raises:
+        UsageError: An objective is unknown or a number is out of range.
+    """
 
     objectives: tuple[str, ...] = field(
         default=AUTODICE_OBJECTIVES,
@@ -99,11 +117,22 @@ def explore(
     measure: MeasureFunction | None = None,
     progress: ProgressCallback | None = None,
 ) -> ParetoFront:
-    """The front of the plans of `problem` in `options.objectives`.
+    """Return the Pareto front of the plans of a problem.
 
-    K = ⌈log2 N⌉ stages for N computing devices; stage k searches on the 2^k fastest of them and starts with the front
-    of stage k − 1. measure: the second level, `Problem.evaluate_all` by default. Ctrl-C ends the search with the front
-    so far, marked as interrupted. DicompilerError where no plan was found that fits the hosts' memory.
+    There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the 2^k fastest devices and begins with
+    the front of stage k − 1. Ctrl-C ends the search with the front so far, marked as interrupted.
+
+    Args:
+        problem: The problem.
+        options: Options of the exploration.
+        measure: Function of the second level; by default `Problem.evaluate_all`.
+        progress: Function that receives progress messages.
+
+    Returns:
+        The front.
+
+    Raises:
+        DicompilerError: No plan was found that fits the hosts' memory.
     """
     naive = options.encoding == "naive"
     level: PlanSpace = (
@@ -117,10 +146,15 @@ def explore(
 
 
 def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
-    """(devices, generations) of each stage: `count` of them (0: ⌈log2 devices⌉), each on half the devices of the next.
+    """Return the devices and generations of each stage; each stage has half the devices of the next.
 
-    The generations are in proportion to the cube of the devices, because the plans on few devices are few and soon
-    known; stages that get none are left out.
+    Generations are in proportion to the cube of the devices, because the few plans on few devices are soon known.
+    Stages without a generation are left out.
+
+    Args:
+        devices: Number of devices.
+        count: Number of stages; 0 means ⌈log2 devices⌉.
+        generations: Generations of all stages.
     """
     count = count or max(1, (devices - 1).bit_length())
     sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
@@ -132,7 +166,7 @@ def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, 
 
 @dataclass
 class _StagedSearch:
-    """The stages one after the other."""
+    """The stages one after another."""
 
     problem: Problem
     options: ExplorationOptions
@@ -141,7 +175,7 @@ class _StagedSearch:
     progress: Callable[[str], None]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """(the last front, the level that its numbers come from, plans evaluated on both levels)."""
+        """Return the last front, the level of its values, and the number of evaluated plans."""
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
         front, depth, evaluations, spare = None, "analytic", 0, 0
@@ -173,7 +207,9 @@ class _StagedSearch:
         return front, depth, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
-        """A population: the front before, of a large one a spread, and plans grown from it over more devices."""
+        """Return a population: plans far apart from the previous front, and plans that are grown from them over more
+        devices.
+        """
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
         return np.concatenate((rows, self.space.grow_plans(rng, rows, devices, self.options.population - len(rows))))
@@ -181,8 +217,10 @@ class _StagedSearch:
     def _run_measured_level(
         self, encoding: Encoding, front: ParetoRows, stage: int, name: str
     ) -> tuple[ParetoRows, str]:
-        """The second level: from a spread of the front on. Interrupted before its first generation it gives way to the
-        first level's front."""
+        """Run the second level on plans far apart from the front.
+
+        If it is interrupted before its first generation, the front of the first level is returned.
+        """
         assert self.measure is not None
         options = self.options
         seeds = front.rows[select_spread(front.objectives, options.measured)]
@@ -233,7 +271,7 @@ def _build_front(
 
 
 def _describe_misfit(problem: Problem, plan: Plan) -> str:
-    """Why there is no front: the host that the best plan fills most."""
+    """Return the message that no plan fits, with the host that the best plan fills most."""
     needed = needed_memory(problem, plan)
     host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
     return (

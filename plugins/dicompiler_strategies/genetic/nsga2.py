@@ -1,6 +1,6 @@
-"""NSGA-II over chromosomes: pymoo's selection and survival, this package's encodings and evaluators.
+"""NSGA-II over chromosomes: selection and survival of pymoo, with the encodings and evaluators of this package.
 
-Encoding + evaluate + Budget (+ seeds) → ParetoRows: the plans that no other dominates.
+Encoding + Evaluate + EvolutionSettings (+ seeds) → ParetoRows: the plans that no other plan dominates
 """
 
 from __future__ import annotations
@@ -17,16 +17,23 @@ from dicompiler_strategies.genetic.encoding import Encoding, Genes
 
 Array = NDArray[np.float64]
 Evaluate = Callable[[Genes], tuple[Array, Array]]
-"""Plans (P, L) → (objectives (P, M), all made small; how far over a limit (P,), 0 or less being allowed)."""
+"""Plans (P, L) → objectives (P, M), which are minimised, and violations (P,) of a limit, of which 0 or less is allowed.
+"""
 
 MAX_MATING_ROUNDS = 8
-"""How often mating is tried again where children are plans that are known already."""
+"""Number of attempts to find children that are not known yet."""
 
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """population: plans of a generation; generations: how many, the first included. mutation, crossover: the
-    probabilities that a child is mutated, and that it has two parents."""
+    """Settings of the evolution.
+
+    Attributes:
+        population: Plans of a generation.
+        generations: Number of generations, including the first.
+        mutation: Probability that a child is mutated.
+        crossover: Probability that a child has two parents.
+    """
 
     population: int
     generations: int
@@ -36,8 +43,15 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class ParetoRows:
-    """rows (P, L) with objectives (P, M) and violations (P,): non-dominated, or, where no plan keeps the limits, the
-    one that is nearest to them. evaluations: plans that were evaluated."""
+    """Plans that no other plan dominates; if none keeps the limits, the one that is nearest to them.
+
+    Attributes:
+        rows: Plans (P, L).
+        objectives: Values (P, M).
+        violations: Violations (P,).
+        evaluations: Number of evaluated plans.
+        interrupted: The search was stopped with Ctrl-C.
+    """
 
     rows: Genes
     objectives: Array
@@ -54,14 +68,22 @@ def evolve(
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
 ) -> ParetoRows:
-    """Searches from the plans `seeds` (S, L) and random ones on. tell: called with (generation, plans in the front).
+    """Search from seed plans and random plans.
 
-    Ctrl-C ends the search with what the last whole generation had; in the first generation it is passed on.
+    Ctrl-C ends the search with the result of the last complete generation; in the first generation it is passed on.
+
+    Args:
+        encoding: The encoding.
+        evaluate: Evaluation of plans.
+        budget: Settings of the evolution.
+        seeds: Plans (S, L) to begin with.
+        rng: Random number generator.
+        progress: Called with the generation and the number of plans in the front.
     """
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
     except ImportError:
-        raise DicompilerError("genetic: pymoo is not installed: pip install pymoo matplotlib") from None
+        raise DicompilerError("genetic: pymoo is not installed: run pip install pymoo matplotlib") from None
     from pymoo.core.evaluator import Evaluator
     from pymoo.core.problem import Problem
     from pymoo.problems.static import StaticProblem
@@ -77,7 +99,7 @@ def evolve(
     try:
         for generation in range(1, budget.generations + 1):
             offspring = algorithm.ask()
-            if offspring is None or not len(offspring):  # every plan within reach is known
+            if offspring is None or not len(offspring):  # All plans within reach are known.
                 break
             if generation > 1:
                 objectives, limits = evaluate(encoding.decode(offspring.get("X")))
@@ -95,7 +117,7 @@ def evolve(
 
 
 def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
-    """The first population: the seeds, then random chromosomes, each plan once."""
+    """Return the seeds and random chromosomes, without duplicate plans."""
     genes = encoding.sample(rng, count)
     if len(seeds):
         genes = np.concatenate((encoding.encode(seeds), genes))
@@ -103,7 +125,7 @@ def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.rand
 
 
 def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
-    """The places of the rows that are not known yet, which they are then."""
+    """Return the positions of rows that are not known yet, and add these rows to the known ones."""
     places = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
         mark = row.tobytes()
@@ -114,13 +136,12 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 
 
 def _fresh_points(objectives: Array, known: Array) -> list[int]:
-    """The places of points (P, M) that are neither among the known ones nor equal to an earlier one: plans that differ
-    and come to the same would crowd out others."""
+    """Return the positions of new points (P, M); different plans with equal objectives would crowd out others."""
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """The population's best, plans with the same objectives once, in the order of the objectives."""
+    """Return the best of the population in the order of the objectives; of plans with equal objectives only one."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, places = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[places])
@@ -128,7 +149,7 @@ def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows
 
 
 class _Mating:
-    """What pymoo calls for children: tournaments, crossover, mutation; no plan that has been looked at."""
+    """pymoo's mating operator: tournaments, crossover and mutation, without plans that were evaluated before."""
 
     def __init__(self, encoding: Encoding, budget: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
@@ -139,7 +160,7 @@ class _Mating:
         self.selection = TournamentSelection(func_comp=binary_tournament)
 
     def do(self, problem: Any, population: Any, count: int, **options: Any) -> Any:
-        """A pymoo population of up to `count` children; fewer, or none, where nothing new comes up."""
+        """Return a pymoo population of up to `count` children; fewer, or none, if no new plan is found."""
         from pymoo.core.population import Population
 
         genes = np.asarray(population.get("X"), np.intp)
@@ -155,7 +176,7 @@ class _Mating:
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """One of each pair. One that would be its mother again is mutated, because it would tell nothing new."""
+        """Return one child of each pair; a child that equals its mother is mutated, because it would add nothing."""
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
         mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
@@ -165,8 +186,11 @@ class _Mating:
 
 
 def select_spread(objectives: Array, count: int) -> list[int]:
-    """`count` of the points (P, M), far apart: the best in each objective, then always the one that is farthest from
-    those chosen, distances being relative to the range of each objective. Places in ascending order."""
+    """Return the positions of `count` points (P, M) that are far apart, in ascending order.
+
+    The best point in each objective comes first, then always the point that is farthest from those selected. Distances
+    are relative to the range of each objective.
+    """
     if len(objectives) <= count:
         return list(range(len(objectives)))
     low, high = objectives.min(axis=0), objectives.max(axis=0)

@@ -1,4 +1,4 @@
-"""The strategy `genetic`: the front that the exploration finds, and of it the best plan for the problem's objective."""
+"""The strategy `genetic`: the front of an exploration, and its best plan for the problem's objective."""
 
 from __future__ import annotations
 
@@ -17,21 +17,32 @@ log = logging.getLogger("dicompiler")
 class Genetic(ExplorationOptions, Strategy):
     """AutoDiCE's exploration: NSGA-II over runs of whole layers, stage by stage on 2, 4, 8, … devices.
 
-    conv1 conv2 | conv3 | conv4 fc5     on pi03, pi01, pi02, for instance; with encoding=tiles every layer may be split
+        conv1 conv2 | conv3 | conv4 fc5     for example on pi03, pi01, pi02
 
-    It searches for the front of throughput, memory per device and energy per device, or of other objectives; as a
-    strategy it gives the plan of the front that is best for the objective of the problem.
+    It searches for the Pareto front of throughput, memory per device and energy per device, or of other objectives. As
+    a strategy it returns the plan of the front that is best for the problem's objective. With encoding=tiles, every
+    layer may be split. The strategy `autodice` is the method as printed.
     """
 
     name: ClassVar[str] = "genetic"
 
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
-        """The whole front in the objectives of this strategy."""
         return explore(problem, self, progress=progress)
 
     def plan(self, problem: Problem) -> Plan:
-        """The plan with the least of the problem's objective, whose terms join the others where they are not among
-        them; of those that fit, if any does."""
+        """Return the plan of the front with the least objective, the first that fits into memory if any does.
+
+        Terms of the problem's objective that are not among the objectives of the front are added to them.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: No plan was found that fits the hosts' memory.
+        """
         wanted = objective_terms(problem.objective)
         names = (*wanted, *(name for name in self.objectives if name not in wanted))
         front = explore(problem, replace(self, objectives=names), progress=log.info)

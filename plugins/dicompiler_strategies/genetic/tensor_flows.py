@@ -1,6 +1,6 @@
-"""What whole-layer plans share, found once for a network: who reads which tensor, and what that comes to in bytes.
+"""Facts that all whole-layer plans share: the readers of each tensor and the bytes that they need.
 
-LayerGraph → Flows: the layers that are read, their weights, the tensors with their readers.   No device, no plan.
+LayerGraph → NetworkFlows: the layers that are read, their weights, and the tensors with their readers
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ INPUT_PLACE = -1
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """Bytes of a tensor that all of `readers` (places in the flow's readers) need, and no other reader."""
+    """Bytes of a tensor that exactly these readers need.
+
+    Attributes:
+        nbytes: Number of bytes.
+        readers: Positions in the flow's readers.
+    """
 
     nbytes: int
     readers: tuple[int, ...]
@@ -28,7 +33,7 @@ class SharedBytes:
 
 @dataclass(frozen=True)
 class ReaderGroup:
-    """Readers of a flow whose needs overlap: what a device receives for them it holds until the last of them."""
+    """Readers of a flow with overlapping needs; a device holds the received pieces until the last of them."""
 
     readers: tuple[int, ...]
     shared_bytes: tuple[SharedBytes, ...]
@@ -36,8 +41,14 @@ class ReaderGroup:
 
 @dataclass(frozen=True)
 class TensorFlow:
-    """One tensor on its way. producer: the layer's place in layer order (INPUT: a graph input). nbytes: all of it.
-    readers: places of layers in layer order; for a graph output SINK comes last."""
+    """One tensor with its readers.
+
+    Attributes:
+        producer: Position of the layer that computes it; INPUT_PLACE for a network input.
+        nbytes: Bytes of the whole tensor.
+        readers: Positions of the layers that read it; SINK_PLACE comes last for a network output.
+        groups: Readers with overlapping needs.
+    """
 
     producer: int
     nbytes: int
@@ -47,8 +58,13 @@ class TensorFlow:
 
 @dataclass(frozen=True)
 class NetworkFlows:
-    """live: the layers whose output is read, by their places in layer order. flows: the tensors that they and the
-    inputs make. weights: bytes of constants → the live layers that hold them (one, or those that share them)."""
+    """All tensors of a network.
+
+    Attributes:
+        live_layers: Positions of the layers whose output is read.
+        flows: Tensors of these layers and of the network's inputs.
+        weights: (bytes of constants, positions of the layers that hold them); several layers if they share them.
+    """
 
     live_layers: tuple[int, ...]
     flows: tuple[TensorFlow, ...]
@@ -56,7 +72,7 @@ class NetworkFlows:
 
 
 def find_flows(layers: LayerGraph) -> NetworkFlows:
-    """What follows from the layers alone where each is computed whole, on whatever device."""
+    """Return the flows of a network whose layers are computed whole."""
     tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
     live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
@@ -115,7 +131,7 @@ def _build_flow(
 
 
 def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
-    """The connected components of needs that overlap."""
+    """Return the connected components of overlapping needs."""
     groups: list[list[int]] = []
     for i, need in enumerate(needs):
         touching = [group for group in groups if any(intersect(need, needs[j]) or need == needs[j] for j in group)]
@@ -125,7 +141,7 @@ def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
 
 
 def _split_by_readers(dtype: int, needs: Sequence[Region], group: Sequence[int]) -> tuple[SharedBytes, ...]:
-    """The needs of a group cut along each other's borders, cells of the same readers together."""
+    """Cut the needs of a group along each other's borders, and return the bytes for each set of readers."""
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
     for cell in itertools.product(*(tuple(itertools.pairwise(edges)) for edges in borders)):

@@ -1,4 +1,1 @@
-"""Gradient search: DIAPASON's continuous relaxation, as printed (paper.py) and with what closes its gap (relax.py).
-
-Tables → Landscapes → probabilities → selections → polished selections;   Problem → Space → W_l, W_dev → parts.
-"""
+"""The strategy `gradient`: a continuous relaxation of the cost tables after DIAPASON, followed by local search."""

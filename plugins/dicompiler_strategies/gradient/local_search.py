@@ -1,6 +1,6 @@
-"""The polish: selections go downhill in the exact values, a layer at a time and then a run of layers at a time.
+"""Local search on selections: coordinate descent over single layers, then over runs of layers.
 
-Landscape + selections (plans, layers) → selections that no change of one layer betters, nor of a run of some layers.
+ObjectiveTables + selections (plans, layers) → selections that no change of one layer or of a short run improves
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
-_PRICE_ROUNDS = 16  # of the dual ascent
-_MAX_RUN_LAYERS = 6  # layers of a run: a fused run changes its extra rows all at once
-_MAX_BLOCK_ELEMENTS = 1 << 22  # elements of the largest array that a step over pairs makes at once
+_PRICE_ROUNDS = 16
+_MAX_RUN_LAYERS = 6  # Runs are changed together, because fused layers change their extra rows together.
+_MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest array that a step over pairs of choices builds.
 
 
 @dataclass(frozen=True, eq=False)
 class LocalSearch:
-    """Coordinate descent on Σ node + Σ edge, and the price of what passes the memory limits. Where the allowance is
-    over selections stay as they are by then."""
+    """Coordinate descent on Σ node + Σ edge plus the price of exceeded memory limits.
+
+    When the budget is exceeded, selections stay as they are.
+
+    Attributes:
+        tables: The objective.
+        budget: Work that may be done.
+    """
 
     tables: ObjectiveTables
     budget: WorkBudget = field(default_factory=WorkBudget)
 
     @cached_property
     def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
-        """For each layer its neighbours b with a table (choices of b, own choices)."""
+        """For each layer, its neighbours b with a table (choices of b, own choices)."""
         joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
         for (i, j), table in self.tables.edge.items():
             joined[i].append((j, self._transposed_edges[i, j]))
@@ -41,15 +47,19 @@ class LocalSearch:
         return tuple(map(tuple, joined))
 
     def penalised_cost(self, selections: Selections) -> Floats:
-        """What is made small (plans,)."""
+        """Return the cost (plans,) with the price of exceeded memory limits."""
         costs = self.tables.values(selections)
         if len(self.tables.limits):
             costs = costs + self.tables.excess_price * self.tables.relative_excess(self.tables.weight_loads(selections))
         return costs
 
     def run(self, selections: Selections, elite: int = 8) -> Selections:
-        """The polished selections, the best first; equal ones once. `elite`: how many of the best are polished by runs
-        as well."""
+        """Return the improved selections, the best first and without duplicates.
+
+        Args:
+            selections: Selections (plans, layers).
+            elite: Number of the best selections that are also improved by runs.
+        """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
         if len(self.tables.limits):
@@ -62,8 +72,11 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """All the selections of a dual ascent: a byte on a host gets a price, which rises where the host is too full
-        and falls where it is not, and by these prices runs of layers take their best choices."""
+        """Return all selections of a dual ascent on memory prices.
+
+        Each byte on a host has a price. It rises while the host is too full and falls otherwise, and runs of layers
+        take their best choices at these prices.
+        """
         land, met = self.tables, [selections]
         unit = land.loss_scale / np.maximum(land.limits, 1.0)
         prices = np.zeros((len(selections), len(land.limits)))
@@ -74,12 +87,12 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """The cheapest first, of equals the one with the lower choices; each once."""
+        """Return the selections without duplicates, the cheapest first; of equal ones the lower choices first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
     def improve_layers(self, selections: Selections) -> Selections:
-        """Each layer in turn, forwards and backwards, takes its best choice, until none changes."""
+        """Let each layer in turn, forwards and backwards, take its best choice, until none changes."""
         current = selections.copy()
         layers = range(len(self.tables.node))
         for _ in range(_MAX_SWEEPS):
@@ -99,7 +112,9 @@ class LocalSearch:
 
     @cached_property
     def _paths(self) -> tuple[tuple[int, ...], ...]:
-        """From every layer on a run of at most _RUN layers, each read by the next and joined to no other of the run."""
+        """From every layer a run of at most _MAX_RUN_LAYERS layers, each read by the next and connected to no other of the
+        run.
+        """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
             readers.setdefault(i, []).append(j)
@@ -117,13 +132,16 @@ class LocalSearch:
         return tuple(paths)
 
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
-        """Each run of layers in turn takes its best choices, all others as selected.
+        """Let each run of layers in turn take its best choices, with all other layers fixed.
 
-        prices: of a byte on each host, (plans, hosts), instead of the limits; without them no step passes a limit that
-        it did not pass before.
+        Args:
+            selections: Selections (plans, layers).
+            prices: Price (plans, hosts) of a byte on each host, instead of the limits. Without prices, no step exceeds
+                a limit that was kept before.
         """
         current = selections.copy()
-        alone = prices is None and not len(self.tables.limits)  # then only what a run is joined to matters
+        # Without memory limits the best choices of a run depend on its neighbours only, so that they can be cached.
+        alone = prices is None and not len(self.tables.limits)
         for path in self._paths:
             if not self.budget.try_steps(*self._work_of(len(current), path)):
                 break
@@ -140,24 +158,23 @@ class LocalSearch:
 
     @cached_property
     def _known_optimal(self) -> set[tuple[int, bytes]]:
-        """Runs that have their best choices, as `_near` writes them."""
+        """Keys of runs that have their best choices already, see `_surroundings_key`."""
         return set()
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """First layer of a run → the run and all layers that it is joined to."""
+        """First layer of a run → the run and all layers that it is connected to."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """A run with its choices in a selection and those that its best choices depend on."""
+        """Return a key of a run's choices and of the choices that its best choices depend on."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
-        """The selections with the best choices along a path: the least cost up to each choice of each layer, and back
-        again."""
+        """Return the selections with the best choices along a path, by dynamic programming."""
         costs = []
         for k, layer in enumerate(path):
             layer_costs = self._choice_costs(selections, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
@@ -185,18 +202,20 @@ class LocalSearch:
 
     @cached_property
     def _transposed_edges(self) -> dict[LayerEdge, Floats]:
-        """The tables of edges with the first layer's choices last: a minimum over them is fast along memory."""
+        """The edge tables with the first layer's choices last, because a minimum along memory is fast."""
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """(elements, steps) of deciding these layers anew, one or a run, in so many plans."""
+        """Return the (elements, steps) of deciding these layers, one or a run, in this many plans."""
         elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
         pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
         loads = len(self.tables.node) if len(self.tables.limits) else 0
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Costs (plans, choices of a) of layer a and of its edges but those to `without`, all else as selected."""
+        """Return the costs (plans, choices of a) of layer a and its edges, except those to `without`; all else as
+        selected.
+        """
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:
             if b not in without:
@@ -205,7 +224,7 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """The cheapest column of each row, but the current one unless that is really dearer (so that descent ends)."""
+    """Return the cheapest column of each row; the current one unless it is clearly dearer, so that descent ends."""
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)
     present = costs[rows, current]

@@ -1,6 +1,6 @@
-"""Landscapes: what is made small, as a sum of tables over the layers' choices, with the hosts' memory limits.
+"""The objective as a sum of tables over the layers' choices, with the hosts' memory limits.
 
-Tables + objective → one Landscape (latency), or one for each set of devices that may be switched on (energy).
+CostTables + objective → one ObjectiveTables (latency), or one for each set of powered devices (energy)
 """
 
 from __future__ import annotations
@@ -20,27 +20,30 @@ from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, sum_
 
 Selections = NDArray[np.intp]
 TABLE_OBJECTIVES = ("latency", "energy")
-"""Of dicompiler.base.objectives those that have landscapes."""
+"""Objectives that can be written as a sum of tables."""
 
 
 def check_objective(objective: str) -> None:
-    """UsageError where the objective is none of those that are known here."""
+    """Raise UsageError if the objective cannot be written as a sum of tables."""
     if objective not in TABLE_OBJECTIVES:
-        known = " and ".join(TABLE_OBJECTIVES)
+        known = " or ".join(TABLE_OBJECTIVES)
         close = did_you_mean(objective, TABLE_OBJECTIVES)
         close = close if "did you mean" in close else ""
-        raise UsageError(f"gradient: objective {objective!r} is not one of {known}, which it knows{close}")
+        raise UsageError(f"gradient: objective {objective!r} is not supported: use {known}{close}")
 
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveTables:
-    """Σ node + Σ edge over the choices of L layers, to be made small under memory limits.
+    """Minimise Σ node + Σ edge over the choices of L layers under memory limits.
 
-    node: (choices,) of each layer; edge: (choices of i, choices of j) for layers (i, j); in s or J.
-    kept: for each layer the places of these choices among those of the tables.
-    weights: bytes (choices, hosts) of each layer, limits: bytes (hosts,), of the hosts whose memory could be passed.
-    families: (choices,) of each layer, numbers of the kinds of split ("grid 4x2", whatever the
-    extra rows and the shares).
+    Attributes:
+        node: Cost (choices,) of each layer in s or J.
+        edge: (i, j) → cost (choices of i, choices of j) in s or J.
+        kept_choices: For each layer, the numbers of these choices among those of the cost tables.
+        weights: Bytes (choices, hosts) of weights of each layer, for the hosts whose limit could be exceeded.
+        limits: Bytes (hosts,) of memory of these hosts.
+        families: For each layer, the family (choices,) of each choice. A family is a kind of split such as "grid 4x2",
+            whatever the extra rows and shares.
     """
 
     node: tuple[Floats, ...]
@@ -51,31 +54,34 @@ class ObjectiveTables:
     families: tuple[Selections, ...]
 
     def values(self, selections: Selections) -> Floats:
-        """Σ node + Σ edge (plans,) of selections (plans, layers)."""
+        """Return Σ node + Σ edge (plans,) of selections (plans, layers)."""
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Bytes (plans, hosts) of weights."""
+        """Return the bytes (plans, hosts) of weights."""
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """By how much loads (…, hosts) pass the limits, as shares of these, summed: (…); 0 where all fit."""
+        """Return the excess of loads (…, hosts) over the limits, relative to the limits and summed over the hosts: (…)."""
         over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
         return over
 
     @cached_property
     def excess_price(self) -> float:
-        """What an excess of 1 costs: so much that no gain pays for a host's last byte."""
+        """Price of an excess of 1, so high that no gain pays for a single byte over a limit."""
         worst = sum(float(table.max()) for table in self.node) + sum(float(table.max()) for table in self.edge.values())
         return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
 
     @cached_property
     def loss_scale(self) -> float:
-        """The mean over the layers of the cheapest choice's own cost: the unit of a loss that does not depend on how
-        large or how fast things are. Where that costs nothing, the mean of all costs."""
+        """Unit of the normalised loss: the mean over the layers of the cheapest choice's own cost.
+
+        It makes learning rates independent of the size of the network and the speed of the devices. If all of these are
+        0, it is the mean of all costs.
+        """
         least = sum(float(table.min()) for table in self.node)
         most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))
         return (least or most or 1.0) / len(self.node)
@@ -84,11 +90,19 @@ class ObjectiveTables:
 def build_objective_tables(
     tables: CostTables, objective: str, reserve: Mapping[str, int] | None = None
 ) -> tuple[ObjectiveTables, ...]:
-    """The landscapes whose minima's minimum is that of the objective over the choices of `tables`.
+    """Return the tables whose least minimum is the minimum of the objective over the choices.
 
-    latency: the tables as they are. energy: the devices that a plan names idle as long as a frame takes, so there is
-    a landscape for the 1, 2, … fastest devices and for each one alone: exact for plans that use all of the set, and
-    an upper bound for others. reserve: bytes by host that are kept free of weights. UsageError for other objectives.
+    For latency these are the cost tables. For energy, all devices that a plan uses draw idle power for the whole frame.
+    There is one set of tables for the 1, 2, … fastest devices, and one for each single device. Their value is exact for
+    plans that use the whole set, and an upper bound for others.
+
+    Args:
+        tables: The cost tables.
+        objective: The objective.
+        reserve: Host → bytes to be kept free of weights.
+
+    Raises:
+        UsageError: The objective is not supported.
     """
     check_objective(objective)
     whole = _latency_tables(tables, reserve or {})
@@ -114,13 +128,12 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
 
 
 def _label_family(label: str) -> str:
-    """A choice's kind and on how many devices (or which): "height 4 +1 rate" ⇒ "height 4"."""
+    """Return the kind of a choice and its number of devices: "height 4 +1 rate" → "height 4"."""
     return " ".join(label.split()[:2])
 
 
 def _device_sets(tables: CostTables) -> list[frozenset[str]]:
-    """The sets of devices of which energy knows a landscape: prefixes of the ranking that choices split over (the
-    whole of it as well), and each device alone."""
+    """Return the sets of devices for energy: the fastest 1, 2, … devices, all devices, and each single device."""
     devices = [device.name for device in devices_by_rate(tables.problem)]
     counts = tables.options.device_counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
@@ -131,8 +144,11 @@ def _device_sets(tables: CostTables) -> list[frozenset[str]]:
 
 
 def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozenset[str]) -> ObjectiveTables:
-    """Joule of the plans that name no device but `members`, sources and sinks: in a layer Σ over the devices of
-    (active − idle power) · its seconds; in all seconds the idle power of every member; and that of the network."""
+    """Return the energy in J of plans that use only `members`, sources and sinks.
+
+    It is the sum of (active − idle power) · busy seconds over devices and layers, the idle power of all members for the
+    whole time, and the power of the network while bytes are sent.
+    """
     problem = tables.problem
     source, sink = source_and_sink(problem)
     platform = problem.platform
@@ -165,7 +181,7 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
 
 
 def mean_joules_per_byte(platform: Platform) -> float:
-    """What sender and receiver draw for a byte between two hosts, the mean over all pairs of devices."""
+    """Return the energy of sender and receiver for a byte between two hosts, as the mean over all pairs of devices."""
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     joules = [
         link.transfer_s(a.power_network + b.power_network)

@@ -1,10 +1,14 @@
-"""The relaxation over tables: each layer's choice becomes a row of probabilities, and those go downhill.
+"""Continuous relaxation over tables: each layer's choice becomes a row of probabilities, which gradient descent changes.
 
-Landscape + Descent → selections (restarts, layers). Many restarts are one array: W (restarts, Σ choices).
+    ObjectiveTables + DescentSettings → selections (restarts, layers)
 
-The loss is DIAPASON's equation 16 with one W_l for each layer, whose opportunities are the tables' choices: a choice
-names its devices, so that no W_dev is left (nor superposition to punish) and L_l and L_mov are exact:
-L = Σ_a p_a · node_a + Σ_(a,b) p_a · edge_ab · p_b with p = softmax(W).
+With p_a = softmax(W_a) for layer a, the loss is
+
+    L = Σ_a p_a · node_a + Σ_(a,b) p_aᵀ · edge_ab · p_b
+
+This is eq. (16) of DIAPASON with one W_l for each layer. Its opportunities are the choices of the tables, which name
+their devices. There is therefore no W_dev and no superposition penalty, and L_l and L_mov are exact. All restarts are
+computed as one array W (restarts, n), with n the total number of choices.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Selections
 from dicompiler_strategies.tables.choice_footprints import Floats
 
-FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # the softmax's temperature at the first and the last iteration
-MULTIPLICATIONS_PER_READ = 10  # multiplications of a product in the time of an element that is read
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
+MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product that cost as much as reading an element.
 _MAX_SERIAL_MULTIPLICATIONS = (
     1 << 18
 )  # multiplications of a product that linear algebra libraries do not spread over threads
@@ -28,9 +32,18 @@ _MAX_SERIAL_MULTIPLICATIONS = (
 
 @dataclass(frozen=True)
 class DescentSettings:
-    """How to go downhill. rate: of learning, in units of the normalised loss; bias: what a restart's own family of
-    choices has above the others at the start, noise: the most that is drawn on top; memory: what an excess of 1 over
-    a host's limit adds to the normalised loss of a layer."""
+    """Settings of the descent.
+
+    Attributes:
+        learning_rate: Learning rate in units of the normalised loss.
+        iterations: Number of steps.
+        restarts: Number of restarts.
+        seed: Seed of the random numbers.
+        is_biased: Each restart begins near another family of choices.
+        bias: Initial advantage in W of a restart's own family.
+        noise: Largest random number that is added to W.
+        memory_penalty: Loss for an excess of 1 over a host's limit, in units of the normalised loss of a layer.
+    """
 
     learning_rate: float = 0.4
     iterations: int = 60
@@ -44,18 +57,18 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """A landscape whose choices are laid out in one row of n columns, a segment of it for each layer."""
+    """The tables with the choices of all layers in one row of n columns."""
 
     tables: ObjectiveTables
 
     @cached_property
     def first_columns(self) -> Selections:
-        """The first column of each layer (layers,)."""
+        """The first column (layers,) of each layer."""
         return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
     def column_layers(self) -> Selections:
-        """The layer of each column (n,)."""
+        """The layer (n,) of each column."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
@@ -75,15 +88,16 @@ class FlatTables:
         return np.concatenate(self.tables.weights)
 
     def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
-        """p (restarts, n): W (restarts, n) as probabilities within each layer."""
+        """Return the probabilities p (restarts, n) within each layer."""
         Z = W / temperature
         e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.first_columns, axis=1)[:, self.column_layers])
         e /= np.add.reduceat(e, self.first_columns, axis=1)[:, self.column_layers]
         return e
 
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
-        """∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, and the weights of the hosts that are too
-        full."""
+        """Return ∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, plus the penalty for hosts that are too
+        full.
+        """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
             g[:, self.layer_columns[a]] += multiply_in_blocks(p[:, self.layer_columns[b]], table.T)
@@ -94,24 +108,27 @@ class FlatTables:
         return g
 
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
-        """g less its mean under p in each layer: ∂L/∂W is p times this (at temperature 1)."""
+        """Return g minus its mean under p in each layer. ∂L/∂W is p times this at temperature 1."""
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
 
     def likeliest_choices(self, p: Floats) -> Selections:
-        """The likeliest choice of each layer, of equals the first: (restarts, layers)."""
+        """Return the most probable choice (restarts, layers) of each layer; the first of equal ones."""
         return np.stack([p[:, span].argmax(axis=1) for span in self.layer_columns], axis=1)
 
 
 def multiply_in_blocks(p: Floats, table: Floats) -> Floats:
-    """p @ table, some rows at a time: products of this size would be spread over threads, which costs many times what
-    it gains while other processes want the cores, and adds up in another order."""
+    """Return p @ table, computed a few rows at a time.
+
+    BLAS libraries would spread the whole product over threads. That costs more than it gains while other processes use
+    the cores, and it changes the order of the sums.
+    """
     step = max(1, _MAX_SERIAL_MULTIPLICATIONS // table.size)
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
 
 
 class DescentInterrupted(KeyboardInterrupt):
-    """Ctrl-C, with the selections (restarts, layers) that there are by then."""
+    """Ctrl-C, with the selections (restarts, layers) at that time."""
 
     def __init__(self, selections: Selections) -> None:
         super().__init__()
@@ -119,11 +136,21 @@ class DescentInterrupted(KeyboardInterrupt):
 
 
 def minimise_relaxation(land: ObjectiveTables, how: DescentSettings, allowance: WorkBudget | None = None) -> Selections:
-    """Selections (restarts, layers), decoded from where the restarts came to by the last step or the allowance's end.
+    """Return the decoded selections (restarts, layers) after the last step, or when the budget is exceeded.
 
-    The step is natural: ∂L/∂W without its factor p, which is the gradient in the softmax's own (Fisher) metric. With
-    the factor a choice that has become unlikely never comes back, which is what plain descent is stuck on. Ctrl-C
-    raises Interrupted.
+    The steps are natural gradient steps: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the
+    softmax. With this factor, a choice that has become improbable would never return.
+
+    Args:
+        land: The objective.
+        how: Settings of the descent.
+        budget: Work that may be done.
+
+    Returns:
+        Selections (restarts, layers).
+
+    Raises:
+        DescentInterrupted: Ctrl-C was pressed.
     """
     flat = FlatTables(land)
     W = initial_logits(land, flat, how)
@@ -144,8 +171,10 @@ def minimise_relaxation(land: ObjectiveTables, how: DescentSettings, allowance: 
 
 
 def initial_logits(land: ObjectiveTables, flat: FlatTables, how: DescentSettings) -> Floats:
-    """W (restarts, n) to begin with: noise, and a bias for one family of choices in each restart, the family that is
-    best alone first; after the last family the first again, with noise (there is none in the first round)."""
+    """Return the first W (restarts, n): noise, plus a bias for one family of choices in each restart.
+
+    The families follow in the order of `families_by_value`. The first round of families has no noise.
+    """
     random = np.random.default_rng(how.seed)
     W = random.uniform(0.0, how.noise, (how.restarts, len(flat.column_layers)))
     if how.is_biased:
@@ -158,8 +187,10 @@ def initial_logits(land: ObjectiveTables, flat: FlatTables, how: DescentSettings
 
 
 def families_by_value(land: ObjectiveTables) -> Selections:
-    """The families in the order of the value of a selection that takes each of them wherever there is a choice of it
-    (without extra rows) and the cheapest choice elsewhere."""
+    """Return the families, ordered by the value of the selection that uses the family for every layer that has it.
+
+    The choice without extra rows is used; other layers use their cheapest choice.
+    """
     numbers: Sequence[int] = sorted({int(number) for families in land.families for number in families})
     columns = []
     for node, families in zip(land.node, land.families, strict=True):

@@ -1,4 +1,4 @@
-"""The strategy `gradient`: options → a search on the tables (relax, polish), or DIAPASON's own (paper) → a Plan."""
+"""The strategy `gradient`: relaxation of the cost tables by gradient descent, then local search."""
 
 from __future__ import annotations
 
@@ -30,14 +30,21 @@ _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = (
     6e9,
     8,
 )  # multiplications that the default number of restarts may cost; restarts at least
-_MAX_OTHER_SELECTIONS = 8  # selections that a repair begins with
-_MAX_REPAIRS = 8  # how often a plan whose tensors do not fit is searched anew with less room for weights
+_MAX_OTHER_SELECTIONS = 8  # Selections that a memory repair begins with.
+_MAX_REPAIRS = 8  # Searches with less memory for weights, if the tensors of a plan do not fit.
 
 
 @dataclass(frozen=True)
 class BestSelection:
-    """The best of a search. value: s or J of it by the tables; fits: whether its weights do; others: the next best;
-    interrupted: it is the best up to Ctrl-C."""
+    """The result of a search over tables.
+
+    Attributes:
+        selection: Best selection.
+        value: Its value by the tables, in s or J.
+        fits: True if its weights fit into memory.
+        others: The next best selections.
+        interrupted: The search was stopped with Ctrl-C.
+    """
 
     selection: tuple[int, ...]
     value: float
@@ -48,14 +55,25 @@ class BestSelection:
 
 @dataclass(frozen=True)
 class Gradient(Strategy):
-    """DIAPASON's relaxation: every layer's choice as probabilities, which go downhill; for latency or energy.
+    """DIAPASON's relaxation over richer choices: probabilities of every layer's choice, improved by gradient descent.
 
-    conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
+        conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 
-    By itself the choices are those of the barrier model (see `tables.cost_tables`), the loss is normalised, steps are
-    natural, the softmax cools down, restarts begin near different kinds of split, and the decoded selections are
-    polished by the exact values. With paper=true it is the method as printed: whole layers, one slice for each device
-    and their fusion, W_l and W_dev, the superposition penalty, plain descent, argmax.
+    The choices are those of the barrier model (see `tables.cost_tables`). The loss is normalised, steps follow the
+    natural gradient, the softmax cools down, and restarts begin near different kinds of splits. The decoded selections
+    are then improved by local search with exact values. The objective is latency or energy. The strategy `diapason` is
+    the method as printed.
+
+    Attributes:
+        partition: Shares of the devices; by default all kinds.
+        fusion_limit: Largest number of extra rows, which let that many 3×3 layers go without an exchange.
+        initialisation: Begin near different kinds of splits ("heuristics") or anywhere ("random").
+        learning_rate: Learning rate; by default 0.4.
+        iterations: Number of steps; by default 60.
+        restarts: Number of restarts; by default up to 64.
+        seed: Seed of the random numbers.
+        device_counts: Numbers of devices to split over; by default 2 to 8, then in growing steps.
+        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "gradient"
@@ -101,13 +119,21 @@ class Gradient(Strategy):
             )
 
     def plan(self, problem: Problem) -> Plan:
-        """The best plan found. UsageError for another objective than latency and energy, DicompilerError where none is
-        found that fits into the hosts' memory."""
+        """Return the best plan found.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The objective is neither latency nor energy.
+            DicompilerError: No plan was found that fits into the hosts' memory.
+        """
         return self.plan_within(problem, WorkBudget(self.budget))
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """The same with what is allowed in the place of the budget. DicompilerError where it is over before the tables
-        are filled: they are of fewer choices where those that are asked for would take more than half of it."""
         check_objective(problem.objective)
         if self.paper:
             return self._as_printed(problem)
@@ -115,15 +141,14 @@ class Gradient(Strategy):
         return self.plan_over_tables(build_cost_tables(problem, choices, budget), budget)
 
     def choice_set(self, problem: Problem) -> ChoiceSet:
-        """The choices that the default method picks from: `fusion_limit` extra rows let as many 3×3 layers go without
-        an exchange."""
+        """Return the choices that the method picks from."""
         counts = self.device_counts or default_device_counts(len(problem.platform.computing_devices))
         return ChoiceSet(
             device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition or "all"]
         )
 
     def plan_over_tables(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> Plan:
-        """The best plan over tables, its tensors within the hosts' memory. Raises as `plan`."""
+        """Return the best plan over tables that fits into the hosts' memory."""
         problem, allowance = cost_tables.problem, allowance or WorkBudget(self.budget)
         best = self.search_tables(cost_tables, allowance=allowance)
         reserve: dict[str, int] = {}
@@ -136,8 +161,9 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits:
                 break
-            # Tables know no tensors, and weights may count twice: what is lacking, and a quarter more, is taken from
-            # the room for weights; where that does not help, on all hosts, so that it does not just move to the next.
+            # The tables do not count tensors, and they may count weights twice. The missing bytes and a quarter more are
+            # reserved on the host. If that does not help, they are reserved on all hosts, so that the excess does not just
+            # move to the next host.
             wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
             most = max(wanted.values()) if reserve else 0
             reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
@@ -154,11 +180,20 @@ class Gradient(Strategy):
         descent: bool = True,
         allowance: WorkBudget | None = None,
     ) -> BestSelection:
-        """The best selection over tables for their problem's objective.
+        """Return the best selection over tables for their problem's objective.
 
-        hints: selections to polish beside the decoded ones. reserve: bytes by host that weights must leave free.
-        descent: without it only the hints are polished. allowance: what may be done; where it is over, the best by
-        then. UsageError for another objective than latency and energy.
+        Args:
+            cost_tables: The cost tables.
+            hints: Selections to improve in addition to the decoded ones.
+            reserve: Host → bytes that weights must leave free.
+            descent: Run the descent; otherwise only the hints are improved.
+            budget: Work that may be done.
+
+        Returns:
+            The best selection.
+
+        Raises:
+            UsageError: The objective is neither latency nor energy.
         """
         best: BestSelection | None = None
         lands = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
@@ -174,8 +209,10 @@ class Gradient(Strategy):
         return best
 
     def _descent_settings(self, lands: Sequence[ObjectiveTables]) -> DescentSettings:
-        """The options; fewer restarts than by default where tables are so large that these would take long, and dealt
-        out to the landscapes, where there are several."""
+        """Return the settings of the descent.
+
+        Large tables get fewer restarts by default, and several objectives share the restarts.
+        """
         default = DescentSettings()
         work = 2 * default.iterations * sum(table.size for land in lands for table in land.edge.values()) / len(lands)
         most = max(_MIN_RESTARTS, min(default.restarts, int(_MAX_DESCENT_MULTIPLICATIONS / max(work, 1.0))))
@@ -215,7 +252,7 @@ class Gradient(Strategy):
 def _search_objective(
     land: ObjectiveTables, how: DescentSettings | None, hints: Sequence[Sequence[int]], allowance: WorkBudget
 ) -> BestSelection | None:
-    """The best of one landscape; None where there is nothing to polish."""
+    """Return the best selection of one objective; None if there is nothing to begin with."""
     placed = [place for hint in hints if (place := to_kept_numbers(land.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(land.node))
     stopped = False
@@ -238,8 +275,10 @@ def _search_objective(
 
 
 def default_device_counts(devices: int) -> tuple[int, ...]:
-    """Numbers of devices to split over: all up to 8, then steps of a fifth to a third, and all: the tables of edges
-    grow with the square of the choices. some_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)."""
+    """Return the numbers of devices to split over: 2 to 8, then in steps of a fifth to a third, and all.
+
+    Edge tables grow with the square of the choices. default_device_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20).
+    """
     counts = list(range(2, min(devices, 8) + 1))
     while counts and counts[-1] < devices:
         counts.append(min(devices, counts[-1] + 2 * max(1, counts[-1] // 6)))
@@ -247,7 +286,7 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
 
 
 def _memory_error(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
-    """The error where no plan is found; `short` of the nearest one."""
+    """Return the error for a platform on which no plan was found that fits; `short` are the missing bytes of the best one."""
     host = max(short, key=lambda name: (short[name], name))
     needed = problem.platform.host(host).memory + short[host]
     return DicompilerError(

@@ -1,4 +1,4 @@
-"""The joint problem: one choice for each layer, all at once, with a bound. Exact elimination, Lagrange, CP-SAT.
+"""The joint problem: one choice for each layer, all at once, with a lower bound.
 
-Tables → Solution; the strategy `cpsat` is in `..cpsat`.
+It is solved by exact variable elimination, Lagrangian relaxation and CP-SAT. The strategy is `cpsat`.
 """

@@ -1,5 +1,7 @@
-"""How many choices a search can afford: the richest choice set whose tables are small enough. Problem + ChoiceSet →
-ChoiceSet.   Nothing of the solver is imported here."""
+"""The richest choice set whose cost tables fit into a budget.
+
+This module does not import the solver.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,23 @@ from dicompiler_strategies.tables.choices import ChoiceSet, list_choices
 from dicompiler_strategies.tables.link_loads import build_link_loads
 from dicompiler_strategies.work import FILLED_PARTS_PER_S
 
-MAX_ARRAY_ELEMENTS = 1 << 23  # elements of the largest array of a table that the choice set may ask for
+MAX_ARRAY_ELEMENTS = 1 << 23
+"""Elements of the largest array of a table that a choice set may need."""
 
 
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
-    """`options`, or where the tables would be too large (many devices, many layers), or filling them would take more
-    than about so many seconds, the richest of some smaller sets that is not: fewer extra rows and bases first, then
-    fewer numbers of devices."""
+    """Return the choice set, or a smaller one if its tables would be too large or take too long to fill.
+
+    First extra rows and row cuts are reduced, then the numbers of devices.
+
+    Args:
+        problem: The problem.
+        options: The choice set that is wanted.
+        seconds: Seconds of the reference computer that filling the tables may take.
+
+    Returns:
+        The richest set that is affordable, or the smallest one.
+    """
     uniform = build_link_loads(problem).is_uniform
     pairs = len(problem.platform.devices) ** (1 if uniform else 2)
     layers = problem.layers.layers

@@ -1,6 +1,6 @@
-"""CP-SAT on what the relaxation has left: one Boolean for each choice, one for each pair of choices on an edge.
+"""CP-SAT on the choices that the relaxation has left: a Boolean for each choice and for each pair of choices on an edge.
 
-Relaxed → a better selection, a better bound, or the proof that there is none.
+RelaxedProblem → a better selection, a better bound, or the proof that there is none
 """
 
 from __future__ import annotations
@@ -20,16 +20,23 @@ from dicompiler_strategies.joint.lagrangian import RELATIVE_SLACK, RelaxedProble
 
 log = logging.getLogger("dicompiler")
 FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
-"""Pairs of choices that a CP-SAT model may have, at first and then; beyond it the least promising choices are left out,
-and with them the proof."""
+"""Pairs of choices that a CP-SAT model may have in the first attempt, and afterwards. Beyond that the least promising
+choices are left out, and with them the proof.
+"""
 COST_UNITS = 1 << 40
-"""Costs become whole numbers, rounded down: the best known value is this many units, so that bounds stay valid."""
+"""Costs become integers, rounded down so that bounds stay valid. The best known value is this many units."""
 
 
 @dataclass(frozen=True)
 class SolverEffort:
-    """How long CP-SAT works: deterministic seconds (not the clock's), workers, seed. Equal ones give equal results, but
-    where the allowance's deadline comes first. What it worked is spent of the allowance, and no more than is left."""
+    """Limits of CP-SAT. Equal limits give equal results, unless the budget's deadline comes first.
+
+    Attributes:
+        deterministic_s: Deterministic seconds of the solver (not of the clock).
+        workers: Number of search workers.
+        seed: Random seed.
+        budget: Work that may be done; the solver's work is counted here.
+    """
 
     deterministic_s: float = 10.0
     workers: int = 2
@@ -39,7 +46,14 @@ class SolverEffort:
 
 @dataclass(frozen=True)
 class SolverResult:
-    """best: a selection (numbers of the first choices), None where there is none. bound: none is below it."""
+    """The result of CP-SAT.
+
+    Attributes:
+        best: Best selection in original numbers; None if there is none.
+        value: Its value.
+        bound: Lower bound on all selections.
+        interrupted: The search was stopped with Ctrl-C.
+    """
 
     best: tuple[int, ...] | None
     value: float
@@ -48,9 +62,14 @@ class SolverResult:
 
 
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, wide: bool = False) -> SolverResult:
-    """Continues from `relaxed`: on the most promising choices first, whose best value then drops others. wide: on
-    those alone: the bounds of a graph that is too wide to eliminate drop hardly any, and a model of all pairs takes
-    gigabytes."""
+    """Continue from a relaxation: first over the most promising choices, whose best value then drops others.
+
+    Args:
+        relaxed: The relaxation.
+        effort: Limits of the solver.
+        wide: The graph is too wide to eliminate. Then only the promising choices are searched, because its bounds drop
+            hardly any choice and a model of all pairs takes gigabytes.
+    """
     first = _solve_once(relaxed, replace(effort, deterministic_s=effort.deterministic_s / 2), FIRST_MAX_PAIRS)
     if wide and first.best is not None:
         return first
@@ -67,7 +86,7 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, wide: bool = 
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> SolverResult:
-    """One CP-SAT search over at most so many pairs."""
+    """Run one CP-SAT search over at most this many pairs of choices."""
     left, whole = _truncate_choices(relaxed, pairs)
     if any(not len(costs) for costs in left.node):
         return SolverResult(relaxed.best, relaxed.value, relaxed.bound)
@@ -82,7 +101,7 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> So
     if effort.budget.deadline < math.inf:
         parameters.max_time_in_seconds = max(0.1, effort.budget.seconds_to_deadline())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
-    parameters.interleave_search = effort.workers > 1  # without it several workers do not repeat their results
+    parameters.interleave_search = effort.workers > 1  # Makes the results of several workers reproducible.
     status, interrupted = run_solver(solver, builder.model, _SolutionLogger(scale / COST_UNITS, relaxed.bound))
     effort.budget.spend(solver.response_proto.deterministic_time)
     best, value = relaxed.best, relaxed.value
@@ -94,7 +113,7 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> So
     if whole and status == cp_model.INFEASIBLE:
         bound = value
     elif whole and status != cp_model.MODEL_INVALID:
-        # What has been dropped is no better than the value known before.
+        # Choices that were dropped are no better than the value known before.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - builder.terms / COST_UNITS))
@@ -104,15 +123,18 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> So
 def run_solver(
     solver: cp_model.CpSolver, posed: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
 ) -> tuple[cp_model.CpSolverStatus, bool]:
-    """(the status, whether Ctrl-C ended it). The solver works in a thread of its own: while the main thread is inside
-    it, Python cannot see Ctrl-C; and it must not catch Ctrl-C itself, for the default that it then puts back is to
-    kill the process."""
+    """Return the status of the solver, and True if Ctrl-C ended it.
+
+    The solver runs in its own thread, because Python does not see Ctrl-C while the main thread is inside it. The solver
+    must not catch Ctrl-C either: the handler that it restores afterwards kills the process.
+    """
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         future, interrupted = pool.submit(solver.solve, posed, watch), False
         while True:
             try:
-                return future.result(timeout=0.2), interrupted  # awake now and then: Ctrl-C may wake another thread
+                # Wakes up regularly, because Ctrl-C may be delivered to another thread.
+                return future.result(timeout=0.2), interrupted
             except TimeoutError:
                 continue
             except KeyboardInterrupt:
@@ -125,7 +147,7 @@ def _cost_magnitude(model: JointModel) -> float:
 
 
 def _truncate_choices(relaxed: RelaxedProblem, pairs: int) -> tuple[JointModel, bool]:
-    """(the model with at most so many pairs, whether it is all of it): the choices with the least bounds are kept."""
+    """Return the model with at most this many pairs, and True if it is complete; choices with the least bounds are kept."""
     model, least = relaxed.model, relaxed.choice_bounds
     most = max((len(costs) for costs in model.node), default=0)
     while sum(table.size for table in _pair_tables([len(o) for o in model.node], model)) > pairs and most > 2:
@@ -190,7 +212,7 @@ class _SolverModel:
     ) -> None:
         largest = self.model.new_int_var(0, 1 << 60, "")
         for (variables, values), cap in zip(loads, model.load_limits, strict=True):
-            if math.isfinite(cap):  # bytes: whole numbers as they are
+            if math.isfinite(cap):  # Bytes are integers already.
                 whole = [math.floor(value) for value in values]
                 self.model.add(cp_model.LinearExpr.weighted_sum(variables, whole) <= math.floor(cap))
             else:
@@ -203,7 +225,7 @@ class _SolverModel:
             self.model.minimize(cp_model.LinearExpr.weighted_sum(cost[0], whole))
 
     def hint(self, selection: tuple[int, ...]) -> None:
-        """A selection to begin with."""
+        """Give the solver a selection to begin with."""
         for variables, chosen in zip(self.chosen, selection, strict=True):
             for c, variable in enumerate(variables):
                 self.model.add_hint(variable, c == chosen)
@@ -219,7 +241,7 @@ def _add_terms(
 
 
 class _SolutionLogger(cp_model.CpSolverSolutionCallback):
-    """Shows each better selection with the gap that is left."""
+    """Logs each better selection with the remaining gap."""
 
     def __init__(self, unit: float, bound: float) -> None:
         super().__init__()

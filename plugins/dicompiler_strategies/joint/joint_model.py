@@ -1,6 +1,7 @@
-"""The joint problem in numbers: a cost to make small over one choice for each layer, and loads that have limits.
+"""The joint problem in numbers: a cost to minimise over one choice for each layer, and loads that have limits.
 
-Tables + objective → JointModel;   JointModel + selection → value, loads.   Relaxation and CP-SAT work on these.
+CostTables + objective → JointModel
+JointModel + selection → value and loads
 """
 
 from __future__ import annotations
@@ -38,12 +39,18 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class JointModel:
-    """Minimise Σ node + Σ edge, or, where `minimax`, the largest of the loads; every load stays within its cap.
+    """Minimise Σ node + Σ edge, or if `is_minimax` the largest unlimited load; every load stays within its limit.
 
-    node: (choices,) by layer; edge: (choices, choices) by edge. load_node: (choices, loads) by layer; load_edge:
-    (choices, choices, first loads) by edge, for the edges that load something (they load the first ones). caps:
-    (loads,), endless where there is none.
-    alive: the choices that are left, as numbers of the choices that there were at first.
+    A load is an amount that adds up over layers and edges, such as the bytes on a host or the seconds of a link.
+
+    Attributes:
+        node: Cost (choices,) of each layer.
+        edge: (i, j) → cost (choices of i, choices of j).
+        node_loads: Loads (choices, loads) of each layer.
+        edge_loads: (i, j) → loads (choices, choices, k), for edges that cause any of the first k loads.
+        load_limits: Limit (loads,) of each load; infinite if there is none.
+        is_minimax: The objective is the largest load without a limit.
+        kept_choices: For each layer, the original numbers of the choices that are left.
     """
 
     node: tuple[Floats, ...]
@@ -59,7 +66,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """The loads (loads,) of a selection."""
+        """Return the loads (loads,) of a selection."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -70,13 +77,13 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """What is made small."""
+        """Return the value of the objective."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
 
     def fits_limits(self, selection: Sequence[int]) -> bool:
-        """Whether every load is within its cap."""
+        """Return True if every load is within its limit."""
         return (
             bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
             if len(self.load_limits)
@@ -84,7 +91,7 @@ class JointModel:
         )
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
-        """(node, edge) with the loads added, each times its price."""
+        """Return (node, edge) with each load added at its price: the Lagrangian without its constant."""
         if not len(prices):
             return self.node, dict(self.edge)
         node = tuple(costs + load @ prices for costs, load in zip(self.node, self.node_loads, strict=True))
@@ -94,7 +101,7 @@ class JointModel:
         return node, edge
 
     def keep_choices(self, keep: Sequence[NDArray[np.bool_]]) -> JointModel:
-        """The model with those choices alone."""
+        """Return the model with only these choices, given as a mask (choices,) for each layer."""
         kept = [np.flatnonzero(mask) for mask in keep]
         return replace(
             self,
@@ -108,11 +115,11 @@ class JointModel:
         )
 
     def to_original(self, selection: Sequence[int]) -> tuple[int, ...]:
-        """A selection in the numbers of the choices that there were at first."""
+        """Translate a selection to the original numbers of the choices."""
         return to_original_numbers(self.kept_choices, selection)
 
     def from_original(self, selection: Sequence[int]) -> tuple[int, ...] | None:
-        """The other way round; None where one of the choices is gone."""
+        """Translate a selection of original numbers; None if one of its choices is not left."""
         return to_kept_numbers(self.kept_choices, selection)
 
 
@@ -122,18 +129,30 @@ def build_joint_model(
     on: Collection[str] | None = None,
     full: Collection[int] = (),
 ) -> JointModel:
-    """The model for the objective of the tables' problem.
+    """Return the model for the objective of the tables' problem.
 
-    latency: the barrier model's seconds. communication: bytes. energy: Joule: what each device draws while it computes,
-    and idles for the rest of the latency (the network's power is not in it); `on` names the devices that idle, by
-    default all: the choices must use no others. throughput: seconds of the busiest device
-    or line (messages and their bytes, no latency). memory: bytes of weights, and of the largest layer's inputs and
-    outputs, on the fullest host. limits: host → bytes that the weights of its devices may take, and with them the
-    tensors of each layer in `full` (by place) while it is computed.
+    - latency: seconds of the barrier model.
+    - communication: bytes that are sent.
+    - energy: J. Each device draws active power while it computes, and idle power for the rest of the latency. The power of
+      the network is left out.
+    - throughput: seconds of the busiest device or link (bytes and messages, without latency).
+    - memory: bytes of weights on the fullest host.
+
+    Args:
+        tables: The cost tables.
+        limits: Host → bytes that the weights of its devices may take.
+        on: For energy, the devices that draw idle power; by default all. The choices must use no others.
+        full: Positions of layers whose tensors must fit within the limits together with all weights.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: The objective is unknown.
     """
     problem, place = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
-        raise UsageError(f"cpsat: objective {problem.objective!r} is none that it knows: {', '.join(OBJECTIVES)}")
+        raise UsageError(f"cpsat: objective {problem.objective!r} is not supported: use one of {', '.join(OBJECTIVES)}")
     node, edge = _objective_tables(tables, on)
     loads: list[list[Floats]] = [[] for _ in node]
     load_edge: dict[LayerEdge, Floats] = {}
@@ -164,7 +183,7 @@ def build_joint_model(
 def _objective_tables(
     tables: CostTables, on: Collection[str] | None
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
-    """(node, edge) of an objective that is a sum; nothing of one that is a maximum."""
+    """Return (node, edge) of an objective that is a sum, and zeros for one that is a maximum."""
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":
         return tables.node_seconds, tables.edge_seconds
@@ -183,7 +202,7 @@ def _objective_tables(
 
 
 def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
-    """Bytes (choices, hosts) by layer that a host holds at least while it computes the layer: inputs and outputs."""
+    """Return for each layer the bytes (choices, hosts) of the inputs and outputs that a host holds while it computes it."""
     layers, place = tables.problem.layers, device_host_matrix(tables.problem.platform)
     on_each_host = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
@@ -199,8 +218,7 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
 
 
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Seconds that each of the network's lines is busy for a layer (choices, lines) and for an edge (choices, choices,
-    lines): the loads that the tables' edges take the largest of."""
+    """Return the seconds that each link is busy: (choices, links) by layer, and (choices, choices, links) by edge."""
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
     node = []
@@ -216,8 +234,9 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
     edge: dict[LayerEdge, Floats] = {}
     for ends, slots in find_edges(layers).items():
         edge[ends] = _edge_link_seconds(tables, network, ends, slots, known)
-    dear = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)  # than which one device alone takes less
-    for (i, j), slots in find_state_edges(layers).items():  # a state never travels
+    # States are never sent: such choices cost more than any plan on one device.
+    dear = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
+    for (i, j), slots in find_state_edges(layers).items():
         busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, known) > 0, dear, 0.0)
         if i == j:
             node[i] = node[i] + busy[np.arange(len(busy)), np.arange(len(busy))]
@@ -230,14 +249,13 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
 def _edge_link_seconds(
     tables: CostTables, network: LinkLoads, ends: LayerEdge, slots: TensorSlots, known: dict[tuple[object, ...], Floats]
 ) -> Floats:
-    """Seconds (choices, choices, lines) for what the first of `ends` makes and the second reads; `known`: those of
-    edges that are alike, which grows."""
+    """Return the seconds (choices, choices, links) of an edge; `known` caches those of equal edges."""
     producer, consumer = (tables.footprints[i] for i in ends)
     key = (producer, consumer, slots)
     if key not in known:
         busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
         for held, shares, needs, item in flows_on_edge(tables.problem.layers, ends, slots, tables.footprints):
-            for p in range(len(busy)):  # one at a time: all pairs of devices of all choices are many
+            for p in range(len(busy)):  # One at a time, because the array of all device pairs would be large.
                 at = slice(p, p + 1)
                 busy[at] += network.busy_seconds(bytes_between_devices(held[at], shares[at], needs, item))
         known[key] = busy

@@ -1,6 +1,10 @@
-"""Lagrange: loads with limits are priced, elimination solves what is left exactly, and the prices are made fair.
+"""Lagrangian relaxation: loads with limits get prices, and elimination solves the rest exactly.
 
-JointModel → a lower bound, the best selection met, and the model without the choices that cannot be in a better one.
+For prices λ ≥ 0 of the limited loads, min over selections of [cost + Σ_r λ_r · load_r] − Σ_r λ_r · limit_r is a lower
+bound on every selection within the limits. Subgradient steps raise the bound. Choices whose own bound exceeds the value
+of the best known selection are dropped.
+
+    JointModel → a lower bound, the best selection found, and the model without the choices that cannot improve it
 """
 
 from __future__ import annotations
@@ -18,14 +22,19 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
 RELATIVE_SLACK = 1e-9
-"""Relative: values closer than this are taken as equal (sums of floats in different orders differ by less)."""
+"""Values closer than this are equal, because sums of floats in different orders differ by less."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelaxedProblem:
-    """bound: no selection that keeps the caps is below it. best: the best found, None where none keeps the caps; in
-    the numbers of the first choices, as everywhere outside. value: its value. left: the model with the choices that a
-    better one may still have. least: for each choice that is left a bound on the selections with it.
+    """The result of a relaxation.
+
+    Attributes:
+        bound: Lower bound on all selections within the limits.
+        best: Best selection found, in original numbers; None if none is within the limits.
+        value: Its value.
+        model: Model with the choices that a better selection may still have.
+        choice_bounds: For each choice that is left, a lower bound on the selections with it.
     """
 
     bound: float
@@ -36,16 +45,16 @@ class RelaxedProblem:
 
     @property
     def is_proven(self) -> bool:
+        """True if the best selection is optimal."""
         return self.best is not None and self.value <= self.bound + RELATIVE_SLACK * abs(self.value)
 
 
 def coordinate_descent(
     model: JointModel, selection: Sequence[int], allowance: WorkBudget | None = None, rounds: int = 20
 ) -> tuple[int, ...]:
-    """Local search: layer by layer the best choice with all others held, until nothing gets better or the allowance is
-    over.
+    """Improve a selection layer by layer, with all other layers fixed, until nothing improves or the budget is exceeded.
 
-    Loads above their caps count first, then the value.
+    Excess over the limits counts first, then the value.
     """
     chosen, allowance = list(selection), allowance or WorkBudget()
     around: dict[int, list[tuple[int, int]]] = {}
@@ -71,7 +80,7 @@ def coordinate_descent(
             over = (
                 np.maximum(totals - model.load_limits, 0).sum(axis=1) if len(model.load_limits) else np.zeros(len(cost))
             )
-            # Of equal maxima the smaller sum: else a load that is not the largest would never fall.
+            # Of equal maxima the smaller mean is better; otherwise loads below the largest one would never fall.
             merit = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
             best = int(np.lexsort((merit, over))[0])
             if (over[best], merit[best]) < (over[chosen[v]], merit[chosen[v]]):
@@ -83,7 +92,7 @@ def coordinate_descent(
 
 
 class _PriceSearch:
-    """The state of one relaxation: prices, the best bound and the best selection."""
+    """The state of a relaxation: the model, the best bound, and the best selection."""
 
     def __init__(self, model: JointModel, start: Sequence[Sequence[int]], allowance: WorkBudget) -> None:
         self.model, self.allowance = model, allowance
@@ -99,23 +108,22 @@ class _PriceSearch:
     best: tuple[int, ...] | None
 
     def accept_if_better(self, selection: tuple[int, ...]) -> None:
-        """Takes a selection (in the numbers of now) if it is the best so far."""
         if self.model.fits_limits(selection):
             value = self.model.value(selection)
             if value < self.value:
                 self.best, self.value = self.model.to_original(selection), value
 
     def improve_locally(self, selection: tuple[int, ...]) -> None:
-        """Offers what local search makes of a selection."""
+        """Accept the local optimum that coordinate descent reaches from a selection."""
         self.accept_if_better(coordinate_descent(self.model, selection, self.allowance))
 
     def spend_elimination(self) -> bool:
-        """Counts an elimination; whether it may still be done."""
+        """Return True and count one elimination if the budget allows it."""
         order = self.model.elimination_order
         return self.allowance.try_steps(sum(order.table_elements), 3 * len(order.steps))
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """The best selection at these prices; it gives a bound."""
+        """Return the best selection at these prices, and raise the bound."""
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
         capped = np.isfinite(self.model.load_limits)
@@ -124,8 +132,10 @@ class _PriceSearch:
         return selection
 
     def find_feasible(self, prices: Floats) -> None:
-        """Looks for good selections that keep the caps: prices of what is over its cap are raised until none is, and
-        the way there is halved some times."""
+        """Search for good selections within the limits.
+
+        Prices of exceeded loads are raised until all limits are kept. Then they are lowered again in smaller steps.
+        """
         capped = np.isfinite(self.model.load_limits)
         if not capped.any():
             return
@@ -146,7 +156,7 @@ class _PriceSearch:
                 raised, step = raised + step * unit * (over > 0), step * 1.2
 
     def drop_choices(self, prices: Floats) -> None:
-        """Drops every choice whose least total at these prices is above the best known value."""
+        """Drop every choice whose least total at these prices is above the best known value."""
         node, edge = self.model.priced_tables(prices)
         capped = np.isfinite(self.model.load_limits)
         constant = float(prices[capped] @ self.model.load_limits[capped])
@@ -159,17 +169,23 @@ class _PriceSearch:
         if all(mask.any() for mask in keep):
             self.model = self.model.keep_choices(keep)
             self.choice_bounds = tuple(totals[mask] for totals, mask in zip(self.choice_bounds, keep, strict=True))
-        else:  # nothing left can be better than the best known
+        else:  # No remaining selection is better than the best one known.
             self.bound = max(self.bound, self.value)
 
 
 def relax_with_prices(
     model: JointModel, start: Sequence[Sequence[int]] = (), allowance: WorkBudget | None = None, iterations: int = 60
 ) -> RelaxedProblem:
-    """Subgradient steps on the prices; `start`: selections to begin with.
+    """Raise the bound with subgradient steps on the prices.
 
-    Without loads one elimination is the proof. Prices of capped loads are at least 0; those of a minimax sum to 1 (the
-    largest load is at least any mean of them). Deterministic. Where the allowance is over, what there is by then.
+    Without loads one elimination is the proof. Prices of limited loads are at least 0. Prices of a minimax objective
+    sum to 1, because the largest load is at least any weighted mean of the loads. The search is deterministic.
+
+    Args:
+        model: The model.
+        start: Selections to begin with.
+        budget: Work that may be done; when it is exceeded, the current result is returned.
+        iterations: Largest number of steps.
     """
     search = _PriceSearch(model, start, allowance or WorkBudget())
     if not len(model.load_limits):
@@ -205,8 +221,11 @@ def relax_with_prices(
 def bound_without_elimination(
     model: JointModel, start: Sequence[Sequence[int]], allowance: WorkBudget | None = None
 ) -> RelaxedProblem:
-    """The same for a graph that is too wide to eliminate: every table's own minimum is the bound; elimination over the
-    most promising choices, and local search, find the best."""
+    """Return bounds for a graph that is too wide to eliminate.
+
+    The bound is the sum of every table's own minimum. The best selection comes from elimination over the most promising
+    choices, followed by local search.
+    """
     search = _PriceSearch(model, start, allowance or WorkBudget())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
     rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
@@ -214,7 +233,7 @@ def bound_without_elimination(
     for (i, j), table in model.edge.items():
         least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
         least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
-    if not model.is_minimax:  # one elimination, whatever is allowed
+    if not model.is_minimax:  # This one elimination is always done.
         promising = _most_promising(model, least)
         _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
         chosen = model.from_original(promising.to_original(selection))
@@ -225,7 +244,7 @@ def bound_without_elimination(
 
 
 def _most_promising(model: JointModel, least: Sequence[Floats]) -> JointModel:
-    """The model with so many of each layer's choices, those with the least bounds, that it can be eliminated."""
+    """Return the model with as many choices of each layer as elimination can handle, those with the least bounds."""
     few, most = model, max(map(len, least))
     while few.elimination_order.largest_table > MAX_TABLE_ELEMENTS and most > 1:
         most = most * 3 // 4
@@ -236,7 +255,10 @@ def _most_promising(model: JointModel, least: Sequence[Floats]) -> JointModel:
 
 
 def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
-    """A step along the subgradient: the loads above their caps, or above the price-weighted mean."""
+    """Return the prices after a step along the subgradient.
+
+    The subgradient is the excess over the limits; for a minimax objective it is the difference to the weighted mean.
+    """
     model = search.model
     loads, free = model.selection_loads(selection), np.isinf(model.load_limits)
     if model.is_minimax:
@@ -250,7 +272,7 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
 
 
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
-    """Polyak's step for capped loads, in relative units; 0 for the others."""
+    """Return Polyak's step for limited loads in relative units; 0 for the others."""
     capped = np.isfinite(search.model.load_limits)
     over = np.where(capped, (loads - np.where(capped, search.model.load_limits, 0.0)) / search.load_scale, 0.0)
     norm = float(over @ over)

@@ -1,6 +1,6 @@
-"""The whole search: relaxation, CP-SAT, and plans that fit into memory, with a bound and what it holds for.
+"""The complete joint search: relaxation, CP-SAT, and plans that fit into memory.
 
-Tables → JointSolution.
+CostTables → JointSolution: a plan with a lower bound
 """
 
 from __future__ import annotations
@@ -26,18 +26,28 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
-"""Relative gap at which a value counts as proven: what rounding to whole numbers can come to."""
-AMPLE_COPIES = 8  # copies of a tensor that a device may hold: received, joined, partial sums, buffers
-MAX_LIMITED_LAYERS = 4  # layers whose tensors are kept within the limits by the model itself
-MAX_MEMORY_ROUNDS = 12  # of solving again with more room left for activations
+"""Relative gap at which a value counts as proven: the largest error from rounding to integers."""
+AMPLE_COPIES = 8  # Copies of a tensor that a device may hold: received, joined, partial sums, buffers.
+MAX_LIMITED_LAYERS = 4  # Layers whose tensors the model itself keeps within the limits.
+MAX_MEMORY_ROUNDS = 12  # Rounds of solving again with more memory left for activations.
 
 
 @dataclass(frozen=True)
 class JointSolution:
-    """The best plan found. value: its objective in the model named by `cost_model`; no plan of `choice_set` has less
-    than `bound` there. It is no bound for other choices, nor for a makespan without barriers.
+    """The best plan that was found.
 
-    interrupted: the search was stopped by hand.
+    The bound holds for plans of the same choice set in the same cost model. It is not a bound for other choices, nor
+    for a makespan without barriers.
+
+    Attributes:
+        plan: The plan.
+        selection: Number of the choice of each layer.
+        value: Objective value of the plan in the cost model.
+        bound: Lower bound on the value.
+        is_proven: True if the plan is optimal.
+        choice_set: Description of the choice set.
+        cost_model: Description of the cost model.
+        interrupted: The search was stopped with Ctrl-C.
     """
 
     plan: Plan
@@ -51,11 +61,11 @@ class JointSolution:
 
     @property
     def gap(self) -> float:
-        """(value - bound) / value; 0 where proven."""
+        """Relative gap (value − bound) / value; 0 if proven."""
         return 0.0 if self.is_proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
 
     def text(self) -> str:
-        """One line: value, bound, gap and what they hold for."""
+        """Return one line with the value, the bound, the gap and the scope of the bound."""
         how = "proven optimal" if self.is_proven else f"gap {100 * self.gap:.2f} %"
         stopped = ", interrupted" if self.interrupted else ""
         return (
@@ -65,10 +75,20 @@ class JointSolution:
 
 
 def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
-    """The best plan over the choices of the tables, the hosts' memory being hard limits.
+    """Return the best plan over the choices of the tables, with the hosts' memory as hard limits.
 
-    Ctrl-C ends the search with the best so far. Raises DicompilerError where no plan fits into memory, with the
-    smallest limit that would do, and the layer that fits nowhere where there is one.
+    Ctrl-C ends the search with the best plan so far.
+
+    Args:
+        cost_tables: The cost tables.
+        effort: Limits of the solver.
+
+    Returns:
+        The plan with its bound.
+
+    Raises:
+        DicompilerError: No plan fits into memory. The error says how much memory would suffice, and names a layer that
+            fits nowhere if there is one.
     """
     return _JointSearch(cost_tables, effort).solve()
 
@@ -76,13 +96,13 @@ def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()
 class _JointSearch:
     def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
         self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
-        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # everything on the fastest device
+        self.start_selections = [tuple(0 for _ in cost_tables.choices)]  # Everything on the fastest device.
         self.interrupted = False
-        self.powered_devices: set[str] | None = None  # the devices that are on, where that is part of the question
+        self.powered_devices: set[str] | None = None  # Devices that draw idle power, if the objective is energy.
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
 
     def solve(self) -> JointSolution:
-        """Without limits first: where that plan fits, it is the best of all."""
+        """Solve without memory limits first: if that plan fits, it is optimal."""
         keep = self._possible_choices()
         if self.problem.objective == "energy":
             best, bound = self._solve_energy(keep)
@@ -96,9 +116,12 @@ class _JointSearch:
     def _solve_with_limits(
         self, keep: Sequence[NDArray[np.bool_]], best: tuple[int, ...] | None, bound: float
     ) -> JointSolution:
-        """The best plan that fits. Of a plan that does not, the layer with the most tensors beside the weights is kept
-        within the limits as well from then on, which holds for every plan; where that is not enough, less room is left
-        for weights, which costs the bound its meaning: then it stays as it was."""
+        """Return the best plan that fits.
+
+        If a plan does not fit, the tensors of its fullest layer are added to the limits, which is valid for every plan.
+        If that does not suffice, less memory is left for weights. That excludes valid plans, so that the bound is no
+        longer raised.
+        """
         limits, full, valid = free_memory(self.problem), list[int](), True
         for _ in range(MAX_MEMORY_ROUNDS):
             start = self.start_selections if best is None else [*self.start_selections, best]
@@ -116,18 +139,18 @@ class _JointSearch:
                 full.append(fullest)
                 continue
             valid = False
-            for host, lacking in over.items():  # leave as much room as this plan's activations were too large
+            for host, lacking in over.items():  # Reserve the bytes that this plan's activations exceeded.
                 limits[host] = max(0, limits[host] - lacking)
         return self._solve_least_memory(bound)
 
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
-        """The layer whose tensors take most on one of these hosts."""
+        """Return the layer whose tensors take most memory on one of these hosts."""
         places = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
         live = [held[c][places].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)]
         return int(np.argmax(live))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Energy: one model for each number of the fastest devices that are on; all that are on draw idle power."""
+        """Solve one model for each number of powered devices, the fastest; all powered devices draw idle power."""
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
         for count in range(1, len(devices_by_rate(self.problem)) + 1):
@@ -146,7 +169,7 @@ class _JointSearch:
         return best, bound
 
     def _solve_model(self, limited: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
-        """(the best selection, the bound) of a model."""
+        """Return the best selection of a model, and the bound."""
         relaxed: RelaxedProblem | None = None
         try:
             wide = limited.elimination_order.largest_table > MAX_TABLE_ELEMENTS
@@ -169,7 +192,11 @@ class _JointSearch:
             return (None if best is None else limited.to_original(best)), 0.0
 
     def _possible_choices(self) -> list[NDArray[np.bool_]]:
-        """For each layer the choices that can fit at all. Raises where a layer has none."""
+        """Return for each layer a mask of the choices that can fit at all.
+
+        Raises:
+            DicompilerError: No choice of a layer fits.
+        """
         hosts = self.problem.platform.hosts
         caps = np.array([host.memory for host in hosts], np.float64)
         place = device_host_matrix(self.problem.platform)
@@ -190,30 +217,33 @@ class _JointSearch:
         return keep
 
     def _participation(self, layer: int) -> NDArray[np.bool_]:
-        """Which devices have a part in each choice of a layer: (choices, devices)."""
+        """Return a mask (choices, devices) of the devices that have a part in each choice of a layer."""
         names = [device.name for device in self.problem.platform.devices]
         parts = [{part.device for part in choice.parts} for choice in self.tables.choices[layer]]
         return np.array([[name in used for name in names] for used in parts])
 
     def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
-        """Host → bytes that it lacks, for the hosts that do not hold their share of the plan."""
+        """Return host → missing bytes of a selection's plan."""
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
-        """Whether every host could hold all weights and AMPLE times all tensors: no plan needs a closer look. With a
-        target AMPLE times all weights (they are copied while they are loaded) and twice what it always adds."""
+        """Return True if every host could hold all weights and AMPLE_COPIES of all tensors, so that no plan needs a check.
+
+        With a target, AMPLE_COPIES of all weights are assumed (they are copied while they are loaded), and twice its
+        overhead.
+        """
         layers = self.problem.layers
         sizes = {False: 0, True: 0}
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
                 sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
-        devices = len(self.problem.platform.devices)  # those of one host may hold copies
+        devices = len(self.problem.platform.devices)  # Each device of a host may hold a copy.
         copies = 1 if self.problem.target is None else AMPLE_COPIES
         added = 2 * max(self.problem.target_overhead.values())
         return min(self.memory.values()) >= devices * (copies * sizes[True] + AMPLE_COPIES * sizes[False] + added)
 
     def _solve_least_memory(self, bound: float) -> JointSolution:
-        """The plan that needs the least memory, where it fits; else the error."""
+        """Return the plan that needs the least memory if it fits; otherwise raise the error."""
         least = replace(self.tables, problem=replace(self.problem, objective="memory"))
         best, _ = self._solve_model(build_joint_model(least), self.start_selections)
         assert best is not None
@@ -251,7 +281,7 @@ class _JointSearch:
 
 
 def _describe_cost_model(problem: Problem) -> str:
-    """What values and bounds are in."""
+    """Return the unit and the model of values and bounds."""
     inside = {
         "latency": "seconds with a barrier after each layer",
         "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",

@@ -1,6 +1,10 @@
-"""Exact minimum of a sum of tables over a graph, by variable elimination (min-plus, min-fill order).
+"""Exact minimum of a sum of tables over a graph, by variable elimination.
 
-Unary tables + edge tables → the minimum, a selection that has it, and the minimum for each choice held fast.
+    unary tables (choices of v,) + edge tables (choices of u, choices of v) → the minimum, and a selection that reaches it
+
+Eliminating variable v adds up all tables that contain v, minimises the sum over v, and leaves a table over v's
+neighbours (the message). In a chain this is the Viterbi algorithm. The cost grows with the size of the largest sum, so
+that the order matters; min-fill is used.
 """
 
 from __future__ import annotations
@@ -16,12 +20,12 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 MAX_TABLE_ELEMENTS = 1 << 25
-"""Elements of the largest table that elimination may make (256 MiB); see `Graph.widest`."""
+"""Elements of the largest table that elimination may build (256 MiB), see `EliminationOrder.largest_table`."""
 
 
 @dataclass(frozen=True, eq=False)
 class _TableFactor:
-    """A table over the variables of `scope`, one axis for each."""
+    """A table over the variables of `scope`, with one axis for each."""
 
     scope: tuple[int, ...]
     table: Floats
@@ -29,7 +33,12 @@ class _TableFactor:
 
 @dataclass(frozen=True, eq=False)
 class EliminationStep:
-    """One step of the elimination: `variable` goes, `rest` are its neighbours by then."""
+    """One step of the elimination.
+
+    Attributes:
+        variable: The variable that is eliminated.
+        neighbours: Its neighbours at that time.
+    """
 
     variable: int
     neighbours: tuple[int, ...]
@@ -41,9 +50,11 @@ class EliminationStep:
 
 @dataclass(frozen=True, eq=False)
 class EliminationOrder:
-    """The shape of a problem and the order of its elimination; it does not depend on what the tables hold.
+    """The elimination order of a graph. It does not depend on the values of the tables.
 
-    sizes: choices of each variable.
+    Attributes:
+        choice_counts: Number of choices of each variable.
+        steps: The steps, in order.
     """
 
     choice_counts: tuple[int, ...]
@@ -51,23 +62,25 @@ class EliminationOrder:
 
     @cached_property
     def step_of_variable(self) -> Mapping[int, int]:
-        """Variable → the number of its bucket."""
+        """Variable → number of its step."""
         return {bucket.variable: k for k, bucket in enumerate(self.steps)}
 
     @property
     def largest_table(self) -> int:
-        """Elements of the largest table on the way."""
+        """Elements of the largest table that is built."""
         return max(self.table_elements, default=1)
 
     @cached_property
     def table_elements(self) -> tuple[int, ...]:
-        """Elements of each bucket's table."""
+        """Elements of each step's table."""
         return tuple(math.prod(self.choice_counts[v] for v in bucket.scope) for bucket in self.steps)
 
 
 def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
-    """The elimination order: always a variable whose neighbours miss the fewest edges among them (min-fill), of equals
-    the one with the smallest table, then the first."""
+    """Return the min-fill order: next is the variable whose neighbours miss the fewest edges among themselves.
+
+    Of equal ones the variable with the smallest table is next, then the first.
+    """
     around: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
     for i, j in edges:
         around[i].add(j)
@@ -96,7 +109,16 @@ def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) ->
 def minimise_exactly(
     plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """(the least Σ node + Σ edge, a selection that has it; of equals the one with the lowest choices met first)."""
+    """Return the least Σ node + Σ edge, and a selection that reaches it.
+
+    Args:
+        plan: The elimination order.
+        node: Unary table of each variable.
+        edge: (u, v) → table (choices of u, choices of v).
+
+    Returns:
+        The minimum and the selection; of equal selections the one whose lowest choices come first.
+    """
     factors = _place_tables(plan, node, edge)
     least = 0.0
     for k, bucket in enumerate(plan.steps):
@@ -115,10 +137,10 @@ def minimise_exactly(
 def min_marginals(
     plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[Floats, ...]:
-    """For each variable the least total (choices,) with each of its choices held fast.
+    """Return for each variable and choice the least total with that choice fixed: one array (choices,) for each variable.
 
-    Upwards as `minimise`; then downwards: what a bucket gets back from the one it sent to is that one's joint table,
-    minimised to the common variables, less what it had sent itself.
+    Messages are first sent upwards, as in `minimise_exactly`. Then each step returns to its children its own joint
+    table, minimised over the other variables, without the child's own message.
     """
     factors = _place_tables(plan, node, edge)
     messages: list[Floats] = []
@@ -140,7 +162,7 @@ def min_marginals(
         bucket, returned = plan.steps[k], back[k]
         table = _add_tables(plan, bucket.scope, [*factors[k], returned] if returned is not None else factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
-        # A root's own minimum is part of the constant already: other components' minima come on top of its own.
+        # The constant contains the minima of all connected components, this root's included.
         marginals[bucket.variable] = least + (constant - least.min())
         for child in children.get(k, ()):
             rest = plan.steps[child].neighbours
@@ -154,14 +176,14 @@ def min_marginals(
 
 
 def _receiving_step(plan: EliminationOrder, bucket: EliminationStep) -> int | None:
-    """The bucket that takes the message: the first of the neighbours to go."""
+    """Return the step that receives the message: that of the first neighbour to be eliminated."""
     return min((plan.step_of_variable[v] for v in bucket.neighbours), default=None)
 
 
 def _place_tables(
     plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> list[list[_TableFactor]]:
-    """Every table in the bucket of its first variable to go."""
+    """Return for each step the tables whose first eliminated variable is the step's."""
     factors: list[list[_TableFactor]] = [[] for _ in plan.steps]
     for v, table in enumerate(node):
         factors[plan.step_of_variable[v]].append(_TableFactor((v,), table))
@@ -171,7 +193,7 @@ def _place_tables(
 
 
 def _send_message(plan: EliminationOrder, factors: list[list[_TableFactor]], k: int, message: Floats) -> float:
-    """Puts a bucket's message where it belongs; without neighbours it is a number, which is returned."""
+    """Give a step's message to the receiving step; without neighbours it is a number, which is returned."""
     parent = _receiving_step(plan, plan.steps[k])
     if parent is None:
         return float(message)
@@ -180,19 +202,19 @@ def _send_message(plan: EliminationOrder, factors: list[list[_TableFactor]], k: 
 
 
 def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
-    """The small ones first, so that adding them up is cheap. Always the same order: so are the sums, to the bit."""
+    """Return the factors ordered by size, which makes adding them up cheap and the sums reproducible to the bit."""
     return sorted(factors, key=lambda factor: factor.table.size)
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """The factor's table with an axis for each variable of `scope`, of length 1 where it does not depend on it."""
+    """Return the factor's table with one axis for each variable of `scope`; of length 1 if it does not depend on it."""
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
 
 
 def _add_tables(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """The sum of the factors as one table over `scope`."""
+    """Return the sum of the factors as one table over `scope`."""
     total: Floats = np.zeros((1,) * len(scope))
     for factor in _small_first(factors):
         total = total + _align_axes(scope, factor)
@@ -200,7 +222,7 @@ def _add_tables(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequenc
 
 
 def _minimise_first_axis(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """The minimum of the joint table over its first variable, worked out in pieces that stay in the cache."""
+    """Return the minimum of the joint table over its first variable, computed in pieces that fit into the cache."""
     least: Floats
     if len(scope) < 3:
         least = _add_tables(plan, scope, factors).min(axis=0)

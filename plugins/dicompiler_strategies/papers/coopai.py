@@ -1,13 +1,16 @@
 """CoopAI (Yang et al., 2020) as printed: MLS, its blocks and modes, and its baseline SLS, on a chain of layers.
 
-LayerGraph → Chain;   Chain + F + G + k → Result: the blocks of T_L^k.   Identical devices behind one gateway.
-The paper's letters and equation numbers; what it leaves to its technical report is fixed as its figures need it:
+    LayerGraph → Chain
+    Chain + F + G + k → CoopaiResult: the blocks of T_L^k, for k identical devices behind one gateway
 
-- two FLOPs for a multiplication with its addition, 32 bit for an element; pools cost nothing and belong to the
-  convolution before them;
-- a grid is a run of rows of a block's last map; the first H mod k grids get one row more. The FLOPs of a fully
-  connected layer are in equal shares;
-- only missing rows travel, and each is uploaded once.
+The names are the paper's letters, with equation numbers. The paper leaves some details to a technical report; they are
+fixed here so that its figures are reproduced:
+
+- A multiply-accumulate counts two FLOPs, and an element has 32 bits. Pools cost nothing and belong to the convolution
+  before them.
+- A grid is a run of rows of a block's last layer; the first H mod k grids get one row more. The FLOPs of a fully
+  connected layer are divided equally.
+- Only missing rows are sent, and each is uploaded once.
 """
 
 from __future__ import annotations
@@ -25,16 +28,28 @@ from dicompiler_strategies.dp.row_maps import RowIntervals, RowMap, build_row_ma
 from dicompiler_strategies.tables.choice_footprints import Ints
 
 BITS = 32
+"""Bits of an element."""
 Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
-DataState = Literal["gateway", "rows", "outputs", "sums"]  # what the devices hold between two rounds, see `_Rounds`
+"""How a block is computed: convolutions in grids, the same followed by a fully connected layer in data form, fully
+connected layers in model, data or hybrid form, or everything on one device.
+"""
+DataState = Literal["gateway", "rows", "outputs", "sums"]
+"""Where the data lies between two rounds, see `_Rounds`."""
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalLayer:
-    """A convolutional layer with the pools behind it. `names` of its layers; `maps`: theirs, the convolution's first.
+    """A convolution with the pools behind it (CL in the paper).
 
-    row_flops: FLOPs of one row of the convolution; rows_in, rows_out: H of the input and of the (pooled) output;
-    row_in, row_out: elements of a row of either (channels · width).
+    Attributes:
+        names: Names of the layers, the convolution first.
+        inputs: Input tensor of each layer.
+        maps: Row map of each layer.
+        row_flops: FLOPs of one row of the convolution.
+        rows_in: Rows of the input.
+        rows_out: Rows of the pooled output.
+        row_in: Elements of an input row (channels · width).
+        row_out: Elements of an output row.
     """
 
     names: tuple[str, ...]
@@ -47,7 +62,7 @@ class ConvolutionalLayer:
     row_out: int
 
     def computed_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Rows of the convolution for rows of the output."""
+        """Return the rows of the convolution that these rows of the pooled output need."""
         for name, row_map in zip(reversed(self.inputs[1:]), reversed(self.maps[1:]), strict=True):
             need = row_map.read_rows(name, rows)
             assert need is not None
@@ -55,7 +70,7 @@ class ConvolutionalLayer:
         return rows
 
     def read_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Rows of the input for rows of the convolution."""
+        """Return the rows of the input that these rows of the convolution need."""
         need = self.maps[0].read_rows(self.inputs[0], rows)
         assert need is not None
         return need
@@ -63,7 +78,13 @@ class ConvolutionalLayer:
 
 @dataclass(frozen=True)
 class FullyConnectedLayer:
-    """A fully connected layer: Ni inputs, No outputs."""
+    """A fully connected layer (FL in the paper).
+
+    Attributes:
+        names: Name of the layer.
+        Ni: Number of inputs.
+        No: Number of outputs.
+    """
 
     names: tuple[str, ...]
     Ni: int
@@ -72,7 +93,13 @@ class FullyConnectedLayer:
 
 @dataclass(frozen=True)
 class LayerBlock:
-    """b_{i,j}^k: layers i to j (from 0, j included) of the chain, computed in one round in `mode`."""
+    """b_{i,j}^k: the layers i to j of the chain (from 0, j included), computed in one round.
+
+    Attributes:
+        i: First layer.
+        j: Last layer.
+        mode: How the block is computed.
+    """
 
     i: int
     j: int
@@ -81,7 +108,13 @@ class LayerBlock:
 
 @dataclass(frozen=True)
 class CoopaiResult:
-    """T_L^k in seconds with the blocks that give it."""
+    """The least time for k devices, with its blocks.
+
+    Attributes:
+        k: Number of devices.
+        seconds: T_L^k in seconds.
+        blocks: The blocks, in order.
+    """
 
     k: int
     seconds: float
@@ -89,20 +122,29 @@ class CoopaiResult:
 
 
 Chain = tuple[ConvolutionalLayer | FullyConnectedLayer, ...]
-_RoundOption = tuple[LayerBlock, DataState, float]  # a block, the state that it leaves, and e_{i,j}^k
+_RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after it, and e_{i,j}^k in seconds.
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
-    """The network as CoopAI sees it: its convolutions with their pools, and its fully connected layers, in a row.
+    """Return the network as CoopAI sees it: a chain of convolutions with their pools, and of fully connected layers.
 
-    Layers that are neither (Flatten, LRN, Softmax) count nothing. path: of a network with branches the layers that
-    stand for it, each with all of its input channels. Raises DicompilerError for branches without it.
+    Other layers (Flatten, LRN, Softmax) cost nothing.
+
+    Args:
+        layers: The layer graph.
+        path: For a network with branches, the layers that represent it, each with all its input channels.
+
+    Returns:
+        The chain.
+
+    Raises:
+        DicompilerError: The network has branches and `path` is empty, or a layer with weights is of another kind.
     """
     for i, layer in enumerate(() if path else layers.layers):
         before = layers.layers[i - 1] if i else None
         if len(layer.inputs) != 1 or layers.producer.get(layer.inputs[0]) is not before:
             raise DicompilerError(
-                f"dp: CoopAI is for a chain of layers, and layer {layer.name!r} is on a branch: leave paper=true out"
+                f"coopai: the network must be a chain, but layer {layer.name!r} is on a branch: use strategy 'dp'"
             )
     maps, labels = build_row_maps(layers), named_axes(layers)
     result: list[ConvolutionalLayer | FullyConnectedLayer] = []
@@ -122,11 +164,11 @@ def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
             result.append(FullyConnectedLayer((layer.name,), length, int(np.prod(output_shape(layers, layer)))))
         else:
             raise DicompilerError(
-                f"dp: CoopAI knows convolutional and fully connected layers, and layer {layer.name!r} "
-                f"({layer.nodes[layer.anchor].op}) is neither: leave paper=true out"
+                f"coopai: layer {layer.name!r} ({layer.nodes[layer.anchor].op}) is neither convolutional nor fully "
+                "connected: use strategy 'dp'"
             )
     if not result:
-        raise DicompilerError("dp: CoopAI finds no convolutional or fully connected layer here: leave paper=true out")
+        raise DicompilerError("coopai: the network has no convolutional or fully connected layer: use strategy 'dp'")
     return tuple(result)
 
 
@@ -165,20 +207,29 @@ def _with_pool(layers: LayerGraph, cl: ConvolutionalLayer, layer: Layer, row_map
 
 
 def balanced_rows(rows: int, k: int) -> RowIntervals:
-    """The balanced rows of k devices."""
+    """Return the rows of k devices, as equal as possible."""
     return split_proportionally(rows, (1.0,) * k)
 
 
 def _equal_shares(count: int, k: int) -> Ints:
-    """(k,): an equal share of `count` outputs or inputs for each device."""
+    """Return an equal share (k,) of `count` outputs or inputs for each device."""
     return np.array(row_counts(balanced_rows(count, k)), np.int64)
 
 
 def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = False) -> CoopaiResult:
-    """Eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k, and the blocks of T_L^k. F: FLOP/s of a device, G: bit/s.
+    """Return T_L^k by eq. (2): T_i^k = min over r of T_r^k + e_{r+1,i}^k.
 
-    e depends on what the devices hold when the round begins, so that T has one value for each State. `single`: SLS,
-    the baseline, with one layer in a block and fully connected ones in model form only.
+    e depends on the data that the devices hold when the round begins, so that T has one value for each DataState.
+
+    Args:
+        layers: The chain.
+        F: Compute rate of a device in FLOP/s.
+        G: Bandwidth of the gateway in bit/s.
+        k: Number of devices.
+        single: Use the baseline SLS, with one layer in a block and fully connected layers in model form only.
+
+    Returns:
+        The least time and its blocks.
     """
     if k == 1:
         return CoopaiResult(1, _single_device_latency(layers, F, G), (LayerBlock(0, len(layers) - 1, "device"),))
@@ -196,17 +247,17 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
 
 
 def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
-    """The order of solutions: the faster, and of equals (to a picosecond) the one of fewer blocks."""
+    """Return the order of solutions: by time (to a picosecond), then by number of blocks."""
     return round(seconds, 12), len(blocks)
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Eq. (1): T_L^* = min over k of T_L^k; of equals the fewest devices."""
+    """Return the best number of devices by eq. (1): T_L^* = min over k of T_L^k; of equal ones the fewest devices."""
     return min(results, key=lambda result: (result.seconds, result.k))
 
 
 def _single_device_latency(layers: Chain, F: float, G: float) -> float:
-    """T_L^1: the network's input travels to the device, its output back."""
+    """Return T_L^1 in seconds: the network's input is sent to the device and its output back."""
     first, last = layers[0], layers[-1]
     inputs = first.Ni if isinstance(first, FullyConnectedLayer) else first.rows_in * first.row_in
     outputs = last.No if isinstance(last, FullyConnectedLayer) else last.rows_out * last.row_out
@@ -218,10 +269,14 @@ def _single_device_latency(layers: Chain, F: float, G: float) -> float:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """The rounds that may follow each other, and e_{i,j}^k of each: eq. (3) to (5).
+    """The rounds that may follow each other, with the time e_{i,j}^k of each: eq. (3) to (5).
 
-    States between rounds: `gateway` nothing is on a device, `rows` each device holds its grid of the last map,
-    `outputs` its share of a fully connected layer's outputs, `sums` the partial sums were added up by the gateway.
+    The states between rounds are:
+
+    - gateway: no data is on a device
+    - rows: each device holds its grid of the last layer
+    - outputs: each device holds its share of a fully connected layer's outputs
+    - sums: the gateway has added up the partial sums
     """
 
     layers: Chain
@@ -231,7 +286,7 @@ class _Rounds:
     single: bool
 
     def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
-        """The blocks that can begin with layer i, the state that each leaves, and e_{i,j}^k."""
+        """Return the blocks that can begin with layer i, the state after each, and e_{i,j}^k."""
         return (
             self._convolutional(i, state)
             if isinstance(self.layers[i], ConvolutionalLayer)
@@ -239,11 +294,11 @@ class _Rounds:
         )
 
     def _e(self, zeta: Ints, phi: Ints) -> float:
-        """Eq. (3): e_{i,j}^k = max over d of ζ(d) / F + φ(d) / (G / k), φ in elements here."""
+        """Return eq. (3): e_{i,j}^k = max over d of ζ(d) / F + φ(d) / (G / k), with φ in elements."""
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
-        """CLs i to j in grids; and the same closed by one FL in data form, whose inputs each device then holds."""
+        """Return CLs i to j in grids, and the same followed by one FL in data form, whose inputs each device then holds."""
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
             last = self.layers[j]
@@ -263,7 +318,7 @@ class _Rounds:
         return rounds
 
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
-        """Eq. (4): ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device prefetches."""
+        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device prefetches."""
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
             layer = self.layers[r]
@@ -274,8 +329,9 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """(ti, τo) of eq. (5) in elements: missing rows that come down, and own rows that others miss, each sent up
-        once."""
+        """Return (ti, τo) of eq. (5) in elements: missing rows that are downloaded, and own rows that others miss,
+        uploaded once.
+        """
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
         if state != "rows":
@@ -290,8 +346,11 @@ class _Rounds:
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
-        """FL i in model form (an output share each), in data form (an input share each, sums up); or i and i + 1 in
-        hybrid form: model, then data."""
+        """Return FL i in model form (a share of the outputs each) and in data form (a share of the inputs each, then a
+        sum).
+
+        If another FL follows, the hybrid form of both is included: model form, then data form.
+        """
         layer = self.layers[i]
         assert isinstance(layer, FullyConnectedLayer)
         inputs, outputs = _equal_shares(layer.Ni, self.k), _equal_shares(layer.No, self.k)
@@ -309,7 +368,7 @@ class _Rounds:
         return rounds
 
     def _held_inputs(self, i: int, state: DataState) -> Ints:
-        """Elements of FL i's input that each device made itself."""
+        """Return the elements of FL i's input that each device has computed itself."""
         before = self.layers[i - 1] if i else None
         if state == "rows" and isinstance(before, ConvolutionalLayer):
             return _equal_shares(before.rows_out, self.k) * before.row_out

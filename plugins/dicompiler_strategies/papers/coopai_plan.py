@@ -1,6 +1,6 @@
-"""CoopAI's own decision as a plan: the blocks that eq. (1) and (2) choose, with equal shares on k devices.
+"""The strategy `coopai`: the blocks that eq. (1) and (2) of CoopAI choose, with equal shares on k devices.
 
-Problem → coopai.Result → runs of layers → parts. What a gateway does in the paper, the leader does here.
+The leader does the work of the paper's gateway.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from dicompiler_strategies.papers.coopai import (
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """The chain, and the best T_L^k for the k of `counts`, by the devices' rate and the network's bandwidth as G.
+    """Return the chain, and the best T_L^k for the k of `counts`, with the devices' rate as F and the bandwidth as G.
 
-    Raises DicompilerError where the network is no chain or the devices are not identical.
+    Raises:
+        DicompilerError: The network is not a chain, or the devices have different rates.
     """
     platform = team.problem.platform
     rates = {platform.devices[i].rate for i in team.members}
     if len(rates) > 1:
-        raise DicompilerError("dp: CoopAI is for identical devices, and these have several rates: leave paper=true out")
+        raise DicompilerError("coopai: all devices must have the same rate: use strategy 'dp'")
     layers = build_chain(team.layers)
     (rate,) = rates
     return layers, best_k([minimise_latency(layers, rate, platform.network.bandwidth, k, single) for k in counts])
 
 
 def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
-    """Layer name → parts. `team`: the k devices of the result, with equal weights."""
+    """Return layer name → parts; `team` has the k devices of the result, with equal weights."""
     layer_parts: dict[str, tuple[Part, ...]] = {}
     for run in _blocks_to_runs(team, layers, result.blocks):
         layer_parts |= run_parts(team, run)
@@ -44,7 +45,7 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 
 
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
-    """The blocks as runs of the network's layers; what lies between two layers of the chain goes with the first."""
+    """Return the blocks as runs of the network's layers; layers between two layers of the chain go with the first."""
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
     runs: list[LayerRun] = []
@@ -70,12 +71,12 @@ def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock
 
 
 def _output_form(block: LayerBlock, r: int) -> TensorForm:
-    """The form in which an FL leaves its outputs: shares in model form, the whole sum in data form."""
+    """Return the form of an FL's outputs: shares in model form, the whole sum in data form."""
     return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
 
 
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
-    """The form in which the layer behind a block of CLs wants its input."""
+    """Return the form in which the layer behind a block of CLs needs its input."""
     if r == len(layers):
         return "whole"
     block = next(block for block in blocks if block.i <= r <= block.j)
@@ -83,7 +84,7 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 
 
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
-    """Fused rows as far as the layers have rows; behind that, single layers in the form that is wanted."""
+    """Return fused rows as far as the layers have rows, then single layers in the wanted form."""
     graph = team.layers
     end = start
     while end < stop and graph.layers[end].name in team.row_maps:
@@ -95,7 +96,7 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 
 
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
-    """`wanted`, or where the layer cannot be cut so, all of it on each device, or where that is not legal, on one."""
+    """Return the wanted form; on each device if the layer cannot be cut, or on one device if it must stay whole."""
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"
     return "whole" if layer.whole_reason else wanted

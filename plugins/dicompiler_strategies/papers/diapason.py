@@ -1,11 +1,20 @@
-"""DIAPASON (DATE 2024) as printed: equations 1 to 16 in the paper's letters, and their gradients in closed form.
+"""DIAPASON (DATE 2024) as printed: equations (1) to (16) in the paper's letters, and their gradients in closed form.
 
-Space + W_l, W_dev → loss L and ∂L/∂W_l, ∂L/∂W_dev, for R restarts at once.   Plain gradient descent, then argmax.
+    OpportunitySpace + W_l, W_dev → loss L, ∂L/∂W_l and ∂L/∂W_dev, for R restarts at once
 
-Where the print needs help: equations 13 and 15 print a raw W_l where softmax(W_l) is meant (raw, the loss has no lower
-bound); sim of equation 4 is the euclidean distance / √2, so that it is at most 1; the loss is in ms or mJ; overlap
-(equations 9 to 14) is in bytes and counts no element twice, see `opportunities.Space`. The sum of the layers' and
-transfers' costs is no makespan: what a decoded plan comes to, a cost model must say.
+W_l (a vector for each layer) holds the logits of the layer's partition opportunities, and W_dev (a matrix for each
+group of opportunities) the logits of the device of each sublayer. The method is plain gradient descent followed by
+argmax.
+
+Some equations need an interpretation:
+
+- Eq. (13) and (15) print W_l; softmax(W_l) is meant, because otherwise the loss has no lower bound.
+- sim of eq. (4) is the Euclidean distance divided by √2, so that it is at most 1.
+- The loss is in ms or mJ.
+- overlap (eq. 9 to 14) is in bytes and counts no element twice, see `OpportunitySpace`.
+
+The sum of the costs of layers and transfers is not a makespan. The decoded plan must therefore be evaluated by a cost
+model.
 """
 
 from __future__ import annotations
@@ -23,7 +32,12 @@ Picks = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class RelaxationWeights:
-    """W_l: for each layer (R, P); W_dev: (R, G, S, D)."""
+    """The variables of the relaxation.
+
+    Attributes:
+        W_l: Logits (R, P) of the partition opportunities of each layer.
+        W_dev: Logits (R, G, S, D) of the devices of each group's sublayers.
+    """
 
     W_l: tuple[Floats, ...]
     W_dev: Floats
@@ -31,28 +45,37 @@ class RelaxationWeights:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLoss:
-    """L (R,) and its gradient in the shapes of the weights."""
+    """The loss and its gradient.
+
+    Attributes:
+        L: Loss (R,) in ms or mJ.
+        gradient: Gradient in the shapes of the weights.
+    """
 
     L: Floats
     gradient: RelaxationWeights
 
 
 def softmax(W: Floats) -> Floats:
-    """Over the last axis."""
+    """Return the softmax over the last axis."""
     e: Floats = np.exp(W - W.max(axis=-1, keepdims=True))
     e /= e.sum(axis=-1, keepdims=True)
     return e
 
 
 def softmax_gradient(p: Floats, g: Floats) -> Floats:
-    """∂L/∂W from g = ∂L/∂p, p = softmax(W) over the last axis: p · (g − Σ p g)."""
+    """Return ∂L/∂W from g = ∂L/∂p and p = softmax(W) over the last axis: p · (g − Σ p g)."""
     centred: Floats = p * (g - (p * g).sum(axis=-1, keepdims=True))
     return centred
 
 
 def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristics: bool) -> RelaxationWeights:
-    """All uniform in [0, 1]; or (heuristics) W_dev 1 for sublayer s on device s and 0 elsewhere, and W_l 0 in the first
-    restart. The print says nothing of W_l: random, the outcome for 7 and more devices is half luck."""
+    """Return the weights to begin with.
+
+    They are uniform in [0, 1]. With `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0
+    in the first restart. The paper does not define the initial W_l; with random values, the result for 7 and more
+    devices depends on luck.
+    """
     random = np.random.default_rng(seed)
     W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
     D = len(space.devices)
@@ -65,9 +88,12 @@ def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristic
 
 
 def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
-    """(16) L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out, with gradient.
+    """Return eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out, with its gradient.
 
-    penalty: (1), of latency, has the superposition penalty; (2), of energy, has none.
+    Args:
+        space: The partition opportunities.
+        W: The weights.
+        penalty: Subtract the superposition penalty: eq. (1) for latency; eq. (2) for energy has none.
     """
     sigma = softmax(W.W_dev)  # (R, G, S, D)
     p = [softmax(W_l) for W_l in W.W_l]
@@ -103,17 +129,17 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
 
 
 def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Floats) -> tuple[Floats, Floats]:
-    """(L_mov^{m,n} (R, P, P'), s_m B (R, P, S, D)).
+    """Return L_mov^{m,n} (R, P, P') and s_m B (R, P, S, D).
 
     (8) W_{i,j} = softmax(W_dev_m^i) ⊗ softmax(W_dev_n^j); (9) L_{i,j} = overlap_{i,j} · B; (10) the sum of all their
-    products: Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
+    products, Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
     """
     pushed = s_m @ space.B
     return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
 
 
 def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool) -> tuple[Floats, Floats]:
-    """(L_part (R, P) of layer i, its gradient by sigma (R, P, S, D)).
+    """Return L_part (R, P) of layer i and its gradient by sigma (R, P, S, D).
 
     (3) L_sub^j = softmax(W_dev^j) · L_dev^j; (1) L_part = Σ_j L_sub^j − L_pen (latency); (2) Σ_j L_sub^j (energy).
     """
@@ -130,10 +156,10 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
 
 
 def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """(L_pen (R, P), ∂L_pen/∂L_sub (R, P, S), and for each pair ∂L_pen/∂X_ij / (2 X_ij) (R, P, S, S)).
+    """Return L_pen (R, P), ∂L_pen/∂L_sub (R, P, S), and ∂L_pen/∂X_ij / (2 X_ij) (R, P, S, S) for each pair.
 
-    (4) X_ij = sim[softmax(W_dev^i), softmax(W_dev^j)]; (5) V_ij = X_ij · min(L_sub_i, L_sub_j) for j > i;
-    (6) L_pen = Σ_i min V_i. Since X = ‖a − b‖ / √2, ∂X/∂a is (a − b) / (2 X), taken as 0 where a = b.
+    (4) X_ij = sim[softmax(W_dev^i), softmax(W_dev^j)]; (5) V_ij = X_ij · min(L_sub_i, L_sub_j) for j > i; (6) L_pen =
+    Σ_i min V_i. X = ‖a − b‖ / √2 gives ∂X/∂a = (a − b) / (2 X), which is taken as 0 if a = b.
     """
     S = sigma.shape[2]
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]  # (P, S, S)
@@ -152,14 +178,14 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 
 
 def _contract_product(weighted: Floats, by: Floats) -> Floats:
-    """Σ_{n,j} weighted (R, m, i, n, j) · by (R, n, j, D) → (R, m, i, D)."""
+    """Return Σ_{n,j} weighted (R, m, i, n, j) · by (R, n, j, D), with shape (R, m, i, D)."""
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
     return flat.reshape(R, P, S, -1)
 
 
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
-    """Adds the gradients of each PO (R, P, S, D) to those of its W_dev, which fusion POs share."""
+    """Add the gradients (R, P, S, D) of the POs to those of their W_dev, which fusion POs share."""
     for place, number in enumerate(group):
         g_sigma[:, number] += g[:, place]
 
@@ -167,7 +193,7 @@ def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None
 def gradient_descent(
     space: OpportunitySpace, W: RelaxationWeights, rate: float, iterations: int, penalty: bool = True
 ) -> RelaxationWeights:
-    """`iterations` steps W ← W − rate · ∂L/∂W."""
+    """Return the weights after `iterations` steps W ← W − rate · ∂L/∂W."""
     for _ in range(iterations):
         g = relaxed_loss(space, W, penalty).gradient
         W_l = tuple(w - rate * step for w, step in zip(W.W_l, g.W_l, strict=True))
@@ -178,8 +204,7 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """For each layer the PO with the highest W_l, and for its sublayers the device with the highest W_dev; of equals
-    the first."""
+    """Return for each layer the PO with the largest W_l, and the device with the largest W_dev for each of its sublayers."""
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)
     return tuple(

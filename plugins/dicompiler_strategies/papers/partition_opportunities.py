@@ -1,7 +1,6 @@
-"""Partition opportunities (POs) as DIAPASON makes them: a layer whole, in a slice for each device, or in the slices
-that a later layer's slices need (fusion).
+"""Partition opportunities (POs) of DIAPASON: a layer whole, in one slice for each device, or fused with a later layer.
 
-Problem → Space: for every layer its POs, what their sublayers cost on each device, and how much passes between them.
+Problem → OpportunitySpace: the POs of every layer, the cost of their sublayers on each device, and the bytes between
 """
 
 from __future__ import annotations
@@ -38,13 +37,19 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, com
 MILLI_PER_UNIT = (
     1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
 )
+"""Costs are in ms or mJ. The unit decides the meaning of a learning rate; with these, the paper's 0.8 works well."""
 
 
 @dataclass(frozen=True)
 class PartitionOpportunity:
-    """One p ∈ P of a layer. group: whose W_dev it has (a fusion PO its parent's). regions: the section of the layer's
-    output of each sublayer s ∈ S (None where it has nothing to do); shares: the same without overlaps. depth: 0, or
-    how many layers behind this one the parent is."""
+    """One p ∈ P of a layer.
+
+    Attributes:
+        group: Number of the W_dev that it uses; a fusion PO uses that of its parent.
+        regions: Section of the layer's output of each sublayer s ∈ S; None if the sublayer computes nothing.
+        shares: The same without overlaps.
+        depth: 0, or the number of layers between this layer and the parent's.
+    """
 
     group: int
     regions: tuple[Region | None, ...]
@@ -54,13 +59,25 @@ class PartitionOpportunity:
 
 @dataclass(frozen=True, eq=False)
 class OpportunitySpace:
-    """Arrays of all POs: P of a layer, padded to S sublayers, on D devices; G sets of W_dev.
+    """All POs of a problem as arrays: P POs of a layer, padded to S sublayers, on D devices, with G sets of W_dev.
 
-    group: (P,) of each layer. real: (P, S), whether there is such a sublayer. cost: (P, S, D), L_dev of equation 3.
-    overlap: (i, j) → bytes (P, S, P', S'), of equation 9: what a sublayer of j needs of one of i. Each element is taken
-    once, from the sublayer of the same number where that has it, else from the one whose share it is: redundant rows of
-    fused slices are nothing that travels. inputs, outputs: layer → bytes (P, S), overlap_in, overlap_out of 12, 14.
-    B: (D, D), B_in, B_out: (D,), cost of a byte. Costs are ms or mJ. width: (G,), sublayers of each group.
+    An element is sent only once: from the sublayer of the same number if that has it, otherwise from the one whose
+    share it is in. Redundant rows of fused slices are not sent.
+
+    Attributes:
+        problem: The problem.
+        devices: The devices that compute.
+        opportunities: POs of each layer.
+        group: W_dev number (P,) of each PO, for each layer.
+        has_sublayer: True (P, S) if the PO has this sublayer, for each layer.
+        cost: L_dev (P, S, D) of eq. (3) in ms or mJ, for each layer.
+        overlap: (i, j) → bytes (P, S, P', S') of eq. (9) that a sublayer of j needs of one of i.
+        inputs: Layer → bytes (P, S) of network inputs, overlap_in of eq. (12).
+        outputs: Layer → bytes (P, S) of network outputs, overlap_out of eq. (14).
+        B: Cost (D, D) of a byte between devices, in ms or mJ.
+        B_in: Cost (D,) of an input byte.
+        B_out: Cost (D,) of an output byte.
+        group_sizes: Number of sublayers of each group.
     """
 
     problem: Problem
@@ -78,7 +95,7 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """The parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal ones once."""
+        """Return the parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal parts appear once."""
         parts = [
             Part(self.devices[place].name, region)
             for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
@@ -91,8 +108,14 @@ class OpportunitySpace:
 
 
 def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
-    """The POs of every layer: whole; slices of the height for each of `kinds` ("equal", "proportional" to the devices'
-    rates); the fusion POs of those, up to `limit` layers before their parent. energy: costs in mJ instead of ms."""
+    """Return the POs of every layer: whole, slices of the height, and the fusion POs of those slices.
+
+    Args:
+        problem: The problem.
+        kinds: Kinds of slices: "equal", or "proportional" to the devices' rates.
+        limit: Largest number of layers between a fusion PO and its parent.
+        energy: Costs are in mJ instead of ms.
+    """
     return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
 
 
@@ -125,7 +148,7 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Last layer first: when a layer's turn comes, all that read it have handed their fusion POs to it."""
+        """Return the POs of each layer, computed backwards, so that all readers have added their fusion POs first."""
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
@@ -143,7 +166,7 @@ class _SpaceBuilder:
         return tuple(map(tuple, opportunities))
 
     def _basic_opportunities(self, layer: Layer) -> Iterator[PartitionOpportunity]:
-        """The whole layer, and its slices."""
+        """Yield the whole layer and its slices."""
         whole = None if layer.whole_reason else full_region(output_shape(self.layers, layer))
         yield PartitionOpportunity(self._new_group(1), (whole,), (whole,))
         axis = find_cuttable_axis(self.layers, layer, "height")
@@ -162,10 +185,10 @@ class _SpaceBuilder:
     def _fusion_opportunity(
         self, layer: Layer, parent: PartitionOpportunity, before: Layer
     ) -> PartitionOpportunity | None:
-        """The slices of `before` that the slices of `parent` need; None where they cannot be cut so.
+        """Return the slices of `before` that the slices of `parent` need; None if they cannot be cut so.
 
-        Slices are widened to where the next one begins where they leave rows to nobody (a stride can): any other PO of
-        `layer` must find all that it needs.
+        Slices are widened to the start of the next one if a stride leaves rows unused, because every other PO of
+        `layer` must find all elements that it needs.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:
@@ -192,7 +215,7 @@ class _SpaceBuilder:
         return {key.tensor: need for key, need in task.needs.items()}
 
     def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
-        """L_dev: (P, S, D)."""
+        """Return L_dev (P, S, D)."""
         layer, count = self.layers.layers[at], len(self.devices)
         there = [
             (p, s, region)
@@ -209,7 +232,7 @@ class _SpaceBuilder:
         return costs
 
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
-        """Boxes (P, S, axes + 1, 2) of output `slot`; None where it has no static shape."""
+        """Return boxes (P, S, axes + 1, 2) of an output, or None if it has no static shape."""
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
         if shape is None:
@@ -219,12 +242,12 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                elif region is not None:  # a share may be empty
+                elif region is not None:  # A share may be empty.
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 
     def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
-        """Boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
+        """Return boxes (P, S, axes + 1, 2) that the sublayers need of `tensor`."""
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
         boxes = np.zeros((len(pos), len(self.devices), rank + 1, 2), np.int64)
@@ -268,7 +291,10 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """(B, B_in, B_out): inputs come from the first source unless the device is one; every sink gets the outputs."""
+        """Return (B, B_in, B_out).
+
+        Inputs come from the first source unless the device is a source itself; every sink receives the outputs.
+        """
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
         between = np.array([[self._byte_cost(a, b) for b in names] for a in names])
@@ -277,7 +303,6 @@ class _SpaceBuilder:
         return between, into, out
 
     def _byte_cost(self, a: str, b: str) -> float:
-        """The cost of a byte from device a to device b."""
         platform = self.problem.platform
         link = None if a == b else platform.link(a, b)
         if link is None:
@@ -287,7 +312,7 @@ class _SpaceBuilder:
 
 
 def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
-    """The places of the layers that read graph inputs, and of those that make graph outputs."""
+    """Return the positions of the layers that read network inputs, and of those that compute network outputs."""
     layers = problem.layers
     reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
     making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered_outputs)]
@@ -295,8 +320,11 @@ def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
 
 
 def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
-    """Disjoint shares of 0..extent, one for each interval that is there: borders amid what neighbours have in common,
-    or where the later one begins. covering([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]."""
+    """Return disjoint shares of 0..extent, one for each interval that is not None.
+
+    A border lies in the middle of the overlap of two neighbours, or at the start of the later one if there is a gap:
+    cover_extent([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)].
+    """
     there = [k for k, interval in enumerate(intervals) if interval is not None]
     covered: list[Interval | None] = [None] * len(intervals)
     start = 0
@@ -311,8 +339,11 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 
 
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
-    """overlap_{i,j} in elements (P, S, P', S'): what sublayer j wants of sublayer i, each element once."""
-    both = common_boxes(shares[:, :, None], produced[:, None, :])  # what j has of i's share: (P, S, S', axes + 1, 2)
+    """Return overlap_{i,j} (P, S, P', S') in elements: the elements that sublayer j needs of sublayer i, each counted
+    once.
+    """
+    # The part of i's share that sublayer j of the same layer holds as well: (P, S, S', axes + 1, 2).
+    both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(
         np.float64
@@ -323,7 +354,7 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
 
 
 def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
-    """Which of `count` sublayers there are; a layer that stays whole has no region and one sublayer."""
+    """Return which of `count` sublayers exist; a layer that stays whole has one sublayer without a region."""
     if po.regions == (None,):
         return [True] + [False] * (count - 1)
     return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

@@ -1,8 +1,11 @@
-"""Stahl et al. (SAMOS 2019): fully connected and convolution layers in LOP, LIP and FUSE, chosen by an ILP.
+"""Stahl et al. (SAMOS 2019): fully connected and convolutional layers in LOP, LIP and FUSE, chosen by an ILP.
 
-Sizes + N → IlpSolution (the ILP as printed, on communication);   Problem → sizes → schemes → Plan.   The paper's
-letters and equation numbers. Where the paper contradicts itself: its example's optimum 22 needs the reuse of eq. (7)
-in eq. (9) too (`reuse`); as printed it is 26. Its table 2 is without it.
+    IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication
+    Problem → IlpLayers → schemes → Plan
+
+The names are the paper's letters, with equation numbers. The paper contradicts itself in one point: the optimum 22 of
+its example needs the reuse of eq. (7) in eq. (9) as well (option `reuse`); as printed, it is 26. Its table 2 is without
+that reuse.
 """
 
 from __future__ import annotations
@@ -25,17 +28,24 @@ from dicompiler.plugin_api.regions import (
 from dicompiler_strategies.named_axis import find_cuttable_axis
 
 PartitionScheme = Literal["o", "i", "f", "s"]
-"""LOP, LIP, first and second layer of a pair that is fused: o_l, i_l, f_l, s_l of eq. (11)."""
+"""LOP, LIP, or the first or second layer of a fused pair: o_l, i_l, f_l, s_l of eq. (11)."""
 
-MAX_SOLVER_S = 60.0  # deterministic seconds of the solver; tens of layers take well below one
+MAX_SOLVER_S = 60.0
+"""Limit of the solver in its deterministic seconds; tens of layers take well below one."""
 
 
 @dataclass(frozen=True)
 class IlpLayer:
-    """Layer l: M inputs, K outputs, Q weights, in elements.
+    """Layer l of the ILP, with sizes in elements.
 
-    before: the place of layer l − 1 of eq. (7) and (12), whose outputs are its inputs; None: it has none. fusable:
-    whether the two can be fused. held: whether the inputs of a first layer lie on the devices in shares (o_0 = 1).
+    Attributes:
+        name: Name of the layer.
+        M: Number of inputs.
+        K: Number of outputs.
+        Q: Number of weights.
+        previous: Position of layer l − 1 of eq. (7) and (12), whose outputs are the inputs; None if there is none.
+        can_fuse: True if the layer can be fused with the previous one.
+        is_held: True if the inputs of a first layer lie on the devices in shares (o_0 = 1).
     """
 
     name: str
@@ -49,8 +59,13 @@ class IlpLayer:
 
 @dataclass(frozen=True)
 class IlpSolution:
-    """A scheme for each layer; communication: C of eq. (10), in elements; proven: no other solution of the ILP sends
-    less."""
+    """A solution of the ILP.
+
+    Attributes:
+        schemes: Scheme of each layer.
+        communication: C of eq. (10), in elements.
+        is_proven: True if no other solution communicates less.
+    """
 
     schemes: tuple[PartitionScheme, ...]
     communication: float
@@ -58,8 +73,18 @@ class IlpSolution:
 
 
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
-    """N · C_l. LOP, eq. (7): (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N; LIP, eq. (8): M (N − 1) / N + K (N − 1);
-    eq. (9): FUSE1 M (N − 1), FUSE2 K (N − 1). `reused`: o_{l−1}, for LOP and, where reuse is counted there, FUSE1."""
+    """Return N · C_l in elements.
+
+    - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
+    - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
+    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
+
+    Args:
+        layer: Layer l.
+        scheme: Its scheme.
+        reused: o_{l−1}, which counts for LOP and, with the option `reuse`, for the first layer of FUSE.
+        N: Number of devices.
+    """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
     return {
@@ -73,9 +98,19 @@ def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) 
 def solve_ilp(
     layers: Sequence[IlpLayer], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True
 ) -> IlpSolution:
-    """The ILP of eq. (10) to (13) by CP-SAT, in whole numbers: N · C. Repeats exactly (one worker, fixed seed).
+    """Solve the ILP of eq. (10) to (13) with CP-SAT, in integers N · C.
 
-    reuse: count reuse in FUSE1 too; lip, fuse: allow LIP for layers that are not fused, and pairs.
+    The result is reproducible (one worker, fixed seed).
+
+    Args:
+        layers: The layers.
+        N: Number of devices.
+        reuse: Count reuse in the first layer of FUSE as well.
+        lip: Allow LIP for layers that are not fused.
+        fuse: Allow fused pairs.
+
+    Returns:
+        The solution.
     """
     from ortools.sat.python import cp_model
 
@@ -122,25 +157,32 @@ def _run_ilp(model: Any, x: Sequence[Mapping[PartitionScheme, Any]], N: int) -> 
     if interrupted:
         raise KeyboardInterrupt
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        raise DicompilerError("stahl: the solver found nothing within its limit of work: take the strategy 'dp'")
+        raise DicompilerError("stahl: the solver found no solution within its limit: use strategy 'dp'")
     schemes = tuple(next(s for s, variable in row.items() if solver.boolean_value(variable)) for row in x)
     return IlpSolution(schemes, round(solver.objective_value) / N, status == cp_model.OPTIMAL)
 
 
 @dataclass(frozen=True)
 class Stahl(Strategy):
-    """Stahl et al.: each layer in LOP or LIP over all devices, or two fused, so that the least is sent.
+    """Stahl et al.: each layer in LOP or LIP over all devices, or two fused, with the least communication.
 
-    conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP     weights in equal shares, whatever the devices' speeds
+        conv5 LOP · conv6 LOP → conv7 LIP (FUSE) · fc8 LOP
 
-    An ILP chooses, on the communication that the paper counts, whatever the problem's objective: every device hands its
-    outputs in and gets its inputs, so that a plan here, which sends what is missing, sends less. Layers that the paper
-    does not speak of follow: by channels where what they read is cut so, else whole on the fastest device.
+    Weights are in equal shares, whatever the speeds of the devices. An ILP minimises the communication as the paper
+    counts it, whatever the objective: every device sends all its outputs and receives all its inputs. A plan here only
+    sends missing elements, and therefore sends less. Layers that the paper does not mention are cut by channels if
+    their inputs are; otherwise they are whole on the fastest device.
+
+    Attributes:
+        devices: Number of devices N, the fastest; 0 means all that compute.
+        reuse: Count reuse of held outputs in FUSE as well.
+        lip: Allow LIP for layers that are not fused.
+        fuse: Allow fused pairs.
     """
 
     name: ClassVar[str] = "stahl"
-    devices: int = field(default=0, metadata={"help": "the number of devices N, the fastest; 0: all that compute"})
-    reuse: bool = field(default=False, metadata={"help": "count reuse of outputs that are held in FUSE too"})
+    devices: int = field(default=0, metadata={"help": "number of devices N, the fastest; 0: all that compute"})
+    reuse: bool = field(default=False, metadata={"help": "count the reuse of held outputs in FUSE as well"})
     lip: bool = field(default=True, metadata={"help": "allow LIP for layers that are not fused"})
     fuse: bool = field(default=True, metadata={"help": "allow fused pairs"})
 
@@ -149,12 +191,22 @@ class Stahl(Strategy):
             raise ValueError("devices must be 0 (all that compute) or more")
 
     def plan(self, problem: Problem) -> Plan:
-        """Raises DicompilerError for more devices than there are."""
+        """Return the plan with the least communication as the paper counts it.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            DicompilerError: `devices` is larger than the number of devices that compute.
+        """
         computing = problem.platform.computing_devices
         if self.devices > len(computing):
             raise DicompilerError(
-                f"stahl: devices={self.devices}, and the platform {problem.platform.name!r} has {len(computing)} that "
-                f"compute: take 0 (all of them) to {len(computing)}"
+                f"stahl: devices={self.devices}, but only {len(computing)} devices of platform "
+                f"{problem.platform.name!r} compute: use 0 (all of them) to {len(computing)}"
             )
         fastest = sorted(computing, key=lambda device: -device.rate)[: self.devices or len(computing)]
         names = tuple(device.name for device in computing if device in fastest)
@@ -167,10 +219,10 @@ class Stahl(Strategy):
 
 
 def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
-    """The layers that the ILP speaks of: those with weights whose output and input channels can both be cut.
+    """Return the layers of the ILP: those with weights whose input and output channels can both be cut.
 
-    Layer l − 1 is the one whose outputs the layer reads, perhaps through pools and the like, of several the first. The
-    two can be fused where nobody else reads on the way, and all that lies between them is computed by channels.
+    Layer l − 1 is the first of those whose outputs the layer reads, possibly through pools and similar layers. The two
+    can be fused if no other layer reads in between, and everything in between is computed by channels.
     """
     places: dict[str, int] = {}
     sizes: list[IlpLayer] = []
@@ -192,7 +244,7 @@ def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
 def _previous_layer(
     layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
 ) -> tuple[int | None, bool]:
-    """(the place of layer l − 1, whether the two can be fused)."""
+    """Return the position of layer l − 1, and True if the two can be fused."""
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _ranges_fit(layers, at, length)
     name = layer.name
@@ -211,7 +263,7 @@ def _previous_layer(
 
 
 def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
-    """Whether shares of the channels of what is read are ranges of the axis that is summed over."""
+    """Return True if shares of the input's channels are ranges of the axis that is summed over."""
     axis = find_cuttable_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
 
@@ -219,7 +271,7 @@ def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
 def network_parts(
     layers: LayerGraph, schemes: Mapping[str, PartitionScheme], names: Sequence[str], leader: str
 ) -> dict[str, tuple[Part, ...]]:
-    """Layer name → parts; partial sums are added up on the leader."""
+    """Return layer name → parts; partial sums are added up on the leader."""
     result: dict[str, tuple[Part, ...]] = {}
     cut: set[str] = set()
     equal = (1.0,) * len(names)
@@ -238,7 +290,7 @@ def network_parts(
 
 
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
-    """Whether a layer outside of the ILP is cut by channels: a grouped convolution, and what reads such pieces."""
+    """Return True if a layer outside the ILP is cut by channels: grouped convolutions, and readers of such pieces."""
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
     return find_cuttable_axis(layers, layer, "channel") is not None and (
@@ -247,7 +299,7 @@ def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool
 
 
 def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
-    """Each device's range of the input channels: those that it made itself in a fused pair."""
+    """Return each device's range of the input channels; in a fused pair, the channels that it has computed itself."""
     length = reduction_length(layers, layer)
     assert length is not None
     if not fused:

@@ -1,11 +1,14 @@
-"""Runs: layers that are cut by channels together, so that nothing is exchanged in between: the columns of first
-weights, the heads of an attention, the rows of last weights.
+"""Channel runs: layers that are cut by channels together, so that nothing is exchanged between them.
 
-LayerGraph → for a layer the run that it is in, or that it ends;   Run + weights → ranges, and every layer's regions.
+Examples are the columns of a first weight matrix, the heads of an attention, and the rows of a last weight matrix.
 
-A run ends with a layer that sums over channels (LIP). What a range of them needs is followed backwards, as for fused
-tiles, through all layers that need make only some of their output for it. Heads, channels that one Flatten spreads over
-many features, and heads of keys that several heads of queries share come out by the operators' rules alone.
+    LayerGraph → for a layer, the run that contains it or that it ends
+    ChannelRun + weights → ranges of the last layer, and regions of all other layers
+
+A run ends with a layer that sums over channels (LIP). The regions that a range of these channels needs are followed
+backwards through all layers of which only a part is needed, as for fused tiles. Heads, channels that a Flatten spreads
+over many features, and key heads that several query heads share need no special treatment: the operator rules give
+their regions.
 """
 
 from __future__ import annotations
@@ -31,15 +34,22 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""Of the ways to cut a run into equal units whose most loaded device has at most so many times the work of the best's
-that with the least work in all is taken, of equals the coarsest: nothing is computed twice."""
+"""Cuts of a run into equal units whose busiest device has at most this many times the work of the best cut are considered.
+Of these the one with the least total work is taken, of equal ones the coarsest, so that nothing is computed twice.
+"""
 
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """`layers`: those that are cut for the last one's ranges, backwards; `last`: the one that sums; `length`: of what
-    it sums over; `units`: into how many equal pieces that can be thought to be cut, the coarsest first. Runs of one
-    structure have equal keys, and are equal: what one is cut into, the other is."""
+    """Layers that are cut by channels together. Runs of equal structure have equal keys, and equal runs are cut equally.
+
+    Attributes:
+        summing_layer: The layer that ends the run with a sum over channels.
+        cut_layers: The other layers, backwards from the summing layer.
+        reduction_length: Length of the axis that is summed over.
+        unit_counts: Numbers of equal pieces that this axis can be cut into, ascending.
+        key: Key of the run's structure.
+    """
 
     summing_layer: Layer = field(compare=False)
     cut_layers: tuple[Layer, ...] = field(compare=False)
@@ -50,8 +60,12 @@ class ChannelRun:
 
 @dataclass(frozen=True)
 class ChannelRunCut:
-    """Of each share of a run the range of the last layer, and the region of each of the others, in the run's order;
-    None: it has none."""
+    """A run cut for several devices.
+
+    Attributes:
+        ranges: For each device, the range of the summing layer's reduction axis.
+        regions: For each device, the output regions of the run's other layers; None if it has no part of one.
+    """
 
     ranges: tuple[Interval, ...]
     regions: tuple[tuple[Region | None, ...], ...]
@@ -59,18 +73,20 @@ class ChannelRunCut:
 
 @memoized
 def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
-    """The run that cuts `layer`, the first behind it, and its place in it; None where it is in none, or in one that
-    just passes its channels on: then they are cut as those of any layer."""
+    """Return the first run that cuts the layer, and the layer's position in it.
+
+    None if there is none, or if the run only passes its channels on; then the layer is cut like any other one.
+    """
     return _runs_by_layer(layers).get(layer.name)
 
 
 @memoized
 def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
-    """The run that `last` ends; None where it sums over nothing, or over what two tensors have (QKᵀ)."""
+    """Return the run that a layer ends; None if it sums over nothing, or over an axis of two tensors (as in QKᵀ)."""
     if not (length := summed_length(layers, last)):
         return None
-    # What only one end needs is joined to others, its channels are some of the length alone; and where both ends do not
-    # need all together it is cut for another reason (a row is picked).
+    # A layer that only one end of the range needs contributes just some of the channels (a Concat). A layer of which both
+    # ends together do not need everything is cut for another reason (a row is picked). Neither is part of the run.
     ends = [_demanded_regions(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
     whole = frozenset(
         name
@@ -82,7 +98,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), found[layer.name], strict=True)
-        pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}  # heads, where they are
+        pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}  # The number of heads.
         extents.update(n for n in pieces if length % n == 0)
     places = {layer.output: i for i, layer in enumerate(chosen)}
     rows = (
@@ -93,7 +109,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 
 
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
-    """The run in shares proportional to `weights`, in whole units (see NEAR)."""
+    """Return the run in shares proportional to `weights`, in whole units (see MAX_LOAD_RATIO)."""
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
 
@@ -118,7 +134,7 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 
 
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
-    """The multiplications of each device, by its weight."""
+    """Return the multiplications of each device divided by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
         own = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
@@ -128,7 +144,7 @@ def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float],
 
 
 def summed_length(layers: LayerGraph, layer: Layer) -> int:
-    """The length of what a layer sums over that one tensor has, with weights or none; 0: nothing."""
+    """Return the length of the axis that a layer sums over, if only one tensor has it; 0 if there is none."""
     length = None if layer.whole_reason else reduction_length(layers, layer)
     return length if length and len(_needed_regions(layers, layer, (0, length))) == 1 else 0
 
@@ -140,8 +156,11 @@ def _needed_regions(layers: LayerGraph, last: Layer, interval: Interval) -> Mapp
 def _demanded_regions(
     layers: LayerGraph, last: Layer, interval: Interval, inside: Collection[str] | None = None
 ) -> dict[str, Region]:
-    """Layer → the region that a range of what `last` sums over needs of it; backwards, of the layers `inside`, or where
-    that is None of those of which that is not all."""
+    """Return layer name → the region of its output that a range of the summing layer's reduction axis needs.
+
+    The walk goes backwards, through the layers in `inside`, or if that is None through the layers of which only a part
+    is needed.
+    """
     demands: dict[str, Region] = {}
     waiting: list[int] = []
 
@@ -164,7 +183,7 @@ def _demanded_regions(
         region = task.outputs[TensorKey(layer.output)]
         if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
-            if not summed_length(layers, layer):  # there the run begins
+            if not summed_length(layers, layer):  # The run begins at another summing layer.
                 demand(task.needs)
     return found
 
@@ -182,7 +201,7 @@ def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """What the footprint of a layer depends on, names left out: equal for layers of equal structure and shapes."""
+    """Return a key of everything that a layer's footprint depends on, without names: equal structure gives equal keys."""
     numbers: dict[str, int] = {}
     rows: list[Hashable] = [layer.anchor, bool(layer.whole_reason)]
     for node in layer.nodes:

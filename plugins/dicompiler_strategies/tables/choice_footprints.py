@@ -1,6 +1,9 @@
-"""Footprints: what each choice of a layer needs, makes, computes and holds on each device, as arrays.
+"""Footprints: the regions, seconds and bytes of each choice of a layer on each device, as arrays.
 
-Problem + Layer + Choices → Footprint, from the tasks that routing and costs use.   Tables are built from footprints.
+    Problem + Layer + Choices → ChoiceFootprint
+
+A box is a region as an array of [start, stop) intervals, one for each axis, followed by the presence interval 0..1. A
+missing box is 0..0 on every axis. The presence interval lets a scalar, which has no axes, be present or missing.
 """
 
 from __future__ import annotations
@@ -25,10 +28,11 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class NeededBoxes:
-    """What a layer reads of one tensor: boxes (choices, devices, axes + 1, 2), [start, stop) in elements.
+    """Regions that a layer reads of one tensor.
 
-    The last axis says whether there is a box at all, 0..1 or 0..0: a tensor of rank 0 has one element where there is.
-    sign: 1, or -1 for what two boxes of one device have in common, so that nothing counts twice.
+    Attributes:
+        boxes: Boxes (choices, devices, axes + 1, 2) in elements.
+        sign: 1; or -1 for the overlap of two boxes of one device, so that no element counts twice.
     """
 
     boxes: Ints
@@ -37,13 +41,17 @@ class NeededBoxes:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceFootprint:
-    """The choices of one layer on the devices of the platform (in its order). C choices, D devices, all bytes raw.
+    """Everything that the choices of one layer need and produce; C choices, D devices in platform order, bytes without
+    wire headers.
 
-    produced: by place in the layer's outputs, the box (C, D, axes + 1, 2) that a device comes to hold by computing it;
-    shares: the same without overlaps: whose copy is sent where several have one. needs: by place in the layer's inputs,
-    those of states as `states_read` numbers them.
-    partial, final: seconds (C, D) of the partial sums and of all else. weights: bytes (C, D).
-    merged: bytes (C, D, D) of partial sums from device to device.
+    Attributes:
+        produced: Index of a layer output → box (C, D, axes + 1, 2) that each device holds after computing.
+        shares: The same without overlaps: the elements that each device sends if several devices hold them.
+        needs: Index of a layer input → boxes that are read. States have negative indices, see `state_slots`.
+        partial_seconds: Seconds (C, D) of partial sums.
+        final_seconds: Seconds (C, D) of everything else.
+        weight_bytes: Bytes (C, D) of weights.
+        merged_bytes: Bytes (C, D, D) of partial sums from sender to receiver.
     """
 
     produced: Mapping[int, Ints]
@@ -56,14 +64,16 @@ class ChoiceFootprint:
 
 
 def build_footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -> ChoiceFootprint:
-    """The arrays of `choices` of `layer`."""
+    """Return the footprint of a layer's choices."""
     return _FootprintBuilder(problem, layer, choices).build()
 
 
 def footprint_key(problem: Problem, layer: Layer) -> Hashable:
-    """Layers of equal keys have equal choices and footprints: the signature, what runs they are in and end, and their
-    axes' names, where the cost is known to follow from the structure; the layer's name too where a cost model may know
-    layers by name."""
+    """Return a key such that layers with equal keys have equal choices and footprints.
+
+    It holds the layer's structure, the runs that contain it and that it ends, and the labels of its axes. If a cost
+    model may know layers by name, it also holds the name.
+    """
     layers = problem.layers
     inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
     labels = tuple(sorted(named_axes(layers).get(layer.output, {}).items()))
@@ -73,7 +83,7 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class _PartProbe:
-    """One part, wherever it is computed: its task without a device, and the bytes of the weights that it holds."""
+    """One part without its device: the task, the regions it needs, and the bytes of its weights."""
 
     task: ShareTask
     region: Region | None
@@ -82,7 +92,7 @@ class _PartProbe:
 
 
 class _FootprintBuilder:
-    """Fills the arrays choice by choice and part by part; equal parts are worked out once."""
+    """Fills the arrays choice by choice and part by part; equal parts are computed once."""
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
@@ -96,7 +106,7 @@ class _FootprintBuilder:
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
         self.shares = {slot: array.copy() for slot, array in self.produced.items()}
-        self.reads: dict[tuple[int, int], Ints] = {}  # (place in the inputs, 0 or 1 for a partial sum) → boxes
+        self.reads: dict[tuple[int, int], Ints] = {}  # (index of the input, 1 for a partial sum or else 0) → boxes
         self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
         self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
 
@@ -124,7 +134,7 @@ class _FootprintBuilder:
         )
 
     def _add_work(self, c: int, part: Part, probe: _PartProbe, merge: int) -> None:
-        """What a part computes and reads."""
+        """Add the seconds of a part and the regions that it reads."""
         d = self.index[part.device]
         (self.final_seconds if part.reduce is None else self.partial_seconds)[c, d] += self._part_seconds(
             probe, part, merge
@@ -136,11 +146,11 @@ class _FootprintBuilder:
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """What a part makes of the layer's outputs, and the partial sums that come for it."""
+        """Add the regions that a part produces and the partial sums that are sent to it."""
         d = self.index[part.device]
         for slot in self.produced:
             region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
-            assert region is not None  # only tensors of static shape have boxes
+            assert region is not None  # Only tensors with a static shape have boxes.
             self.produced[slot][c, d] = region_to_box(region)
             self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)
         for s in senders:
@@ -160,7 +170,7 @@ class _FootprintBuilder:
     def _part_seconds(self, probe: _PartProbe, part: Part, merge: int) -> float:
         device = self.problem.platform.device(part.device)
         region = None if self.layer.whole_reason else probe.region
-        # Of equal devices one stands for all where the model looks at these two alone.
+        # The analytic model depends on these two properties only, so that equal devices share an entry.
         known = (
             (device.rate, device.memory_bandwidth) if type(self.problem.cost_model) is AnalyticModel else device.name
         )
@@ -168,26 +178,26 @@ class _FootprintBuilder:
         if key not in self.known_seconds:
             share = LayerShare(region, part.reduce, merge)
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        if part.reduce is None:  # it looks up in all rows
+        if part.reduce is None:  # Only partial lookups need the copies below.
             return self.known_seconds[key]
         around = count_lookup_copies(self.problem.layers, probe.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*around)
 
     @cached_property
     def _partial_element_bytes(self) -> int:
-        """Bytes of an element of a partial sum."""
+        """Bytes of one element of a partial sum."""
         layers = self.problem.layers
         return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
 
 
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
-    """The states that a layer reads, which are none of its inputs, and their places among its needs: -1, -2, …"""
+    """Return the states that a layer reads, with negative indices that do not collide with its inputs: -1, -2, …"""
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
 
 
 def element_bytes(layers: LayerGraph, tensor: str) -> int:
-    """Bytes of one element of a tensor that travels; whole ones, of types below a byte as well."""
+    """Return the bytes of one element on the wire, rounded up to whole bytes."""
     return sent_nbytes(layers, tensor, (1,))
 
 
@@ -196,12 +206,12 @@ def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
 
 
 def region_to_box(region: Region) -> Region:
-    """A region as a row of boxes has it: with the axis that says that it is there."""
+    """Return a region with the presence interval appended."""
     return (*region, (0, 1))
 
 
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
-    """Where a device reads a tensor for its partial sum and for its merging both, their common box counts once."""
+    """Return the needed boxes by input; if a device reads a tensor for both kinds of parts, the overlap counts once."""
     by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
         boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
@@ -215,32 +225,31 @@ def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Neede
 
 
 def common_boxes(a: Ints, b: Ints) -> Ints:
-    """The common boxes of two arrays (…, axes, 2); 0, 0 on every axis where there is none."""
+    """Return the intersections of two arrays of boxes (…, axes, 2); 0..0 on every axis if empty."""
     low, high = np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])
     there = (low < high).all(axis=-1, keepdims=True)
     return np.stack((np.where(there, low, 0), np.where(there, high, 0)), axis=-1)
 
 
 def box_elements(boxes: Ints) -> Ints:
-    """Elements of the boxes (…, axes, 2); an empty one has 0."""
+    """Return the number of elements (…) of boxes (…, axes, 2)."""
     elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
     return elements
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The devices that hold the graph's inputs, and those that want its outputs; the platform's first by default."""
+    """Return the devices that hold the network's inputs and those that receive its outputs; the first device by default."""
     first = (problem.platform.devices[0].name,)
     return problem.source or first, problem.sink or first
 
 
 def device_host_matrix(platform: Platform) -> Floats:
-    """(devices, hosts): 1 where the device is on the host."""
+    """Return a matrix (devices, hosts) that is 1 if the device is on the host."""
     return np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], np.float64)
 
 
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
-    """The whole of `tensor` on the named devices: boxes (1, devices, axes + 1, 2). Graph inputs on their sources, graph
-    outputs on their sinks."""
+    """Return boxes (1, devices, axes + 1, 2) with the whole tensor on the named devices."""
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)
     for i, device in enumerate(problem.platform.devices):

@@ -1,6 +1,6 @@
 """The choices of a layer: the ways of splitting it that a search picks from, each with its parts on named devices.
 
-Problem + Layer + ChoiceSet → Choices, every one legal by the layer's rule.   Tables and strategies read them.
+Problem + Layer + ChoiceSet → Choices, each valid by the operator rules
 """
 
 from __future__ import annotations
@@ -29,20 +29,27 @@ from dicompiler_strategies.tables.channel_runs import cut_channel_run, find_run_
 from dicompiler_strategies.tables.source_bias import rows_for_source
 
 SPLIT_KINDS = ("whole", "height", "grid", "lop", "lip")
+"""Kinds of splits: whole layers, height tiles, grid tiles, output channels (LOP), input channels (LIP)."""
 SHARE_KINDS = ("equal", "rate", "memory")
+"""How much each device gets: equal shares, or in proportion to its compute rate or to the memory of its host."""
 SOURCE_SHARE = "source"
+"""An additional kind of share: more rows for the device that holds the network's input, see `rows_for_source`."""
 ROW_CUTS = ("balanced", "nearest", "coarser")
+"""Ways to place the borders between rows, see `ChoiceSet`."""
 MERGE_KINDS = ("one", "channels", "rows", "all")
+"""Ways to add up partial sums (LIP), see `ChoiceSet`."""
 
 
 @dataclass(frozen=True)
 class Choice:
     """One way to split one layer.
 
-    kind: one of KINDS. label: short, for people: "height 4 +1" are rows on 4 devices and one more on each side.
-    parts: at most one that makes the layer's output, and one partial sum, on a device.
-    shares: for each of `parts` the region that nobody else has as well, None for a partial sum; () where the parts'
-    own regions are disjoint. They decide who sends what several devices hold.
+    Attributes:
+        kind: One of SPLIT_KINDS.
+        label: Short text for people. "height 4 +1" means rows on 4 devices and one extra row on each side.
+        parts: The parts. A device has at most one part that computes output, and at most one partial sum.
+        shares: For each part, the region that no other part has as well; None for a partial sum. They decide which
+            device sends elements that several devices hold. Empty if the regions of the parts are disjoint.
     """
 
     kind: str
@@ -53,19 +60,26 @@ class Choice:
 
 @dataclass(frozen=True)
 class ChoiceSet:
-    """Which choices there are.
+    """The set of choices that a search may use.
 
-    kinds: of KINDS. counts: numbers of devices to split over, the fastest ones (of equals the first); () is every
-    number from 2 on. extra: rows (and, of a grid, columns) that each tile computes beyond its share on each side, at
-    most; they let a run of layers go without an exchange. shares: of SHARES: equal, in proportion to the compute rate,
-    or to the memory of the device's host (shared by the host's devices); or NEAR, rows of layers near the network's
-    input, of which its source computes more while the others' parts travel. bases: of BASES, where rows and columns are
-    cut: "balanced" gives whole shares, the first ones one more; "nearest" cuts at the nearest row to the exact place,
-    so that the cuts of maps of different sizes lie within a row of each other; "coarser" cuts where the next smaller
-    map after the layer is cut (and takes its extra rows: twice as many before a pool of two). finishes: of FINISHES,
-    the ways in which partial sums (LIP) are merged: on one device, in channel shares, in row shares, or, of sequences
-    and vectors, on all devices (then what multiplies nothing can be whole on all of them, too). each: whole layers on
-    each device or on the fastest alone. Raises UsageError for what is none of these.
+    Attributes:
+        kinds: Kinds of splits, of SPLIT_KINDS.
+        device_counts: Numbers of devices to split over; the fastest devices are used, the first of equal ones. Empty
+            means every number from 2 on.
+        extra_rows: Largest number of rows (for grids also columns) that a tile computes beyond its share on each side.
+            With extra rows several layers in a row need no exchange.
+        shares: Kinds of shares, of SHARE_KINDS or SOURCE_SHARE. A host's memory is shared by its devices.
+        row_cuts: How borders between rows and columns are placed. "balanced": every share has the same number of rows,
+            the first ones one more. "nearest": at the row nearest to the exact border, so that the borders of layers of
+            different sizes lie within a row of each other. "coarser": at the borders of the next smaller layer, with
+            its extra rows (twice as many before a pool of stride two).
+        merges: How partial sums (LIP) are added up: on one device ("one"), in shares of the channels ("channels") or
+            rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
+            multiplications may also be computed whole on all devices.
+        each_device: Layers may be whole on any device; otherwise only on the fastest one.
+
+    Raises:
+        UsageError: A value is unknown or out of range.
     """
 
     kinds: tuple[str, ...] = SPLIT_KINDS
@@ -77,20 +91,20 @@ class ChoiceSet:
     each_device: bool = True
 
     def __post_init__(self) -> None:
-        for field_name, given, known in (
+        for field_name, names, known in (
             ("kinds", self.kinds, SPLIT_KINDS),
             ("shares", self.shares, (*SHARE_KINDS, SOURCE_SHARE)),
             ("bases", self.row_cuts, ROW_CUTS),
             ("finishes", self.merges, MERGE_KINDS),
         ):
-            for name in given:
+            for name in names:
                 if name not in known:
                     raise UsageError(f"choices: {field_name}: unknown {name!r}{did_you_mean(name, known)}")
         if self.extra_rows < 0 or any(count < 2 for count in self.device_counts):
             raise UsageError("choices: extra must be at least 0 and each of counts at least 2")
 
     def describe(self) -> str:
-        """The set in one line, for printing beside a bound that holds for it."""
+        """Return the set in one line, to be printed next to a bound that holds for it."""
         counts = ",".join(map(str, self.device_counts)) or "2.."
         rest = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, {'+'.join(self.shares)} shares"
         rest += f" ({'+'.join(self.row_cuts)} cuts)"
@@ -100,9 +114,19 @@ class ChoiceSet:
 def list_choices(
     problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), max_choices: int | None = None
 ) -> tuple[Choice, ...]:
-    """The choices of `layer` on the platform of `problem`, whole layers first (the fastest device's is the first of
-    all); what the layer's rule does not allow is left out, and so is what has the parts of an earlier one. most: so
-    many are enough."""
+    """Return the choices of a layer, whole layers first and the fastest device's first of all.
+
+    Choices that the operator rule does not allow are left out, and so are choices with the parts of an earlier one.
+
+    Args:
+        problem: The problem.
+        layer: The layer.
+        options: The choice set.
+        max_choices: Stop after this many choices.
+
+    Returns:
+        The choices.
+    """
     by_parts: dict[tuple[Part, ...], Choice] = {}
     for choice in _generate_choices(problem, layer, options):
         by_parts.setdefault(choice.parts, choice)
@@ -112,13 +136,13 @@ def list_choices(
 
 
 def devices_by_rate(problem: Problem) -> tuple[Device, ...]:
-    """The computing devices, the fastest first, of equals the first of the platform."""
+    """Return the devices that compute, the fastest first; equal ones in platform order."""
     return tuple(sorted(problem.platform.computing_devices, key=lambda device: -device.rate))
 
 
 def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]:
     devices = devices_by_rate(problem)
-    # Without any way to compute a layer whole there may be no choice at all: the fastest device is always one.
+    # The fastest device is always a choice. Without any whole layer there might be no choice at all.
     each = devices if options.each_device and "whole" in options.kinds else devices[:1]
     for device in each:
         yield Choice("whole", f"whole {device.name}", (Part(device.name),))
@@ -155,7 +179,12 @@ def _share_weights(problem: Problem, devices: Sequence[Device], share: str) -> l
 
 @dataclass(frozen=True)
 class _SplitInputs:
-    """What every kind of split is made from: a layer, and devices with their weights."""
+    """Inputs of all kinds of splits: a layer, and devices with their weights.
+
+    Attributes:
+        weights: Relative share of each device.
+        note: Suffix of the choice's label that names the kind of share.
+    """
 
     problem: Problem
     layer: Layer
@@ -165,14 +194,16 @@ class _SplitInputs:
     note: str
 
     def find_axis(self, label: str) -> int | None:
-        """The output axis of that name, None where it cannot be cut. Behind a Flatten rows are no axis of their own."""
+        """Return the output axis with this label, or None if it cannot be cut.
+
+        After a Flatten, rows and channels lie on one axis; it then counts as channels only.
+        """
         layers, layer = self.problem.layers, self.layer
         axis = find_cuttable_axis(layers, layer, label)
         channel = named_axes(layers).get(layer.output, {}).get("channel")
         return None if label != "channel" and axis == channel else axis
 
     def axis_length(self, label: str) -> int:
-        """The length of a named output axis that can be cut."""
         axis = self.find_axis(label)
         assert axis is not None
         return self.full_region()[axis][1]
@@ -184,8 +215,10 @@ class _SplitInputs:
         return split_axis(self.problem.layers, self.layer, axis, weights)
 
     def device_slices(self, label: str) -> list[tuple[Device, Region]]:
-        """A slice of the output for each device that gets one; empty where the axis cannot be cut. Channels are cut as
-        the run is that the layer is in."""
+        """Return a slice of the output for each device that gets one; empty if the axis cannot be cut.
+
+        Channels are cut like the run of layers that contains this layer.
+        """
         layers, layer = self.problem.layers, self.layer
         found = find_run_of(layers, layer) if label == "channel" else None
         if found is not None:
@@ -199,8 +232,7 @@ class _SplitInputs:
 
     @property
     def is_sequence_or_vector(self) -> bool:
-        """Whether the output is a sequence or a vector, and no map: then all of it on each device can be worth its
-        computing."""
+        """True if the output is a sequence or a vector, for which computing all of it on every device may be worthwhile."""
         labels = named_axes(self.problem.layers).get(self.layer.output, {})
         return labels.get("width", labels.get("height")) == labels.get("height")
 
@@ -213,7 +245,7 @@ def _grow_tiles(
     along: Sequence[int],
     extras: range,
 ) -> Iterator[Choice]:
-    """The tiles with 0, 1, 2, … more rows (and columns) on each side."""
+    """Yield the tiles with 0, 1, 2, … extra rows (and columns) on each side."""
     whole = split.full_region()
     for extra in extras if tiles else ():
         parts = []
@@ -226,12 +258,16 @@ def _grow_tiles(
         yield Choice(kind, label, tuple(parts), tuple(region for _, region in tiles))
 
 
-_CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]  # label of an axis, weights → intervals
+_CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]
+"""(label of an axis, weights) → one interval for each weight."""
 
 
 def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str, range]]:
-    """For each of the bases: how it cuts rows and columns, a note for the label, the numbers of extra rows. Where many
-    rows become one (a sequence that is an image's), they grow by a quarter of that: each single row makes no halo."""
+    """Yield for each kind of row cut its function, a note for the label, and the numbers of extra rows.
+
+    If the next smaller layer makes one row of many (patches of an image become a sequence), the numbers of extra rows
+    grow by a quarter of that, because single rows make no useful halo.
+    """
     layers, layer = split.problem.layers, split.layer
 
     def cut(label: str, weights: Sequence[float], coarse: bool) -> Sequence[Interval]:
@@ -257,7 +293,7 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
 
 @memoized
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
-    """The height or width of the first smaller map along the first readers of the layer's output; 0: there is none."""
+    """Return the height or width of the first smaller layer along the first readers of the output; 0 if there is none."""
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
     while True:
@@ -283,10 +319,10 @@ def _height_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """(m/2) × 2 tiles, and the squarest other grid of m tiles."""
+    """Yield grids of (m/2) × 2 tiles, and the squarest other grid of m tiles."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
-    if height is None or width is None or height == width:  # a sequence that is an image's
+    if height is None or width is None or height == width:  # Height and width coincide in a sequence of image patches.
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
     for columns in dict.fromkeys(c for c in (2, squarest) if c and count % c == 0 and count >= 4):
@@ -299,7 +335,11 @@ def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
 def _grid_tiles(
     split: _SplitInputs, cut: _CutFunction, along: tuple[int, int], columns: int
 ) -> list[tuple[Device, Region]]:
-    """Each row of tiles is as high as its devices are heavy together, and cut into columns by their weights."""
+    """Return the tiles of a grid.
+
+    The height of each row of tiles is proportional to the sum of its devices' weights. The row is then cut into columns
+    by these weights.
+    """
     weights = split.weights
     starts = range(0, len(weights), columns)
     tiles = []
@@ -312,8 +352,10 @@ def _grid_tiles(
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """All of a layer that multiplies nothing on each device: quicker than sending it where it is small."""
-    known = split.problem.layers.tensors[split.layer.output].shape is not None  # else nobody else reads it
+    """Yield the choice that computes a layer without multiplications whole on every device, if it is small enough to
+    matter.
+    """
+    known = split.problem.layers.tensors[split.layer.output].shape is not None
     if (
         known
         and "all" in split.options.merges
@@ -334,8 +376,11 @@ def _lop_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """The regions without what earlier ones have, along the first axis that is cut; () where they are disjoint."""
-    if not regions[0]:  # a number is one element
+    """Return the regions without the elements of earlier regions, along the first axis that is cut.
+
+    Returns an empty tuple if the regions are disjoint already.
+    """
+    if not regions[0]:  # A scalar has no axes.
         return ()
     bounds = tuple(zip(*regions, strict=True))
     axis = next((axis for axis, cuts in enumerate(bounds) if len(set(cuts)) > 1), 0)
@@ -372,8 +417,10 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
-    """Whether a layer takes rows of a table that is no larger than what it makes of it: then to share the table out
-    saves less than the partial results take."""
+    """Return True if the layer picks rows of a table that is no larger than the layer's output.
+
+    Cutting such a table saves less than sending the partial results costs.
+    """
     if count_macs(layers, layer):
         return False
     made = output_shape(layers, layer)

@@ -1,6 +1,10 @@
-"""Tables: the barrier model over choices as numpy arrays, one per layer and one per edge of the layer graph.
+"""Cost tables: the barrier model over the choices of all layers, one array for each layer and each edge of the layer
+graph.
 
-Problem + ChoiceSet → Tables;   Tables + selections (a choice for each layer) → seconds, bytes, a Plan.
+    Problem + ChoiceSet → CostTables
+    CostTables + selection (the number of a choice for each layer) → seconds, bytes, a Plan
+
+The barrier model assumes that a layer starts when all devices have everything that they need for it.
 """
 
 from __future__ import annotations
@@ -35,33 +39,48 @@ from dicompiler_strategies.tables.message_coalescing import coalesced_layers
 from dicompiler_strategies.work import FILLED_PARTS_PER_S
 
 LayerEdge = tuple[int, int]
+"""(producer, consumer): positions of two layers in layer order."""
 TensorSlots = tuple[
     tuple[int, int], ...
 ]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
+"""For each tensor of an edge: (index of the producer's output, index of the consumer's input)."""
 BoxFlow = tuple[
     Ints, Ints, Sequence[NeededBoxes], int
 ]  # what is held, whose it is, what is needed, bytes of an element
-_MAX_BLOCK_ELEMENTS = 1 << 17  # elements of the largest array that filling an edge makes at once: it stays in the cache
+"""One tensor on an edge: boxes that are held, their disjoint shares, boxes that are needed, and bytes of an element."""
+_MAX_BLOCK_ELEMENTS = 1 << 17  # Arrays of this size stay in the processor's cache while an edge is filled.
 
 
 @dataclass(frozen=True, eq=False)
 class CostTables:
-    """The barrier model: T = Σ node + Σ edge. A selection names a choice for each layer, in layer order.
+    """The barrier model of a problem: T(selection) = Σ_l node_seconds[l][c_l] + Σ_(i,j) edge_seconds[i,j][c_i, c_j].
 
-    node: seconds (choices,) of a layer: its slowest device (partial sums and what comes after them one after the
-    other), the merging of its partial sums, and the delivery of graph inputs to it and of graph outputs from it.
-    edge: (i, j), layers that one reads of the other → seconds (choices of i, choices of j) until every device has what
-    it misses: what it needs for layer j and does not compute itself in layer i.
-    compute: seconds (choices, devices), weights: bytes (choices, devices), devices in the platform's order.
-    node_traffic, traffic: the bytes that travel, where node and edge have the seconds.
+    A selection has the number of a choice c_l for each layer l.
 
-    Assumed: nothing overlaps, neither layers nor computing and sending (but where runtimes cost something the source
-    computes while the network's inputs travel to others); on a shared medium or a gateway one transfer
-    goes after another; on a switch all go at once, each edge by itself, until the busiest line is done; what several
-    devices hold is sent by the one whose share it is. Products of one tensor (keys and values) leave in one message. A
-    tensor that two layers read is sent for each of them, even to
-    a device that has it by then; a part that nobody reads is computed. `cost.metrics.measure` counts such a tensor once
-    and leaves such a part out: elsewhere the values are the same.
+    Assumptions:
+
+    - Nothing overlaps: neither layers, nor computing and sending. There is one exception: if runtimes cost something, the
+      source computes while the network's inputs are sent to other devices.
+    - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the same
+      time until the busiest link is done.
+    - An element that several devices hold is sent by the device in whose share it lies.
+    - Keys and values of an attention are sent in one message.
+    - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part that is never read
+      is computed. `cost.metrics.measure` counts such a tensor once and omits such a part; otherwise both models agree.
+
+    Attributes:
+        problem: The problem.
+        options: The choice set.
+        choices: Choices of each layer.
+        node_seconds: Seconds (choices,) of each layer: its slowest device (partial sums, then the rest), the exchange
+            of partial sums, and the transfers of the network's inputs to it and outputs from it.
+        edge_seconds: (i, j) → seconds (choices of i, choices of j) until every device has the elements that it needs
+            for layer j and did not compute itself in layer i.
+        compute_seconds: Seconds (choices, devices) of computing, for each layer, devices in platform order.
+        weight_bytes: Bytes (choices, devices) of weights, for each layer.
+        node_bytes: Bytes (choices,) that are sent, with the meaning of `node_seconds`.
+        edge_bytes: Bytes (choices, choices) that are sent, with the meaning of `edge_seconds`.
+        footprints: Footprint of each layer.
     """
 
     problem: Problem
@@ -76,26 +95,26 @@ class CostTables:
     footprints: tuple[ChoiceFootprint, ...] = field(repr=False)
 
     def total_seconds(self, selection: Sequence[int]) -> float:
-        """Seconds of one selection."""
+        """Return the seconds of one selection."""
         return float(self.total_seconds_of(np.asarray([selection]))[0])
 
     def total_seconds_of(self, selections: NDArray[np.integer]) -> Floats:
-        """Seconds (plans,) of selections (plans, layers)."""
+        """Return the seconds (plans,) of several selections (plans, layers)."""
         return sum_tables(self.node_seconds, self.edge_seconds, selections)
 
     def plan(self, selection: Sequence[int]) -> Plan:
-        """The plan of one selection."""
+        """Return the plan of one selection."""
         layers = self.problem.layers.layers
         return self.problem.build_plan(
             {layer.name: choice.parts for layer, choice in zip(layers, self.selected_choices(selection), strict=True)}
         )
 
     def selected_choices(self, selection: Sequence[int]) -> tuple[Choice, ...]:
-        """The choices of one selection, in layer order."""
+        """Return the choices of one selection, in layer order."""
         return tuple(choices[number] for choices, number in zip(self.choices, selection, strict=True))
 
     def find_selection(self, plan: Plan) -> tuple[int, ...] | None:
-        """The selection that gives `plan`'s parts; None where a layer's parts are none of its choices."""
+        """Return the selection that gives the plan's parts; None if a layer's parts are not among its choices."""
         numbers = [
             next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
             for layer, choices in zip(self.problem.layers.layers, self.choices, strict=True)
@@ -105,51 +124,74 @@ class CostTables:
 
     @cached_property
     def choice_counts(self) -> tuple[int, ...]:
-        """How many choices each layer has."""
+        """The number of choices of each layer."""
         return tuple(map(len, self.choices))
 
 
 def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selections: NDArray[np.integer]) -> Floats:
-    """Σ node + Σ edge of selections (plans, layers)."""
+    """Return Σ node + Σ edge (plans,) for selections (plans, layers)."""
     columns = np.ascontiguousarray(np.asarray(selections).T)
     sums = np.zeros(columns.shape[1])
     for layer_costs, column in zip(node, columns, strict=True):
         sums += layer_costs[column]
     for (i, j), table in edge.items():
-        # One flat index is faster than a pair of them.
+        # A flat index is faster than a pair of indices.
         sums += table.ravel()[columns[i] * table.shape[1] + columns[j]]
     return sums
 
 
 def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
-    """A selection among the choices that are `kept` (their numbers, by layer) in the numbers of all choices."""
+    """Translate a selection among kept choices to the numbers of all choices.
+
+    Args:
+        kept: For each layer, the numbers of the choices that are kept.
+        selection: Selection among the kept choices.
+
+    Returns:
+        The selection among all choices.
+    """
     return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """The other way round; None where one of its choices is not kept."""
+    """Translate a selection among all choices to numbers of the kept ones; None if one of its choices is not kept."""
     places = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
 
 
 def restrict_edges(edge: Mapping[LayerEdge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[LayerEdge, Floats]:
-    """The tables of edges over the choices that are `kept` alone."""
+    """Return the edge tables restricted to the kept choices."""
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
 def build_cost_tables(
     problem: Problem, options: ChoiceSet = ChoiceSet(), allowance: WorkBudget | None = None
 ) -> CostTables:
-    """The barrier model over the choices of every layer of `problem`. Layers of one structure share their arrays.
-    DicompilerError where the allowance is over before they are filled."""
+    """Return the barrier model over the choices of every layer.
+
+    Layers of equal structure share their arrays.
+
+    Args:
+        problem: The problem.
+        options: The choice set.
+        budget: Work that may be done; filling the tables is counted.
+
+    Returns:
+        The tables.
+
+    Raises:
+        DicompilerError: The budget is exceeded before the tables are filled.
+    """
     try:
         return _TableFiller(problem, options, allowance or WorkBudget()).fill()
     except BudgetExceeded:
-        raise DicompilerError("tables: the budget is over before they are filled: give a larger one") from None
+        raise DicompilerError(
+            "cost tables: the budget is used up before they are filled: use a larger budget"
+        ) from None
 
 
 def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
-    """(producer, consumer) by place in layer order → the tensors in between."""
+    """Return the edges of the layer graph with the tensors on each."""
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers):
         for slot, tensor in enumerate(layer.inputs):
@@ -161,7 +203,10 @@ def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 
 
 def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
-    """(who makes a state, who reads it), which can be one → the tensors in between."""
+    """Return the edges from the layer that computes a state to the layers that read it in the next frame.
+
+    Both ends may be the same layer, and the reader may come first in layer order.
+    """
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers if layers.states else ()):
         for name, slot in state_slots(layers, layer).items():
@@ -172,7 +217,7 @@ def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 
 
 class _TableFiller:
-    """Builds each footprint and each edge once."""
+    """Builds each distinct footprint and each distinct edge once."""
 
     def __init__(self, problem: Problem, options: ChoiceSet, allowance: WorkBudget) -> None:
         self.problem, self.options, self.allowance = problem, options, allowance
@@ -190,7 +235,7 @@ class _TableFiller:
         prints = tuple(footprint for _, footprint in filled_layers)
         filled = {edge: self._edge_arrays(prints, edge, slots) for edge, slots in find_edges(layers).items()}
         nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(prints)]
-        for (i, j), slots in find_state_edges(layers).items():  # what of a state is not where it is read goes there
+        for (i, j), slots in find_state_edges(layers).items():  # Pieces of a state that are read elsewhere are sent.
             seconds, sent = self._edge_arrays(prints, (i, j), slots)
             if i == j:
                 nodes[i] = nodes[i][0] + seconds.diagonal(), nodes[i][1] + sent.diagonal()
@@ -237,7 +282,7 @@ class _TableFiller:
         return self.edge_arrays[key]
 
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
-        """Seconds and bytes (choices,) of what concerns this layer alone."""
+        """Return seconds and bytes (choices,) that depend on this layer alone."""
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
             self.node_arrays[footprint] = (
@@ -257,8 +302,13 @@ class _TableFiller:
         return seconds, sent
 
     def _compute_seconds(self, footprint: ChoiceFootprint, there: Floats) -> Floats:
-        """Seconds (choices,) until the slowest device has computed, `there` (choices,) until the network's inputs have
-        come. Where runtimes are known their source, which has them, computes meanwhile."""
+        """Return the seconds (choices,) until the slowest device has computed.
+
+        Args:
+            footprint: Footprint of the layer.
+            there: Seconds (choices,) until the network's inputs have arrived. If runtime costs are known, the source
+                does not wait for them.
+        """
         waits = np.ones(len(self.problem.platform.devices), bool)
         if there.any() and self.lines.runtime is not None:
             source, _ = source_and_sink(self.problem)
@@ -277,7 +327,7 @@ class _TableFiller:
 def flows_on_edge(
     layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
 ) -> list[BoxFlow]:
-    """What passes from layer to layer on an edge, for each of its tensors that has boxes."""
+    """Return the flows of an edge, one for each of its tensors that has boxes."""
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
         (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, outputs[out]))
@@ -287,7 +337,7 @@ def flows_on_edge(
 
 
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
-    """(graph inputs on their way to a layer, graph outputs on their way from it); sources and sinks have one choice."""
+    """Return the flows of network inputs to a layer and of network outputs from it; sources and sinks have one choice."""
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
@@ -303,7 +353,7 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
 
 
 def transfer_arrays(lines: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
-    """(seconds, bytes), both (choices of the producer, choices of the consumer), of the tensors of one edge."""
+    """Return the seconds and bytes, both (producer choices, consumer choices), of the flows of one edge."""
     seconds, moved = np.zeros(shape), np.zeros(shape)
     if not flows:
         return seconds, moved
@@ -333,22 +383,22 @@ def transfer_arrays(lines: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
 
 
 def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
-    """Bytes (C, D) that each device needs of the tensors."""
+    """Return the bytes (C, D) that each device needs of the tensors."""
     return reduce(
         np.add, (item * need.sign * box_elements(need.boxes) for _, _, needs, item in flows for need in needs)
     )
 
 
 def _holders_and_largest(flows: Sequence[BoxFlow]) -> tuple[Ints, Ints]:
-    """How many devices hold a share (P,), and the bytes of the largest share (P,)."""
+    """Return for each producer choice the number of devices that hold a share, and the bytes of the largest share."""
     shares = reduce(np.add, (item * box_elements(shares) for _, shares, _, item in flows))
     return (shares > 0).sum(axis=1), shares.max(axis=1)
 
 
 def missing_bytes(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: int) -> Ints:  # noqa: ARG001
-    """Bytes (P, C, D) that each device misses: what it needs less what it holds."""
+    """Return the bytes (P, C, D) that each device misses: those that it needs minus those that it holds."""
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
-    missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast
+    missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)  # (D, P, C): long rows are fast.
     for need, boxes in zip(needs, wanted, strict=True):
         met = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
         missing += need.sign * (box_elements(boxes).astype(held.dtype).T[:, None] - met)
@@ -356,12 +406,16 @@ def missing_bytes(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: 
 
 
 def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item: int) -> Ints:
-    """Bytes (P, C, D, D) from device to device: what of the sender's share the receiver needs and does not hold."""
+    """Return the bytes (P, C, D, D) from sender to receiver.
+
+    They are the elements of the sender's share that the receiver needs and does not hold.
+    """
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
     both = common_boxes(shares[:, :, None], held[:, None, :])  # (P, sender, receiver, axes, 2)
     apart = ~np.eye(devices, dtype=bool)
-    p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)  # few: a receiver holds what is not its share
+    # Only few receivers hold elements of another device's share, so that these are subtracted one by one.
+    p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & apart)
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)  # (P, sender, C, receiver)
     for need, boxes in zip(needs, wanted, strict=True):
         sent += need.sign * common_elements(shares[:, :, None, None], boxes)
@@ -371,8 +425,10 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
 
 
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
-    """Arrays of boxes (…, axes, 2) with only the axes on which boxes differ (at least one), in 32 bits if that will
-    do; and how many elements every box has on the other axes. Empty boxes are 0..0 on every axis and do not count."""
+    """Return the boxes with only the axes on which they differ (at least one), and the elements on the other axes.
+
+    The arrays have 32 bits if that suffices. Missing boxes (0..0 on every axis) are ignored.
+    """
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
     rows = rows[box_elements(rows) > 0]
     if not len(rows):
@@ -386,10 +442,10 @@ def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
 
 
 def common_elements(a: Ints, b: Ints) -> Ints:
-    """Elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast against each other."""
+    """Return the elements (…) that two arrays of boxes (…, axes, 2) have in common; they are broadcast."""
     elements: Ints | None = None
     for axis in range(a.shape[-2]):
-        # Sides that lie one after the other in memory are many times faster to compare.
+        # Contiguous arrays are many times faster to compare.
         (a_low, a_high), (b_low, b_high) = (
             (np.ascontiguousarray(boxes[..., axis, 0]), np.ascontiguousarray(boxes[..., axis, 1])) for boxes in (a, b)
         )

@@ -1,6 +1,7 @@
-"""The network as lines that carry bytes, and the runtimes at their ends, for models that count time in arrays.
+"""Times of transfers as arrays: how long the network's links and the runtimes at their ends are busy.
 
-Problem → Lines;   Lines + bytes from device to device → seconds until all of it has arrived and is taken.
+Problem → LinkLoads
+LinkLoads + bytes from device to device → seconds until everything has arrived
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from dicompiler_strategies.tables.choice_footprints import Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class RuntimeArrays:
-    """What the devices' runtimes cost, each (devices,) in platform order, see `RuntimeCosts`."""
+    """Costs of the devices' runtimes, each an array (devices,) in platform order; see `RuntimeCosts`.
+
+    Attributes:
+        send: Seconds of a sender for each message.
+        receive: Seconds of a receiver for each message.
+        byte: Seconds for each byte, at either end.
+        calling: Seconds of a receiver to call the segment that waited for messages.
+        slice: Seconds of a receiver to prepare the joining of pieces.
+        copy: Seconds for each byte that a receiver copies to join pieces.
+        joined: Share of a message's cost if it is coalesced with others.
+    """
 
     send: Floats
     receive: Floats
@@ -29,12 +40,19 @@ class RuntimeArrays:
 
     @cached_property
     def coalesced(self) -> RuntimeArrays:
-        """Of messages that leave together with others for the same devices, for whom the receiver is called anyway."""
+        """Costs of messages that are coalesced with others for the same receiver, which is called anyway."""
         return replace(self, send=self.send * self.joined, receive=self.receive * self.joined, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Bytes (…, senders, receivers) → seconds (…) of the busiest sender, then of the busiest receiver, which calls
-        what waited for them. needed: bytes (…, receivers) that it joins them to (None: nothing to join)."""
+        """Return the seconds of the busiest sender plus those of the busiest receiver.
+
+        Args:
+            sent: Bytes (…, senders, receivers).
+            needed: Bytes (…, receivers) that the receiver joins the pieces to; None if nothing is joined.
+
+        Returns:
+            Seconds (…).
+        """
         messages = sent > 0
         sending = messages.sum(axis=-1) * self.send + sent.sum(axis=-1) * self.byte
         taken: Floats = self._receiving_seconds(sent.sum(axis=-2), messages.sum(axis=-2), needed).max(axis=-1)
@@ -42,8 +60,17 @@ class RuntimeArrays:
         return seconds
 
     def gathering_seconds(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
-        """The same where it is not known who sends: bytes (P, C, receivers) that each lacks. holders: how many devices
-        have a share (P,), and the bytes of the largest one (P,): of so few as can be comes what is missing."""
+        """Return the handling seconds if the senders are unknown; as few senders as possible are assumed.
+
+        Args:
+            missing: Bytes (P, C, receivers) that each receiver lacks, for P producer and C consumer choices.
+            holders: Number (P,) of devices that hold a share.
+            largest: Bytes (P,) of the largest share.
+            needed: Bytes (C, receivers) that the receiver joins the pieces to.
+
+        Returns:
+            Seconds (P, C).
+        """
         messages = -(-missing // np.maximum(largest, 1)[:, None, None])
         senders = np.maximum(holders, 1)[:, None]
         sending = messages.sum(axis=-1) * self.send.max() + missing.sum(axis=-1) * self.byte.max()
@@ -52,7 +79,6 @@ class RuntimeArrays:
         return seconds
 
     def _receiving_seconds(self, missing: Ints | Floats, messages: Ints, needed: Ints | Floats | None) -> Floats:
-        """Seconds (…, receivers) of receivers."""
         taken = messages * self.receive + missing * self.byte + (messages > 0) * self.calling
         if needed is None or not (self.copy.any() or self.slice.any()):
             return taken
@@ -62,11 +88,15 @@ class RuntimeArrays:
 
 @dataclass(frozen=True, eq=False)
 class LinkLoads:
-    """The network as lines that carry bytes: one on a shared medium or a gateway, two for each host on a switch.
+    """The network as links that carry bytes: one link for a shared medium or a gateway, two for each host on a switch.
 
-    seconds: (sender · receiver pairs, lines) for each byte; message: the same for each transfer; latency: (pairs,).
-    Between devices of one host all are 0, but for the latency of the receiver's runtime. uniform: whether the lines are
-    one and every byte costs the same on it, so that senders do not matter. runtime: None where runtimes cost nothing.
+    Attributes:
+        byte_seconds: Seconds (device pairs, links) for each byte; pairs are numbered sender · devices + receiver. 0
+            within a host.
+        message_seconds: Seconds (device pairs, links) for each message; 0 within a host.
+        pair_latency: Latency (device pairs,) in seconds, with that of the receiver's runtime.
+        is_uniform: True if there is one link on which every byte costs the same, so that the senders do not matter.
+        runtime: Costs of the runtimes; None if they cost nothing.
     """
 
     byte_seconds: Floats
@@ -76,14 +106,21 @@ class LinkLoads:
     runtime: RuntimeArrays | None = None
 
     def busy_seconds(self, sent: Ints | Floats) -> Floats:
-        """Bytes (…, senders, receivers) → seconds (…, lines) that each line is busy."""
+        """Return the seconds (…, links) that each link is busy with these bytes (…, senders, receivers)."""
         flat = sent.reshape(*sent.shape[:-2], -1)
         busy: Floats = flat.astype(np.float64, copy=False) @ self.byte_seconds
         return busy + (flat > 0).astype(np.float64) @ self.message_seconds if self.has_message_cost else busy
 
     def transfer_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Bytes (…, senders, receivers) → seconds (…) until all of it has arrived and is taken; the latency is waited
-        for once. needed: see `Runtimes.handled`."""
+        """Return the seconds until all bytes have arrived and are received; the latency is counted once.
+
+        Args:
+            sent: Bytes (…, senders, receivers).
+            needed: Bytes (…, receivers), see `RuntimeArrays.handling_seconds`.
+
+        Returns:
+            Seconds (…).
+        """
         carried = self._network_seconds(sent)
         return carried if self.runtime is None else carried + self.runtime.handling_seconds(sent, needed)
 
@@ -97,13 +134,13 @@ class LinkLoads:
         return busy + waited
 
     def uniform_seconds(self, count: Ints | Floats) -> Floats:
-        """Seconds until so many bytes have arrived, whoever sends them, where lines are uniform."""
+        """Return the seconds until this many bytes have arrived on a uniform network, whoever sends them."""
         rate, latency = self._rate_and_latency
         return count * rate + latency * (count > 0)
 
     @cached_property
     def coalesced(self) -> LinkLoads:
-        """Of messages that leave together with others for the same devices: what comes once has come with these."""
+        """The loads of messages that are coalesced with others: no latency, and cheaper handling."""
         if self.runtime is None:
             return self
         return replace(self, pair_latency=0 * self.pair_latency, runtime=self.runtime.coalesced)
@@ -114,26 +151,25 @@ class LinkLoads:
 
     @cached_property
     def has_message_cost(self) -> bool:
-        """Whether a transfer takes time beside that of its bytes."""
+        """True if a message takes time in addition to its bytes."""
         return bool(self.message_seconds.any())
 
     @cached_property
     def common_latency(self) -> float | None:
-        """The latency where all joined pairs have the same, so that it does not matter who sends, and those of one host
-        none; else None."""
+        """The latency that all pairs on different hosts have in common, if those of one host have none; otherwise None."""
         joined = self.byte_seconds.any(axis=1)
         latencies = set(self.pair_latency[joined].tolist())
         return latencies.pop() if len(latencies) == 1 and not self.pair_latency[~joined].any() else None
 
 
 def build_link_loads(problem: Problem) -> LinkLoads:
-    """The lines of the problem's network, with what its runtimes cost."""
+    """Return the links of the problem's network with the costs of its runtimes."""
     platform = problem.platform
     devices = platform.devices
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
     switch = platform.network.kind == "switch"
     count = 2 * len(hosts) if switch else 1
-    taken = np.zeros((len(devices) ** 2, count))  # 1 where a pair takes a line
+    taken = np.zeros((len(devices) ** 2, count))  # 1 if the pair uses the link.
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
         if sender.host != receiver.host:
             taken[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
@@ -148,7 +184,6 @@ def build_link_loads(problem: Problem) -> LinkLoads:
 
 
 def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
-    """What the problem's runtimes cost."""
     return RuntimeArrays(
         *(
             _runtime_cost_array(problem, name)
@@ -166,8 +201,11 @@ def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
 
 
 def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
-    """Seconds (sender · receiver pairs,) on the lines: that a byte takes, with what travels beside it; that a message
-    takes beside its bytes; of latency, with that of the receiver's runtime, all there is on one host."""
+    """Return the times of each device pair (sender · devices + receiver): seconds per byte, per message, and latency.
+
+    Bytes include the message headers. The latency includes that of the receiver's runtime, which is all there is within
+    a host.
+    """
     byte, once, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)
     headers, gap = (np.repeat(_runtime_cost_array(problem, name), count) for name in ("header_share", "gap"))
@@ -176,7 +214,6 @@ def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
 
 
 def _runtime_cost_array(problem: Problem, name: str) -> Floats:
-    """(devices,): one of the costs."""
     return np.array(
         [getattr(problem.runtime_costs.get(device.name, FREE_RUNTIME), name) for device in problem.platform.devices]
     )

@@ -1,7 +1,4 @@
-"""What leaves together: keys and values, in one message for each receiver (`partition.segmentation`).
-
-LayerGraph → the layers whose outputs leave with another one's.
-"""
+"""Layers whose outputs leave a device in one message with another layer's: values with keys of an attention."""
 
 from __future__ import annotations
 
@@ -10,8 +7,11 @@ from dicompiler.plugin_api.costs import count_macs
 
 
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
-    """The layers, by place, that are a product of a tensor of which another is, too, and whose output leaves with that
-    one's: values with keys. Queries mostly stay where they are; where they leave, they go with keys, too."""
+    """Return the positions of layers whose outputs are sent in one message with another layer's output.
+
+    These are matrix products that read the same tensor as another product. The first product of a tensor pays for the
+    message, the others join it. Queries usually stay on their device; if they are sent, they join the keys as well.
+    """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
         node = layer.nodes[layer.anchor]
@@ -25,7 +25,7 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
 
 
 def _find_queries(layers: LayerGraph) -> set[str]:
-    """The products that come, in whatever shape, as what is multiplied by other tensors than weights: names."""
+    """Return the names of the products whose output is, possibly reshaped, the first operand of a product of two tensors."""
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
     while waiting:

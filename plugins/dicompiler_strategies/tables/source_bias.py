@@ -1,6 +1,6 @@
-"""Near the source: who holds the network's input computes more of the first layer, while the others' parts travel.
+"""Shares of the first layer that favour the device that holds the network's input.
 
-Problem + a layer behind an input → rows of that input's first layer, for each device.
+That device can compute while the inputs of the other devices are being sent to them.
 """
 
 from __future__ import annotations
@@ -14,14 +14,23 @@ from dicompiler.plugin_api.utilities import memoized
 from dicompiler_strategies.named_axis import find_cuttable_axis
 
 MIN_LAYER_S = 1e-12
-"""Seconds of a layer."""
+"""Least seconds that a layer is assumed to take."""
 
 
 def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
-    """How many rows each of the devices computes of the first layer that multiplies behind the network's input: all
-    are done at once, if those of the others, shared out by how fast they are, are sent one after another and then
-    computed. The same for what only puts that layer's rows into another shape. None for other layers, and where not
-    one of several devices is the source."""
+    """Return the rows of the input's first layer for each device so that all devices finish at the same time.
+
+    The source computes its rows at once. The other devices receive their inputs one after another, and then compute
+    rows in proportion to their speed. Layers that only reshape the first layer's rows get the same shares.
+
+    Args:
+        problem: The problem.
+        layer: The layer to cut.
+        devices: The devices to cut it for.
+
+    Returns:
+        Rows of each device. None for other layers, and if the source is not exactly one of several devices.
+    """
     first, source = (
         find_first_layers(problem.layers).get(layer.name),
         problem.source or (problem.platform.devices[0].name,),
@@ -48,8 +57,10 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 
 @memoized
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
-    """Layer → the first layer that multiplies behind an input of the network: that layer itself, and those that take
-    over its elements, all of them, one after another."""
+    """Return layer name → the first layer with multiplications behind a network input.
+
+    The keys are that layer itself and the layers that follow it one after another and pass on all its elements.
+    """
     found: dict[str, Layer] = {}
     for layer in layers.layers:
         if layer.whole_reason or len(layer.inputs) != 1:
@@ -66,7 +77,7 @@ def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
 
 
 def _layer_seconds(problem: Problem, layer: Layer, device: Device) -> float:
-    """More than 0, whatever a profile says."""
+    """Return the seconds of a whole layer, above 0 even if a profile says 0."""
     seconds = problem.cost_model.seconds(
         problem.layers, layer, LayerShare(full_region(output_shape(problem.layers, layer))), device
     )
