@@ -28,7 +28,7 @@ from dicompiler.plugin.registry import registry
 from dicompiler.search.pareto_front import ParetoFront
 from dicompiler.search.problem import Problem
 
-SPEC = "genetic{generations=10 population=32 measured=32 remeasured=4}"
+SPEC = "genetic{generations=10 population=32 measured=32 measured_generations=4}"
 WAITS = 128
 
 

@@ -20,6 +20,7 @@ BUILTIN_PLUGINS = (
     ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),
     ("strategies", "dicompiler_strategies"),
+    ("papers", "dicompiler_strategies.papers"),
     ("targets", "dicompiler_targets.plugin"),
 )
 

@@ -79,8 +79,8 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
 def check_states(problem: Problem, plan: Plan) -> None:
     """Raise DicompilerError if a state is read on another device than the one that computes it."""
     routing = route(problem.layers, plan, problem.platform.host_of) if problem.layers.states else None
-    for one in routing.state_retentions if routing is not None else ():
-        for leaf in assembly_leaves(one.assembly):
+    for state in routing.state_retentions if routing is not None else ():
+        for leaf in assembly_leaves(state.assembly):
             if leaf.box.origin is not None:
                 writer, readers = problem.layers.producer[state.present].name, _describe_readers(problem, state.past)
                 raise DicompilerError(

@@ -40,16 +40,16 @@ class WorkBudget:
         self._exceeded = False
 
     @staticmethod
-    def from_seconds(budget: float) -> WorkBudget:
+    def from_seconds(seconds: float) -> WorkBudget:
         """Return a budget of this many seconds of counted work, with a deadline equally far away by the clock.
 
         Args:
-            budget: Seconds of counted work, and seconds until the deadline.
+            seconds: Seconds of counted work, and seconds until the deadline.
 
         Returns:
             The new budget.
         """
-        return WorkBudget(budget, time.monotonic() + budget)
+        return WorkBudget(seconds, time.monotonic() + seconds)
 
     def spend(self, seconds: float) -> None:
         """Count work unconditionally.

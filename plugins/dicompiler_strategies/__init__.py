@@ -24,13 +24,12 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from dicompiler_strategies.gradient.strategy import Gradient
     from dicompiler_strategies.manual import Manual
     from dicompiler_strategies.modnn import Modnn
-    from dicompiler_strategies.papers.stahl import Stahl
     from dicompiler_strategies.pipeline import Pipeline
     from dicompiler_strategies.replicate import Replicate
     from dicompiler_strategies.single import Single
     from dicompiler_strategies.transformer_heads import Heads
 
-    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Heads, Manual, Modnn, Pipeline, Replicate, Single, Stahl]
+    return [Auto, CpSat, Dp, Fit, Genetic, Gradient, Heads, Manual, Modnn, Pipeline, Replicate, Single]
 
 
 @hookimpl

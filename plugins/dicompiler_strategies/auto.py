@@ -96,7 +96,7 @@ class Auto(Strategy):
             note = INTERRUPTED_NOTE
         if search.best is None:
             raise run.error() or DicompilerError("auto: no strategy has a plan: use a larger budget")
-        note = note or search.allowance.note()
+        note = note or search.budget.note()
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
         log.info("auto: the best plan is by %s", search.best.origin)
@@ -132,7 +132,7 @@ class _AutoSearch:
             names = tuple(sorted(names, key=lambda name: name in TABLE_STRATEGIES))
         strategies = {name: registry().make("strategies", name) for name in names}
         for name, strategy in strategies.items():
-            if self.search.allowance.is_exceeded() and self.search.best is not None:
+            if self.search.budget.is_exceeded() and self.search.best is not None:
                 return
             if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
                 continue
@@ -149,16 +149,16 @@ class _AutoSearch:
             self.search.trim()
         else:
             self._search_tables()
-        if not self.search.allowance.is_exceeded():
+        if not self.search.budget.is_exceeded():
             self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
 
     def _search_tables(self) -> None:
         """Search for better plans in the tables, around the best plan."""
-        if self.refined is None and not self.search.allowance.is_exceeded():
+        if self.refined is None and not self.search.budget.is_exceeded():
             self.search.try_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
-            if not self.search.allowance.is_exceeded():
+            if not self.search.budget.is_exceeded():
                 self.search.try_neighbours(self.tables, self.options.tries, self.options.seed)
             if self.uses_heads:
                 self.search.reduce_weights(self.tables)
@@ -209,8 +209,8 @@ class _AutoSearch:
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
-        allowance = WorkBudget(self.options.budget) if self.search.best is None else self.search.allowance
-        return CpSat().build_tables(self.problem, allowance, self.affordable_choices)
+        budget = WorkBudget(self.options.budget) if self.search.best is None else self.search.budget
+        return CpSat().build_tables(self.problem, budget, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
         """Return the reason why there is no plan: cpsat's error says most, otherwise the first one."""
@@ -233,12 +233,12 @@ class _AutoSearch:
         """Return the strategy's plan, after it was evaluated."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            refined = tried.plan_over_tables(self.tables, self.search.allowance)
+            refined = tried.plan_over_tables(self.tables, self.search.budget)
             # cpsat may return a plan that breaks a constraint if the budget was exceeded.
             if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])
                 self.refined = refined if self.problem.objective == "latency" else None
             return refined.plan
-        plan = strategy.plan_within(problem, self.search.allowance)
+        plan = strategy.plan_within(problem, self.search.budget)
         self.search.try_plans([(plan, name)])
         return plan

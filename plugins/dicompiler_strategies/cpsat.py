@@ -103,18 +103,18 @@ class CpSat(Strategy):
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
         return self.plan_over_tables(self.build_tables(problem, budget), budget).plan
 
-    def plan_over_tables(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> EvaluatedPlan:
+    def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> EvaluatedPlan:
         """Return the best plan over given tables with its metrics; an interrupt returns the best plan so far."""
-        problem, allowance = cost_tables.problem, allowance or WorkBudget(self.budget)
-        solution = self.solve(cost_tables, allowance)
-        search = CandidateSearch(problem, self.name, allowance)
+        problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
+        solution = self.solve(cost_tables, budget)
+        search = CandidateSearch(problem, self.name, budget)
         interrupted = solution.interrupted
         try:
             search.try_plans([(solution.plan, self.name)])
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.try_optima(cost_tables)
-                if self.tries and not allowance.is_exceeded():
-                    selections = find_gradient_selections(cost_tables, allowance)
+                if self.tries and not budget.is_exceeded():
+                    selections = find_gradient_selections(cost_tables, budget)
                     search.try_plans((cost_tables.plan(selection), "gradient") for selection in selections)
                 search.try_neighbours(cost_tables, self.tries, self.seed)
                 search.trim()
@@ -122,22 +122,20 @@ class CpSat(Strategy):
             log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
             interrupted = True
         best = search.best or EvaluatedPlan(solution.plan, problem.estimate(solution.plan), self.name)
-        note = INTERRUPTED_NOTE if interrupted else allowance.note()
+        note = INTERRUPTED_NOTE if interrupted else budget.note()
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
-    def solve(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> JointSolution:
+    def solve(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> JointSolution:
         """Return the best plan over the tables with its bound; the solver stops when the budget is exceeded."""
         from dicompiler_strategies.joint.cpsat_solver import SolverEffort
         from dicompiler_strategies.joint.solve import solve_jointly
 
-        solution = solve_jointly(
-            cost_tables, SolverEffort(self.time, self.workers, self.seed, allowance or WorkBudget())
-        )
+        solution = solve_jointly(cost_tables, SolverEffort(self.time, self.workers, self.seed, budget or WorkBudget()))
         log.info("cpsat: %s", solution.text())
         return solution
 
     def build_tables(
-        self, problem: Problem, allowance: WorkBudget | None = None, among: ChoiceSet | None = None
+        self, problem: Problem, budget: WorkBudget | None = None, among: ChoiceSet | None = None
     ) -> CostTables:
         """Return the cost tables of the requested choices, or of fewer if those take too long to fill.
 
@@ -149,8 +147,8 @@ class CpSat(Strategy):
         Raises:
             DicompilerError: The budget is exceeded before the tables are filled.
         """
-        allowance = allowance or WorkBudget()
-        return build_cost_tables(problem, among or self.affordable_choices(problem, allowance.limit_s), allowance)
+        budget = budget or WorkBudget()
+        return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)
 
     def requested_choices(self, problem: Problem) -> ChoiceSet:
         """Return the choice set that the options describe, reduced to choices that matter for the objective.
@@ -169,13 +167,13 @@ class CpSat(Strategy):
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)
 
 
-def find_gradient_selections(cost_tables: CostTables, allowance: WorkBudget) -> list[tuple[int, ...]]:
+def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> list[tuple[int, ...]]:
     """Return the selections that gradient finds best in the tables; none if it would take too long."""
     from dicompiler_strategies.gradient.strategy import Gradient
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MAX_GRADIENT_SIZE:
         return []
-    best = Gradient().search_tables(cost_tables, allowance=allowance)
+    best = Gradient().search_tables(cost_tables, budget=budget)
     if best.interrupted:
         raise KeyboardInterrupt
     return [best.selection, *best.others]

@@ -23,7 +23,7 @@ from dicompiler.plugin_api.regions import (
     with_interval,
 )
 from dicompiler_strategies.fit_memory import ArenaEstimate, estimate_arena
-from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dicompiler.plugin_api import Layer, Part, Plan, Problem, Strategy
 from dicompiler.plugin_api.regions import tile_layer
-from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 
 @dataclass(frozen=True)

@@ -88,19 +88,19 @@ class Heads(Strategy):
         """Return the best plan found, not in waves."""
         return self._plan(problem, budget, waves=False)
 
-    def _plan(self, problem: Problem, allowance: WorkBudget, waves: bool) -> Plan:
+    def _plan(self, problem: Problem, budget: WorkBudget, waves: bool) -> Plan:
         if not has_attention(problem):
             raise DicompilerError(f"heads: {_explain_no_attention(problem)}: use another strategy")
-        search = CandidateSearch(problem, self.name, allowance)
+        search = CandidateSearch(problem, self.name, budget)
         devices = len(problem.platform.computing_devices)
         alike = len({device.rate for device in problem.platform.computing_devices}) == 1
         for count in self.device_counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
             for shares in ("equal",) if alike else ("equal", "rate"):
-                if search.best is not None and allowance.is_exceeded():
+                if search.best is not None and budget.is_exceeded():
                     break
                 filled = WorkBudget()
                 cost_tables = reduced_choices(problem, count, shares, filled)
-                allowance.spend(filled.spent_s)
+                budget.spend(filled.spent_s)
                 if search.try_plans((plan, "heads") for plan in _candidate_plans(cost_tables)):
                     best = cost_tables
         if search.best is None:
@@ -109,10 +109,10 @@ class Heads(Strategy):
         search.best = replace(search.best, plan=trim_parts(problem, search.best.plan))
         if waves:
             search.try_waves(best_row_plans(best))
-        return replace(search.best.plan, note=allowance.note())
+        return replace(search.best.plan, note=budget.note())
 
 
-def reduced_choices(problem: Problem, count: int, shares: str, allowance: WorkBudget | None = None) -> CostTables:
+def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudget | None = None) -> CostTables:
     """Return the cost tables of the few choices of each layer, all on `count` devices in these shares.
 
     Raises:
@@ -121,7 +121,7 @@ def reduced_choices(problem: Problem, count: int, shares: str, allowance: WorkBu
     options = ChoiceSet(
         HEADS_KINDS, (count,), 0, (shares, SOURCE_SHARE), ("balanced",), ("rows", "all"), each_device=False
     )
-    return build_cost_tables(problem, options, allowance)
+    return build_cost_tables(problem, options, budget)
 
 
 def has_attention(problem: Problem) -> bool:

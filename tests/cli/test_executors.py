@@ -28,7 +28,7 @@ from dicompiler.driver import dask_executor
 from dicompiler.driver.prepare import load_problem
 from dicompiler.plugin.registry import registry
 
-SEARCH = ("--strategy", "genetic{remeasured=2}", "--generations", "4", "--population", "20", "--platform", "rpi4x3")
+SEARCH = ("--strategy", "genetic{measured_generations=2}", "--generations", "4", "--population", "20", "--platform", "rpi4x3")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_compile_and_compare_come_to_the_same_with_processes(
 
 def test_ranks_of_mpi_find_the_same_front(tmp_path: Path) -> None:
     onnx.save(networks.build("lenet"), tmp_path / "net.onnx")
-    explore(tmp_path / "net.onnx", "rpi4x3", "genetic{remeasured=2 generations=4 population=20}", output=tmp_path / "a")
+    explore(tmp_path / "net.onnx", "rpi4x3", "genetic{measured_generations=2 generations=4 population=20}", output=tmp_path / "a")
     line = ["-m", "dicompiler.cli", "explore", "net.onnx", *SEARCH, "-o", "b", "--executor", "mpi"]
     ranks = ["mpirun", "--oversubscribe", "-n", "3", sys.executable]
     for words, code in ((["-m", "mpi4py.futures"], 0), ([], 2)):
@@ -109,7 +109,7 @@ def test_dask_finds_the_same_front_though_a_worker_is_lost_and_a_lost_scheduler_
     armed = tmp_path / "armed"
     costs = farming.Deadly(home=os.getpid(), path=str(armed))
     problem = replace(load_problem(networks.build("lenet"), "rpi4x3"), cost_model=costs)
-    strategy = registry().make("strategies", "genetic{remeasured=4 generations=4 population=20}")
+    strategy = registry().make("strategies", "genetic{measured_generations=4 generations=4 population=20}")
     alone = strategy.front(problem)
     address = f"dask={farming.ADDRESS}"
     with boards.inside(), farming.dask(boards, tmp_path) as running, public.open_executor(address) as pool:

@@ -38,7 +38,7 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LeNet in two groups of two."""
     problem = load_problem(Model.load(networks.build("lenet", 0)), "rpi4x4", objective="throughput")
-    plan = registry().make("strategies", "replicate{size=2}").plan(problem)
+    plan = registry().make("strategies", "replicate{group_size=2}").plan(problem)
     directory = tmp_path_factory.mktemp("replicas")
     (directory / "plan.json").write_text(dumps(plan), encoding="utf-8")
     compile(networks.build("lenet", 0), "rpi4x4", plan=directory / "plan.json", output=directory / "a")

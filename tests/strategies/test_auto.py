@@ -178,7 +178,7 @@ def test_large_network_asks_dp_first_and_skips_cpsat_if_dp_splits(
     bandwidth: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A network is large if layers times devices exceed a limit and its tables need more than half of the budget."""
-    monkeypatch.setattr("dicompiler_strategies.auto.MOST", 10)
+    monkeypatch.setattr("dicompiler_strategies.auto.MAX_GRADIENT_SIZE", 10)
     monkeypatch.setattr(CpSat, "affordable", lambda self, problem, _: replace(self.asked(problem), extra=0))
     caplog.set_level(logging.INFO, logger="dicompiler")
     posed = load_problem(networks.build("tiny", 0), rated("switch", 1, 1, 1, bandwidth=bandwidth))

@@ -255,7 +255,7 @@ def test_too_wide_graph_is_eliminated_over_promising_choices(
     edge = {(i, j): 0.1 * random.random((4, 4)) for i in range(6) for j in range(i + 1, 6)}
     model = JointModel(node, edge, kept_choices=tuple(np.arange(4) for _ in range(6)))
     best = min(model.value(selection) for selection in itertools.product(range(4), repeat=6))
-    monkeypatch.setattr(lagrangian, "LIMIT", 2**6)
+    monkeypatch.setattr(lagrangian, "MAX_TABLE_ELEMENTS", 2**6)
     monkeypatch.setattr(lagrangian, "coordinate_descent", lambda _model, selection, _allowance: selection)
     found = lagrangian.bound_without_elimination(model, [(0,) * 6])
     assert found.bound <= best <= found.value < 1.1 * best < model.value((0,) * 6)

@@ -39,6 +39,7 @@ from dicompiler_strategies.dp.row_maps import bounding_rows, build_row_maps
 from dicompiler_strategies.dp.search import RunPricing, find_cheapest_path
 from dicompiler_strategies.dp.strategy import candidate_counts
 from dicompiler_strategies.papers.coopai import ConvolutionalLayer, FullyConnectedLayer, build_chain
+from dicompiler_strategies.papers.coopai_plan import Coopai
 from dicompiler_strategies.papers.stahl import Stahl
 from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
@@ -235,7 +236,7 @@ def test_mls_is_no_worse_than_sls_and_better_than_one_device() -> None:
     problem = Problem(vgg16(), Platform.load("rpi4x8"), FREE)
     many, single, printed, one = (
         problem.estimate(strategy.plan(problem)).latency_s
-        for strategy in (Dp(), Dp(method="sls"), Dp(paper=True), Dp(devices=1))
+        for strategy in (Dp(), Dp(method="sls"), Coopai(), Dp(devices=1))
     )
     assert many < printed < one
     assert many < single < one
@@ -278,9 +279,9 @@ def small(name: str) -> onnx.ModelProto:
     [
         ("lenet", Dp(), "shared", (0.01, 0.01, 0.01, 0.01)),
         ("lenet", Dp(method="sls"), "switch", (0.01, 0.03, 0.02)),
-        ("lenet", Dp(paper=True, devices=3), "gateway", (0.01, 0.01, 0.01)),
-        ("vgg16", Dp(paper=True, devices=2), "gateway", (0.01, 0.01, 0.01)),
-        ("vgg16", Dp(paper=True, method="sls", devices=4), "gateway", (0.01, 0.01, 0.01, 0.01)),
+        ("lenet", Coopai(devices=3), "gateway", (0.01, 0.01, 0.01)),
+        ("vgg16", Coopai(devices=2), "gateway", (0.01, 0.01, 0.01)),
+        ("vgg16", Coopai(method="sls", devices=4), "gateway", (0.01, 0.01, 0.01, 0.01)),
         ("vgg16", Dp(channels=True), "switch", (0.003, 0.001, 0.001)),
         ("tiny", Dp(), "shared", (0.01, 0.02, 0.01)),
         ("tiny", Dp(method="sls", devices=3), "switch", (0.01, 0.02, 0.01)),
@@ -289,7 +290,7 @@ def small(name: str) -> onnx.ModelProto:
     ],
 )
 def test_plans_verify_exactly_and_send_the_predicted_bytes(
-    name: str, strategy: Dp, kind: str, rates: tuple[float, ...]
+    name: str, strategy: Dp | Coopai, kind: str, rates: tuple[float, ...]
 ) -> None:
     plan = verify(small(name), make_cluster(kind, *rates, bandwidth=1e8), strategy)
     assert len(plan.devices) > 1
@@ -358,7 +359,7 @@ def test_keeps_memory_limit_if_possible() -> None:
         platform = make_cluster("shared", 13.6, 13.6, 13.6, 13.6, memory=int(share * whole))
         problem = Problem(graph, platform, FREE)
         if not possible:
-            message = r"dp: no plan found fits the memory: host d\d has 11.1 MB and would need at least .* MB: .*'fc20'"
+            message = r"dp: no plan found fits into memory: host d\d has 11.1 MB and would need at least .* MB: .*'fc20'"
             with pytest.raises(DicompilerError, match=message):
                 Dp().plan(problem)
             continue
@@ -369,20 +370,20 @@ def test_keeps_memory_limit_if_possible() -> None:
 
 def test_rejects_invalid_options() -> None:
     problem = Problem(vgg16(), make_cluster("switch", 1, 1))
-    with pytest.raises(DicompilerError, match=r"dp: devices=3, and the platform 'switch2' has 2 that compute: take 0"):
+    with pytest.raises(DicompilerError, match=r"dp: devices=3, but only 2 devices of platform 'switch2' compute: use 0"):
         Dp(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):
         Dp(devices=-1)
-    with pytest.raises(ValueError, match="span must be 0"):
+    with pytest.raises(ValueError, match="max_block_layers must be 0"):
         Dp(max_block_layers=-1)
-    with pytest.raises(UsageError, match=r"dp: objective 'memory' .*known: latency, energy, communication"):
+    with pytest.raises(UsageError, match=r"dp: objective 'memory' .*use one of latency, energy, communication"):
         Dp().plan(replace(problem, objective="memory"))
-    with pytest.raises(UsageError, match=r"dp: objective 'energy' .*known: latency\)"):
-        Dp(paper=True).plan(replace(problem, objective="energy"))
-    with pytest.raises(DicompilerError, match="identical devices, and these have several rates"):
-        Dp(paper=True).plan(Problem(vgg16(), make_cluster("switch", 1, 2)))
-    with pytest.raises(DicompilerError, match="is on a branch: leave paper=true out"):
-        Dp(paper=True).plan(Problem(formed(build("tiny")), make_cluster("switch", 1, 1)))
+    with pytest.raises(UsageError, match=r"coopai: objective 'energy' is not supported: use latency"):
+        Coopai().plan(replace(problem, objective="energy"))
+    with pytest.raises(DicompilerError, match="all devices must have the same rate"):
+        Coopai().plan(Problem(vgg16(), make_cluster("switch", 1, 2)))
+    with pytest.raises(DicompilerError, match="is on a branch: use strategy 'dp'"):
+        Coopai().plan(Problem(formed(build("tiny")), make_cluster("switch", 1, 1)))
 
 
 def test_candidate_counts_grow_slowly() -> None:

@@ -28,7 +28,10 @@ from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 SPECS = {
     "auto": "auto{tries=4}",
+    "autodice": "autodice{generations=4 population=12}",
+    "coopai": "coopai",
     "cpsat": "cpsat{time=2.0}",
+    "diapason": "diapason",
     "dp": "dp",
     "fit": "fit",
     "genetic": "genetic{generations=4 population=12}",

@@ -73,7 +73,7 @@ def test_uses_as_few_boards_as_possible_and_each_fits(whole: Path, tmp_path: Pat
     assert lanes(compilation) == 1 and same_bits(model(), tmp_path / "out", whole)
     with pytest.raises(DicompilerError, match="nothing fits"):
         fitted(model(), boards(count - 1, "64 KiB"), tmp_path / "fewer", "fit{tiles=1}")
-    serial = fitted(model(), boards(6, "64 KiB"), tmp_path / "serial", "fit{serial=true}")
+    serial = fitted(model(), boards(6, "64 KiB"), tmp_path / "serial", "fit{fewest_boards=true}")
     assert len(serial.footprints) == 1 and lanes(serial) > 1
 
 

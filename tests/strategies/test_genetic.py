@@ -5,20 +5,16 @@ from __future__ import annotations
 import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.driver.prepare import prepare
 from dicompiler.ir.cluster import Device, Host, Link, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
-from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform, uniform_platform
 from dicompiler.ir.wire_dtype import WireDtypes, with_wire_dtypes
@@ -33,9 +29,9 @@ from dicompiler.search.pareto_front import (
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.batched_model import build_batched_model
 from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore, plan_stages
-from dicompiler_strategies.genetic.measuring import OnThisHost
 from dicompiler_strategies.genetic.nsga2 import select_spread
 from dicompiler_strategies.genetic.strategy import Genetic
+from dicompiler_strategies.papers.autodice import Autodice
 
 SMALL = ExplorationOptions(population=20, generations=12, measured=4)
 
@@ -194,7 +190,7 @@ def test_front_is_non_dominated_with_values_of_its_plans(encoding: str) -> None:
 
 def test_seed_determines_the_front() -> None:
     problem = Problem(chain(), equal(4))
-    options = replace(SMALL, paper=True, measured=0)
+    options = Autodice(population=20, generations=12, measured=0)
     assert explore(problem, options) == explore(problem, options)
     assert explore(problem, options) != explore(problem, replace(options, seed=1))
 
@@ -221,34 +217,6 @@ def test_measure_function_decides_on_the_second_level() -> None:
     assert 0 < len(seen) <= SMALL.measured
     assert {point.objectives["throughput"] for point in front.points} == {7.0}
     assert min(point.objectives["device-energy"] for point in front.points) >= 101.0
-
-
-def test_plans_are_measured_by_real_runs_on_this_host_and_by_a_power_reader(tmp_path: Path) -> None:
-    onnx.save(build("tiny"), tmp_path / "tiny.onnx")
-    problem = Problem(prepare(Model.load(tmp_path / "tiny.onnx")).layers, equal(2))  # type: ignore[arg-type]
-    read: list[tuple[str, float]] = []
-
-    def power(device: str, seconds: float) -> float:
-        read.append((device, seconds))
-        return 5.0
-
-    runs = OnThisHost(problem, tmp_path / "tiny.onnx", frames=3, power=power)
-    front = explore(problem, replace(SMALL, measured=2), measure=runs)
-    assert {device for device, _ in read} <= {"d0", "d1"}
-    for point in front.points:
-        period, memory, energy = (point.objectives[name] for name in AUTODICE_OBJECTIVES)
-        assert 0 < period < 60
-        assert energy == pytest.approx(5.0 * period)
-        assert memory == max(entry.memory for entry in problem.estimate(point.plan).devices)
-
-
-def test_without_a_reader_the_energy_is_that_of_the_platforms_figures() -> None:
-    problem = Problem(chain(), equal(2))
-    entry = problem.estimate(
-        problem.build_plan({layer.name: (Part("d0"),) for layer in problem.layers.layers})
-    ).devices[0]
-    measured = replace(entry, compute_s=2.0)
-    assert OnThisHost(problem, Path())._energy(measured, 5.0) == 3.0 * 2.0 + 1.0 * 3.0
 
 
 def test_leaves_out_plans_that_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
@@ -336,7 +304,7 @@ def test_memory_is_a_hard_limit() -> None:
     plan = Genetic(population=20, generations=10).plan(problem)
     assert problem.estimate(plan).memory <= whole.memory * 3 // 4
     with pytest.raises(
-        DicompilerError, match=r"genetic: no plan was found that fits .* needs .* on host d\d, which has"
+        DicompilerError, match=r"genetic: no plan was found that fits into memory: .* needs .* on host d\d, which has"
     ):
         Genetic(population=20, generations=4).plan(Problem(layers, equal(4, 1000)))
 
@@ -344,11 +312,11 @@ def test_memory_is_a_hard_limit() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"generations": 0}, "genetic: generations is 0: take at least 1"),
-        ({"population": 0}, "genetic: population is 0: take at least 2"),
-        ({"mutation": 1.5}, "mutation is 1.5: a probability"),
+        ({"generations": 0}, "genetic: generations is 0: use at least 1"),
+        ({"population": 0}, "genetic: population is 0: use at least 2"),
+        ({"mutation": 1.5}, "mutation is 1.5: use a probability"),
         ({"objectives": ("latancy",)}, r"unknown objective 'latancy' \(did you mean 'latency'\?\)"),
-        ({"objectives": ("latency", "latency")}, "stands twice"),
+        ({"objectives": ("latency", "latency")}, "given twice"),
         ({"objectives": ()}, "no objective is given"),
     ],
 )
@@ -368,9 +336,7 @@ def test_split_points_and_stages_improve_the_hypervolume() -> None:
     def median(naive: bool, count: int) -> float:
         volumes = []
         for seed in range(5):
-            options = ExplorationOptions(
-                AUTODICE_OBJECTIVES, "naive" if naive else "split", 40, 15, stages=count, measured=0, paper=True
-            )
+            options = Autodice(AUTODICE_OBJECTIVES, "naive" if naive else "split", 40, 15, stages=count, measured=0)
             front = explore(problem, replace(options, seed=seed))
             assert front.evaluations <= 40 * 15
             points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])

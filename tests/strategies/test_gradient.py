@@ -19,7 +19,7 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
-from dicompiler_strategies import dicompiler_strategies
+from dicompiler_strategies import dicompiler_strategies, papers
 from dicompiler_strategies.gradient.local_search import LocalSearch
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables
 from dicompiler_strategies.gradient.relaxation import DescentSettings, FlatTables, minimise_relaxation
@@ -99,12 +99,12 @@ def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> Obje
 
 
 def test_strategy_is_built_in_and_options_can_be_parsed() -> None:
-    assert Gradient in dicompiler_strategies()
+    assert Gradient in dicompiler_strategies() and Diapason in papers.dicompiler_strategies()
     spec = parse_spec(
-        "gradient{paper=true partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}"
+        "diapason{partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}"
     )
-    expected = Gradient(True, "proportional", 2, learning_rate=0.4, iterations=7, seed=3)
-    assert instantiate(Gradient, spec) == expected
+    expected = Diapason("proportional", 2, learning_rate=0.4, iterations=7, seed=3)
+    assert instantiate(Diapason, spec) == expected
 
 
 def expected_cost(land: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
@@ -227,7 +227,7 @@ def test_shares_of_slices_cover_every_row_once() -> None:
 @pytest.mark.parametrize(("count", "expected"), [(4, 0.867), (8, 1.082)])
 def test_diapason_reproduces_an_independent_recomputation_on_vgg16(count: int, expected: float) -> None:
     problem = Problem(vgg16(), boards(count), FREE)
-    plan = Gradient(paper=True).plan(problem)
+    plan = Diapason().plan(problem)
     assert problem.estimate(plan).latency_s == pytest.approx(expected, abs=1e-3)
 
 
@@ -296,8 +296,8 @@ def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplo
     problem = Problem(layers, platform(1, 2, 0, 1, kind="switch"), objective=objective)
     for strategy in (
         dataclasses.replace(QUICK, device_counts=(3,)),
-        Gradient(paper=True, partition="all"),
-        Gradient(paper=True, initialisation="random", seed=seed, restarts=2),
+        Diapason(partition="all"),
+        Diapason(initialisation="random", seed=seed, restarts=2),
     ):
         plan = strategy.plan(problem)
         metrics = problem.estimate(plan)  # Raises if a part misses an element.
@@ -339,13 +339,13 @@ def test_host_with_little_memory_gets_fewer_weights() -> None:
     assert metrics.memory <= alone * 2 // 3
     with pytest.raises(DicompilerError, match=r"gradient: no plan found that fits into memory: .* on host 'd[01]'"):
         QUICK.plan(Problem(layers, platform(100, 100, memory=alone // 3)))
-    with pytest.raises(DicompilerError, match="the paper's method knows no limits"):
-        Gradient(paper=True).plan(tight)
+    with pytest.raises(DicompilerError, match="the paper's method does not consider memory"):
+        Diapason().plan(tight)
 
 
 def test_same_seed_gives_same_plan() -> None:
     problem = Problem(branched(), platform(0.02, 0.04, 0.01))
-    for strategy in (QUICK, Gradient(paper=True, initialisation="random", restarts=3, seed=5)):
+    for strategy in (QUICK, Diapason(initialisation="random", restarts=3, seed=5)):
         assert strategy.plan(problem) == strategy.plan(problem)
     starts = [
         minimise_relaxation(random_landscape(0, (9,) * 6), DescentSettings(restarts=4, iterations=1, seed=seed))
@@ -358,9 +358,9 @@ def test_same_seed_gives_same_plan() -> None:
 @pytest.mark.parametrize("by_paper", [True, False])
 def test_rejects_other_objectives(objective: str, by_paper: bool) -> None:
     problem = Problem(small(), platform(1, 1), objective=objective)
-    expected = f"gradient: objective '{objective}' is not one of latency and energy, which it knows"
+    expected = f"objective '{objective}' is not supported: use latency or energy"
     with pytest.raises(UsageError, match=expected):
-        Gradient(paper=by_paper).plan(problem)
+        (Diapason() if by_paper else Gradient()).plan(problem)
 
 
 @pytest.mark.parametrize(
@@ -371,8 +371,7 @@ def test_rejects_other_objectives(objective: str, by_paper: bool) -> None:
         ("fusion_limit=-1", "gradient: option 'fusion_limit': expected at least 0, got -1"),
         ("seed=-1", "gradient: option 'seed': expected at least 0, got -1"),
         ("learning_rate=0", "gradient: option 'learning_rate': expected a number above 0, got 0.0"),
-        ("counts=1", "gradient: option 'counts': expected numbers of at least 2 devices"),
-        ("counts=2 paper=true", "gradient: option 'counts' has no meaning with paper=true"),
+        ("device_counts=1", "gradient: option 'device_counts': expected numbers of at least 2 devices"),
         ("partition=equel", "partition"),
         ("initialization=random", "initialisation"),
     ],
@@ -384,7 +383,7 @@ def test_rejects_invalid_options(options: str, expected: str) -> None:
 
 def test_one_device_and_many() -> None:
     alone = Problem(small(), platform(1))
-    for strategy in (QUICK, Gradient(paper=True)):
+    for strategy in (QUICK, Diapason()):
         plan = strategy.plan(alone)
         assert {part.device for parts in plan.layers.values() for part in parts} == {"d0"}
     assert default_device_counts(1) == ()

@@ -15,8 +15,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.testing import make_cluster
 from dicompiler_strategies.tables import cost_tables
 from dicompiler_strategies.tables.choices import ChoiceSet
-from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables
-from dicompiler_strategies.tables.message_coalescing import coalesced_layers
+from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables, coalesced_layers
 
 ROWS = ChoiceSet(("whole", "height"), (2,), 0, ("equal",), ("balanced",))
 BLOCK = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 8, 16] x) => (float[1, 8, 16] y) {
@@ -53,7 +52,7 @@ def test_keys_and_values_cost_the_same_as_in_the_simulator(joined: float, monkey
     assert [m.name[0] for m in posed.workload(plan)[1].messages if m.is_coalesced] == ["v", "v"]
     simulated = posed.evaluate(plan).latency_s
     assert simulated <= value <= 1.1 * simulated  # Only some of the receiving of the values overlaps.
-    monkeypatch.setattr(cost_tables, "accompanied", lambda _: frozenset())
+    monkeypatch.setattr(cost_tables, "coalesced_layers", lambda _: frozenset())
     assert build_cost_tables(posed, ROWS).total_seconds(in_rows(found)) == pytest.approx(
         value + 1e-3 + (1 - joined) * 5e-3
     )

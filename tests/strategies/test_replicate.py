@@ -121,7 +121,7 @@ def test_uses_the_size_with_most_frames() -> None:
 
 def test_rejects_invalid_options() -> None:
     with pytest.raises(DicompilerError, match="size must be 0 or more"):
-        registry().make("strategies", "replicate{size=-1}")
+        registry().make("strategies", "replicate{group_size=-1}")
 
 
 def test_rates_decide_the_turns() -> None:

@@ -9,8 +9,13 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import Problem
 from dicompiler.testing import make_cluster
-from dicompiler_strategies.tables.choices import SOURCE_SHARE, ChoiceSet, list_choices
-from dicompiler_strategies.tables.source_bias import find_first_layers, rows_for_source
+from dicompiler_strategies.tables.choices import (
+    SOURCE_SHARE,
+    ChoiceSet,
+    find_first_layers,
+    list_choices,
+    rows_for_source,
+)
 
 ROWS = 60
 

@@ -28,15 +28,15 @@ from dicompiler_strategies.transformer_heads import Heads
 Search = Callable[[Problem, WorkBudget], Plan]
 
 
-def by_cpsat(problem: Problem, allowance: WorkBudget) -> Plan:
+def by_cpsat(problem: Problem, budget: WorkBudget) -> Plan:
     strategy = CpSat(time=1)
-    return strategy.plan_over_tables(strategy.build_tables(problem, allowance), allowance).plan
+    return strategy.plan_over_tables(strategy.build_tables(problem, budget), budget).plan
 
 
 SEARCHES: dict[str, Search] = {
     "cpsat": by_cpsat,
-    "gradient": lambda problem, allowance: Gradient().plan_within(problem, allowance),
-    "dp": lambda problem, allowance: Dp().plan_within(problem, allowance),
+    "gradient": lambda problem, budget: Gradient().plan_within(problem, budget),
+    "dp": lambda problem, budget: Dp().plan_within(problem, budget),
 }
 
 
@@ -53,12 +53,12 @@ def posed(name: str = "tiny", memory: int = 0) -> Problem:
 def test_search_stops_when_its_budget_is_exceeded_and_notes_it(name: str, part: float) -> None:
     problem, whole = posed(), WorkBudget()
     assert SEARCHES[name](problem, whole).note == ""
-    allowance = WorkBudget(part * whole.spent_s)
-    plan = SEARCHES[name](problem, allowance)
-    assert allowance.spent_s <= 1.1 * allowance.limit_s
-    said = f"the search ended after its budget of {allowance.limit_s:g} s"
-    assert plan.note == (said if allowance.was_exceeded else "")  # Tables with fewer choices need less work.
-    assert allowance.was_exceeded or name == "gradient"
+    budget = WorkBudget(part * whole.spent_s)
+    plan = SEARCHES[name](problem, budget)
+    assert budget.spent_s <= 1.1 * budget.limit_s
+    said = f"the search ended after its budget of {budget.limit_s:g} s"
+    assert plan.note == (said if budget.was_exceeded else "")  # Tables with fewer choices need less work.
+    assert budget.was_exceeded or name == "gradient"
     problem.evaluate(plan)
 
 
@@ -76,10 +76,10 @@ def test_counted_budget_ignores_the_clock(name: str, monkeypatch: pytest.MonkeyP
 def test_search_with_memory_limits_stops_too(name: str) -> None:
     problem, whole = posed(memory=60_000), WorkBudget()
     SEARCHES[name](problem, whole)
-    allowance = WorkBudget(0.7 * whole.spent_s)
+    budget = WorkBudget(0.7 * whole.spent_s)
     with contextlib.suppress(DicompilerError):  # No plan that fits is found in time.
-        SEARCHES[name](problem, allowance)
-    assert allowance.spent_s <= 1.1 * allowance.limit_s
+        SEARCHES[name](problem, budget)
+    assert budget.spent_s <= 1.1 * budget.limit_s
 
 
 def test_heads_counts_its_work_and_always_finishes_the_first_tables() -> None:
@@ -96,17 +96,17 @@ def test_heads_counts_its_work_and_always_finishes_the_first_tables() -> None:
 
 
 def test_plan_within_calls_plan_by_default() -> None:
-    problem, allowance = posed(), WorkBudget(1.0)
-    assert Single().plan_within(problem, allowance) == Single().plan(problem)
-    assert allowance.spent_s == 0.0 and not allowance.was_exceeded
+    problem, budget = posed(), WorkBudget(1.0)
+    assert Single().plan_within(problem, budget) == Single().plan(problem)
+    assert budget.spent_s == 0.0 and not budget.was_exceeded
 
 
 def test_deadline_stops_search() -> None:
-    allowance = WorkBudget(deadline=0.0)
-    assert allowance.is_exceeded() and allowance.was_exceeded and not allowance.try_steps()
-    assert allowance.spent_s == 0.0
+    budget = WorkBudget(deadline=0.0)
+    assert budget.is_exceeded() and budget.was_exceeded and not budget.try_steps()
+    assert budget.spent_s == 0.0
     with pytest.raises(DicompilerError, match="tables: the budget is over before they are filled: give a larger one"):
-        Gradient().plan_within(posed(), allowance)
+        Gradient().plan_within(posed(), budget)
 
 
 @pytest.mark.parametrize("name", [*SEARCHES, "heads"])

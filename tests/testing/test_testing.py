@@ -42,7 +42,10 @@ POOL = RuleCase("MaxPool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
 
 STRATEGIES = {
     "auto": "auto{tries=2 strategies=single,modnn}",
+    "autodice": "autodice{generations=4 population=12}",
+    "coopai": "coopai",
     "cpsat": "cpsat{time=1.0}",
+    "diapason": "diapason",
     "dp": "dp",
     "fit": "fit",
     "genetic": "genetic{generations=2 population=6}",

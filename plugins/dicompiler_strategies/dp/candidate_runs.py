@@ -29,10 +29,14 @@ from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
 from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.dp.row_maps import RowIntervals, bounding_rows, row_counts
 from dicompiler_strategies.tables.choice_footprints import Floats
-from dicompiler_strategies.work import CANDIDATE_RUNS_PER_S
 
 SplitKind = Literal["rows", "cut", "sums"]
 """"rows": fused height tiles; "cut": one layer in shares or copies; "sums": one layer in partial sums."""
+CANDIDATE_RUNS_PER_S = 10_000
+"""Candidate runs that are built, and tried in some states, in a second of the reference computer.
+
+20 000 were measured.
+"""
 _HOPELESS_RATIO = 2.0  # A block this many times slower than its layers one by one is not extended.
 _RowDemand = RowIntervals | None  # Rows of a tensor for each member, or None for all of it.
 
@@ -126,7 +130,7 @@ def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
 
 
 def build_candidate_runs(
-    team: DeviceTeam, rules: CandidateRules, allowance: WorkBudget | None = None
+    team: DeviceTeam, rules: CandidateRules, budget: WorkBudget | None = None
 ) -> list[list[CandidateRun]]:
     """Return for each layer the candidate runs that begin with it, at least the one on the leader.
 
@@ -138,7 +142,7 @@ def build_candidate_runs(
     Raises:
         BudgetExceeded: The budget is exceeded before all runs are built.
     """
-    held, allowance = team.facts.weight_bytes, allowance or WorkBudget()
+    held, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
     singles: dict[int, tuple[float, float]] = {}
     for stop, layer in enumerate(team.layers.layers, 1):
@@ -151,7 +155,7 @@ def build_candidate_runs(
             *(() if alone else _channel_runs(team, layer, rules, held)),
             *_row_blocks(team, stop, rules, held, singles),
         ):
-            allowance.spend_or_raise(1 / CANDIDATE_RUNS_PER_S)
+            budget.spend_or_raise(1 / CANDIDATE_RUNS_PER_S)
             beginning[move.start].append(move)
     return beginning
 

@@ -26,8 +26,8 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import Memoizing, memoized
 from dicompiler_strategies.dp.box_arrays import DeviceBoxes
 from dicompiler_strategies.dp.row_maps import RowMap, build_row_maps, find_height_axis, measure_row_seconds
-from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.choice_footprints import Floats, source_and_sink
+from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
@@ -80,6 +80,12 @@ class ProblemFacts:
             name: 0.0 if math.inf in row else 1 / max(sum(row), most * 1e-12, 1e-30)
             for name, row in self._probe_seconds.items()
         }
+
+    @cached_property
+    def devices_by_speed(self) -> tuple[str, ...]:
+        """The devices that compute, the fastest first."""
+        names = [device.name for device in self.problem.platform.computing_devices]
+        return tuple(sorted(names, key=lambda name: -self.speeds[name]))
 
     @cached_property
     def row_maps(self) -> Mapping[str, RowMap]:

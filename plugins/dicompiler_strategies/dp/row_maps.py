@@ -21,8 +21,8 @@ from dicompiler.plugin_api.regions import (
     with_interval,
 )
 from dicompiler.plugin_api.utilities import memoized
-from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.choice_footprints import Floats
+from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 RowIntervals = Sequence[Interval]
 """An interval of rows for each device of a team; (0, 0) for a device without rows."""

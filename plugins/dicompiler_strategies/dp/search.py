@@ -14,10 +14,9 @@ from dicompiler.plugin_api import LayerGraph, Problem
 from dicompiler.plugin_api.regions import full_region
 from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.dp.box_arrays import DeviceBoxes, missing_elements
-from dicompiler_strategies.dp.candidate_runs import CandidateRun, bytes_per_element
+from dicompiler_strategies.dp.candidate_runs import CANDIDATE_RUNS_PER_S, CandidateRun, bytes_per_element
 from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.tables.choice_footprints import Floats
-from dicompiler_strategies.work import CANDIDATE_RUNS_PER_S
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
 """Objectives that are sums over runs. Throughput and memory are maxima, which this search cannot add up."""
@@ -106,7 +105,7 @@ def find_cheapest_path(
     team: DeviceTeam,
     moves: Sequence[Sequence[CandidateRun]],
     pricing: RunPricing,
-    allowance: WorkBudget | None = None,
+    budget: WorkBudget | None = None,
     beam: int = 24,
 ) -> RunPath:
     """Return the cheapest path of runs.
@@ -129,14 +128,14 @@ def find_cheapest_path(
     Raises:
         BudgetExceeded: The budget is exceeded before all layers are covered.
     """
-    graph, allowance = team.layers, allowance or WorkBudget()
+    graph, budget = team.layers, budget or WorkBudget()
     last = _last_readers(graph)
     best: list[dict[FormState, _PathNode]] = [{} for _ in range(len(graph.layers) + 1)]
     opening: FormState = tuple((name, "source") for name in graph.inputs)
     best[0][_open_tensors(opening, last, 0)] = _PathNode(0.0, 0.0, 0.0, None, None)
     for place in range(len(graph.layers)):
         kept = sorted(best[place].items(), key=lambda entry: entry[1].cost)[:beam]
-        allowance.spend_or_raise(len(kept) * len(moves[place]) / CANDIDATE_RUNS_PER_S)
+        budget.spend_or_raise(len(kept) * len(moves[place]) / CANDIDATE_RUNS_PER_S)
         for state, node in kept:
             forms = dict(state)
             for move in moves[place]:

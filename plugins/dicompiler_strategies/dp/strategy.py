@@ -16,7 +16,6 @@ from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.dp.candidate_runs import CandidateRules, build_candidate_runs, run_parts
 from dicompiler_strategies.dp.device_team import DeviceTeam, ProblemFacts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, RunPath, RunPricing, find_cheapest_path
-from dicompiler_strategies.papers.coopai_plan import block_parts, choose_blocks
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 log = logging.getLogger("dicompiler")
@@ -62,7 +61,6 @@ class Dp(Strategy):
     shares: Literal["rate", "equal"] = field(
         default="rate", metadata={"help": "shares of the devices: in proportion to their speed, or equal"}
     )
-    paper: bool = field(default=False, metadata={"help": "decide as CoopAI is printed"})
     max_block_layers: int = field(
         default=0, metadata={"help": "largest number of layers in a block; 0: 32, fewer for networks with hundreds"}
     )
@@ -80,7 +78,7 @@ class Dp(Strategy):
         if self.devices < 0:
             raise ValueError("devices must be 0 (the best number) or more")
         if self.max_block_layers < 0:
-            raise ValueError("span must be 0 (as many layers in a block as is good) or more")
+            raise ValueError("max_block_layers must be 0 (a number that suits the network) or more")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the cheapest plan that keeps the memory limits.
@@ -98,26 +96,18 @@ class Dp(Strategy):
         return self.plan_within(problem, WorkBudget(self.budget))
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        known = ("latency",) if self.paper else SUMMED_OBJECTIVES
-        if problem.objective not in known:
-            raise UsageError(f"dp: objective {problem.objective!r} is none that it knows (known: {', '.join(known)})")
+        if problem.objective not in SUMMED_OBJECTIVES:
+            known = ", ".join(SUMMED_OBJECTIVES)
+            raise UsageError(f"dp: objective {problem.objective!r} is not supported: use one of {known}")
         facts = ProblemFacts(problem)
-        computing = [device.name for device in problem.platform.computing_devices]
-        order = sorted(computing, key=lambda name: -facts.speeds[name])
-        if self.devices > len(order):
-            raise DicompilerError(
-                f"dp: devices={self.devices}, and the platform {problem.platform.name!r} has {len(order)} that "
-                f"compute: take 0 (the best number) to {len(order)}"
-            )
-        counts = (self.devices,) if self.devices else candidate_counts(len(order), len(problem.layers.layers))
-        if self.paper:
-            return self._as_printed(facts, order, counts)
+        order = facts.devices_by_speed
+        counts = device_counts(self.name, self.devices, problem)
         paths: list[RunPath] = []
         try:
             for k in counts:
                 paths.append(self._search_team(facts, order[:k], budget, bool(paths)))
         except BudgetExceeded:
-            log.info("dp: the budget is over: %d of %d teams are tried", len(paths), len(counts))
+            log.info("dp: the budget is used up: %d of %d teams were tried", len(paths), len(counts))
         except KeyboardInterrupt:
             plan = _cheapest_that_fits(problem, paths)
             if plan is None:
@@ -127,15 +117,8 @@ class Dp(Strategy):
         plan = _cheapest_that_fits(problem, paths) or self._plan_with_little_memory(facts, order, counts, best, budget)
         return replace(plan, note=plan.note or budget.note())
 
-    def _as_printed(self, facts: ProblemFacts, order: Sequence[str], counts: Sequence[int]) -> Plan:
-        everyone = self._build_team(facts, order[: max(counts)], equal=True)
-        layers, result = choose_blocks(everyone, counts, self.method == "sls")
-        team = self._build_team(facts, order[: result.k], equal=True)
-        log.debug("dp: %d devices, %d blocks, %.6g s", result.k, len(result.blocks), result.seconds)
-        return facts.problem.build_plan(block_parts(team, layers, result))
-
-    def _build_team(self, facts: ProblemFacts, names: Sequence[str], equal: bool = False) -> DeviceTeam:
-        return DeviceTeam.build(facts, names, equal or self.shares == "equal")
+    def _build_team(self, facts: ProblemFacts, names: Sequence[str]) -> DeviceTeam:
+        return DeviceTeam.build(facts, names, self.shares == "equal")
 
     def _candidate_rules(self, layers: int, channels: bool) -> CandidateRules:
         span = self.max_block_layers or max(
@@ -143,21 +126,21 @@ class Dp(Strategy):
         )
         return CandidateRules(self.method == "mls", span, channels)
 
-    def _search_team(self, facts: ProblemFacts, names: Sequence[str], allowance: WorkBudget, limited: bool) -> RunPath:
+    def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
         """Return the best path of a team.
 
         If `limited`, BudgetExceeded is raised when the budget is exceeded; otherwise the work is only counted.
         """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
-        own = allowance if limited else WorkBudget()
+        own = budget if limited else WorkBudget()
         path = find_cheapest_path(team, build_candidate_runs(team, rules, own), RunPricing(facts.problem), own)
         if not limited:
-            allowance.spend(own.spent_s)
+            budget.spend(own.spent_s)
         return path
 
     def _plan_with_little_memory(
-        self, facts: ProblemFacts, order: Sequence[str], counts: Sequence[int], best: RunPath, allowance: WorkBudget
+        self, facts: ProblemFacts, order: Sequence[str], counts: Sequence[int], best: RunPath, budget: WorkBudget
     ) -> Plan:
         """Return a plan for hosts with little memory.
 
@@ -174,31 +157,31 @@ class Dp(Strategy):
         teams = dict.fromkeys(tuple(ranking[:k]) for k in counts for ranking in (order, roomy))
         try:
             for number, chosen in enumerate(teams):
-                one, lack = self._fit_team(facts, chosen, unit, allowance)
+                one, lack = self._fit_team(facts, chosen, unit, budget)
                 least = min(least, lack)
                 fitting.extend((cost, number, plan) for cost, plan in one)
         except BudgetExceeded:
-            log.info("dp: the budget is over: %d plans fit the memory", len(fitting))
+            log.info("dp: the budget is used up: %d plans fit into memory", len(fitting))
         except KeyboardInterrupt:
             if not fitting:
                 raise
             return replace(min(fitting)[2], note=INTERRUPTED_NOTE)
         if fitting:
             return min(fitting)[2]
-        if allowance.was_exceeded:
+        if budget.was_exceeded:
             raise DicompilerError(
-                "dp: the budget is over before a plan is found that fits the memory: give a larger one"
+                "dp: the budget was used up before a plan was found that fits into memory: use a larger budget"
             )
         host = platform.hosts[least[1]]
         largest = max(facts.weight_bytes, key=lambda layer: facts.weight_bytes[layer])
         raise DicompilerError(
-            f"dp: no plan found fits the memory: host {host.name} has {format_bytes(host.memory)} and would need at "
-            f"least {format_bytes(host.memory + least[0])}: give it more memory or the platform more devices (layer "
+            f"dp: no plan found fits into memory: host {host.name} has {format_bytes(host.memory)} and would need at "
+            f"least {format_bytes(host.memory + least[0])}: use more memory or more devices (layer "
             f"{largest!r} has {format_bytes(facts.weight_bytes[largest])} of weights)"
         )
 
     def _fit_team(
-        self, facts: ProblemFacts, chosen: Sequence[str], unit: float, allowance: WorkBudget
+        self, facts: ProblemFacts, chosen: Sequence[str], unit: float, budget: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
         """Return a team's plan that fits, with its cost, and the least excess of a host with the host's position.
 
@@ -212,13 +195,13 @@ class Dp(Strategy):
             BudgetExceeded: The budget is exceeded.
         """
         team = self._build_team(facts, chosen)
-        known = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), allowance)
+        known = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
         hosts = facts.problem.platform.hosts
         price: dict[str, float] = {}
         least = (np.inf, 0)
         for _ in range(_MAX_PRICE_ROUNDS):
             pricing = RunPricing(facts.problem, dict(price))
-            path = find_cheapest_path(team, known, pricing, allowance)
+            path = find_cheapest_path(team, known, pricing, budget)
             plan, over = _plan_and_excess(facts.problem, path)
             if not over.any():
                 return [(path.cost - pricing.weight_price(team, path.weights), plan)], least
@@ -239,6 +222,21 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
             log.debug("dp: %d devices, %.6g s by the barrier model", len(path.team.members), path.seconds)
             return plan
     return None
+
+
+def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, ...]:
+    """Return the numbers of devices to try: the option `devices`, or several ones if it is 0.
+
+    Raises:
+        DicompilerError: There are fewer devices that compute.
+    """
+    most = len(problem.platform.computing_devices)
+    if devices > most:
+        raise DicompilerError(
+            f"{strategy}: devices={devices}, but only {most} devices of platform {problem.platform.name!r} compute: "
+            f"use 0 (the best number) to {most}"
+        )
+    return (devices,) if devices else candidate_counts(most, len(problem.layers.layers))
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -37,8 +37,6 @@ from dicompiler_strategies.genetic.evaluators import (
 )
 from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
 
-PAPER_GENERATIONS = 400
-DEFAULT_GENERATIONS = 150
 MAX_SEED_SHARE = 1 / 4
 """Largest share of a population that is taken from the previous front; the others are grown from these."""
 
@@ -67,32 +65,35 @@ class ExplorationOptions:
         UsageError: An objective is unknown or a number is out of range.
     """
 
+    as_printed: ClassVar[bool] = False
+    """Begin with random plans, and use the second level in every stage, as the paper is printed."""
+    default_generations: ClassVar[int] = 150
+    """Generations of all stages together, if the option is not given."""
+
     objectives: tuple[str, ...] = field(
         default=AUTODICE_OBJECTIVES,
         metadata=_help_metadata("of latency, throughput, energy, memory, communication, device-memory, device-energy"),
     )
     encoding: Literal["split", "naive", "tiles"] = field(
         default="split",
-        metadata=_help_metadata("runs of layers; a device for each layer; for each layer a way to split it"),
+        metadata=_help_metadata("runs of layers; a device for each layer; a choice for each layer"),
     )
     population: int = field(default=100, metadata=_help_metadata("plans of a generation"))
     generations: int | None = field(
-        default=None, metadata=_help_metadata("of all stages together; by default 150, in the paper's form 400")
+        default=None, metadata=_help_metadata("generations of all stages together; by default 150 (autodice: 400)")
     )
     mutation: float = field(default=0.2, metadata=_help_metadata("probability that a new plan is mutated"))
     crossover: float = field(default=0.5, metadata=_help_metadata("probability that a new plan has two parents"))
     stages: int = field(
-        default=0, metadata=_help_metadata("0: the logarithm to base 2 of the number of devices, rounded up")
+        default=0,
+        metadata=_help_metadata("number of stages; 0: the logarithm to base 2 of the number of devices, rounded up"),
     )
     measured: int = field(
         default=16,
-        metadata=_help_metadata("plans of the front that are measured one by one (the second level); 0: none"),
+        metadata=_help_metadata("plans of the front that are evaluated one by one (the second level); 0: none"),
     )
-    measured_generations: int = field(default=0, metadata=_help_metadata("generations of the second level after these"))
-    paper: bool = field(
-        default=False, metadata=_help_metadata("400 generations, random first plans, the second level in every stage")
-    )
-    seed: int = field(default=0, metadata=_help_metadata("of the random numbers"))
+    measured_generations: int = field(default=0, metadata=_help_metadata("further generations of the second level"))
+    seed: int = field(default=0, metadata=_help_metadata("seed of the random numbers"))
 
     def __post_init__(self) -> None:
         check_objectives(self.objectives)
@@ -100,15 +101,15 @@ class ExplorationOptions:
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None and value < low:
-                raise UsageError(f"genetic: {name} is {value}: take at least {low}")
+                raise UsageError(f"genetic: {name} is {value}: use at least {low}")
         for name in ("mutation", "crossover"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"genetic: {name} is {getattr(self, name)}: a probability lies between 0 and 1")
+                raise UsageError(f"genetic: {name} is {getattr(self, name)}: use a probability between 0 and 1")
 
     @property
     def total_generations(self) -> int:
         """Generations of all stages together."""
-        return self.generations or (PAPER_GENERATIONS if self.paper else DEFAULT_GENERATIONS)
+        return self.generations or self.default_generations
 
 
 def explore(
@@ -185,12 +186,12 @@ class _StagedSearch:
             seeds = (
                 np.empty((0, encoding.layers), np.intp) if front is None else self._seed_population(front, devices, k)
             )
-            if not options.paper:
+            if not options.as_printed:
                 seeds = np.concatenate((self.space.seed_plans(devices), seeds))
             generations += spare // options.population
-            budget = EvolutionSettings(options.population, generations, options.mutation, options.crossover)
+            settings = EvolutionSettings(options.population, generations, options.mutation, options.crossover)
             try:
-                front = self._run_level(encoding, self._evaluate_fast, budget, seeds, (k, 1), name)
+                front = self._run_level(encoding, self._evaluate_fast, settings, seeds, (k, 1), name)
             except KeyboardInterrupt:
                 if front is None:
                     raise
@@ -198,7 +199,7 @@ class _StagedSearch:
             depth, evaluations = "analytic", evaluations + front.evaluations
             spare = max(0, options.population * generations - front.evaluations)
             last = k == len(plan) - 1
-            if self.measure is not None and (last or options.paper) and not front.interrupted:
+            if self.measure is not None and (last or options.as_printed) and not front.interrupted:
                 front, depth = self._run_measured_level(encoding, front, k, f"{name}, measuring")
                 evaluations += front.evaluations if depth == "measured" else 0
             if front.interrupted:
@@ -224,10 +225,10 @@ class _StagedSearch:
         assert self.measure is not None
         options = self.options
         seeds = front.rows[select_spread(front.objectives, options.measured)]
-        budget = EvolutionSettings(len(seeds), 1 + options.measured_generations, options.mutation, options.crossover)
+        settings = EvolutionSettings(len(seeds), 1 + options.measured_generations, options.mutation, options.crossover)
         self.progress(f"{name}: {len(seeds)} plans")
         try:
-            return self._run_level(encoding, self.measure, budget, seeds, (stage, 2), name), "measured"
+            return self._run_level(encoding, self.measure, settings, seeds, (stage, 2), name), "measured"
         except KeyboardInterrupt:
             return replace(front, interrupted=True), "analytic"
 
@@ -235,7 +236,7 @@ class _StagedSearch:
         self,
         encoding: Encoding,
         evaluate: Evaluate,
-        budget: EvolutionSettings,
+        settings: EvolutionSettings,
         seeds: Genes,
         place: tuple[int, int],
         name: str,
@@ -243,9 +244,9 @@ class _StagedSearch:
         rng = np.random.default_rng([self.options.seed, *place])
 
         def tell(generation: int, count: int) -> None:
-            self.progress(f"{name}: generation {generation} of {budget.generations}, {count} plans in the front")
+            self.progress(f"{name}: generation {generation} of {settings.generations}, {count} plans in the front")
 
-        return evolve(encoding, evaluate, budget, seeds, rng, tell)
+        return evolve(encoding, evaluate, settings, seeds, rng, tell)
 
     def _evaluate_fast(self, rows: Genes) -> tuple[Array, Array]:
         return self.space.evaluate(rows, self.options.objectives)
@@ -256,7 +257,7 @@ def _build_front(
 ) -> ParetoFront:
     fitting = [i for i in range(len(front.rows)) if front.violations[i] <= 0]
     if not fitting and min(front.violations) >= UNMEASURED_VALUE:
-        raise DicompilerError("genetic: none of the plans could be measured: the warnings say why")
+        raise DicompilerError("genetic: none of the plans could be measured: see the warnings")
     if not fitting:
         raise DicompilerError(_describe_misfit(problem, level.plan(front.rows[0])))
     note = "the search for it was interrupted" if front.interrupted else ""
@@ -275,6 +276,6 @@ def _describe_misfit(problem: Problem, plan: Plan) -> str:
     needed = needed_memory(problem, plan)
     host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
     return (
-        f"genetic: no plan was found that fits the hosts' memory: the nearest needs {format_bytes(needed[host.name])} "
-        f"on host {host.name}, which has {format_bytes(host.memory)}: give it more devices, or more generations"
+        f"genetic: no plan was found that fits into memory: the best one needs {format_bytes(needed[host.name])} "
+        f"on host {host.name}, which has {format_bytes(host.memory)}: use more devices or more generations"
     )

@@ -63,7 +63,7 @@ class ParetoRows:
 def evolve(
     encoding: Encoding,
     evaluate: Evaluate,
-    budget: EvolutionSettings,
+    settings: EvolutionSettings,
     seeds: Genes,
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
@@ -75,7 +75,7 @@ def evolve(
     Args:
         encoding: The encoding.
         evaluate: Evaluation of plans.
-        budget: Settings of the evolution.
+        settings: Settings of the evolution.
         seeds: Plans (S, L) to begin with.
         rng: Random number generator.
         progress: Called with the generation and the number of plans in the front.
@@ -88,16 +88,19 @@ def evolve(
     from pymoo.core.problem import Problem
     from pymoo.problems.static import StaticProblem
 
-    first = _first_population(encoding, budget.population, seeds, rng)
+    first = _first_population(encoding, settings.population, seeds, rng)
     objectives, limits = evaluate(encoding.decode(first))
     problem = Problem(n_var=first.shape[1], n_obj=objectives.shape[1], n_ieq_constr=1)
     algorithm = NSGA2(
-        pop_size=budget.population, sampling=first, mating=_Mating(encoding, budget, rng), eliminate_duplicates=False
+        pop_size=settings.population,
+        sampling=first,
+        mating=_Mating(encoding, settings, rng),
+        eliminate_duplicates=False,
     )
-    algorithm.setup(problem, termination=("n_gen", budget.generations + 1), seed=int(rng.integers(2**31)))
+    algorithm.setup(problem, termination=("n_gen", settings.generations + 1), seed=int(rng.integers(2**31)))
     evaluations, best = 0, ParetoRows(encoding.decode(first), objectives, limits, len(first))
     try:
-        for generation in range(1, budget.generations + 1):
+        for generation in range(1, settings.generations + 1):
             offspring = algorithm.ask()
             if offspring is None or not len(offspring):  # All plans within reach are known.
                 break
@@ -151,11 +154,11 @@ def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows
 class _Mating:
     """pymoo's mating operator: tournaments, crossover and mutation, without plans that were evaluated before."""
 
-    def __init__(self, encoding: Encoding, budget: EvolutionSettings, rng: np.random.Generator) -> None:
+    def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
         from pymoo.operators.selection.tournament import TournamentSelection
 
-        self.encoding, self.settings, self.rng = encoding, budget, rng
+        self.encoding, self.settings, self.rng = encoding, settings, rng
         self.known: set[bytes] = set()
         self.selection = TournamentSelection(func_comp=binary_tournament)
 

@@ -23,13 +23,13 @@ TABLE_OBJECTIVES = ("latency", "energy")
 """Objectives that can be written as a sum of tables."""
 
 
-def check_objective(objective: str) -> None:
+def check_objective(strategy: str, objective: str) -> None:
     """Raise UsageError if the objective cannot be written as a sum of tables."""
     if objective not in TABLE_OBJECTIVES:
         known = " or ".join(TABLE_OBJECTIVES)
         close = did_you_mean(objective, TABLE_OBJECTIVES)
         close = close if "did you mean" in close else ""
-        raise UsageError(f"gradient: objective {objective!r} is not supported: use {known}{close}")
+        raise UsageError(f"{strategy}: objective {objective!r} is not supported: use {known}{close}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def build_objective_tables(
     Raises:
         UsageError: The objective is not supported.
     """
-    check_objective(objective)
+    check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})
     if objective == "latency":
         return (whole,)

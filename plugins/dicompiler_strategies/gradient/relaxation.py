@@ -135,15 +135,17 @@ class DescentInterrupted(KeyboardInterrupt):
         self.selections = selections
 
 
-def minimise_relaxation(land: ObjectiveTables, how: DescentSettings, allowance: WorkBudget | None = None) -> Selections:
+def minimise_relaxation(
+    tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
+) -> Selections:
     """Return the decoded selections (restarts, layers) after the last step, or when the budget is exceeded.
 
     The steps are natural gradient steps: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the
     softmax. With this factor, a choice that has become improbable would never return.
 
     Args:
-        land: The objective.
-        how: Settings of the descent.
+        tables: The objective.
+        settings: Settings of the descent.
         budget: Work that may be done.
 
     Returns:
@@ -152,49 +154,49 @@ def minimise_relaxation(land: ObjectiveTables, how: DescentSettings, allowance: 
     Raises:
         DescentInterrupted: Ctrl-C was pressed.
     """
-    flat = FlatTables(land)
-    W = initial_logits(land, flat, how)
-    memory, allowance = how.memory_penalty * land.loss_scale, allowance or WorkBudget()
-    multiplied = 2 * how.restarts * sum(table.size for table in land.edge.values()) / MULTIPLICATIONS_PER_READ
+    flat = FlatTables(tables)
+    W = initial_logits(tables, flat, settings)
+    memory, budget = settings.memory_penalty * tables.loss_scale, budget or WorkBudget()
+    multiplied = 2 * settings.restarts * sum(table.size for table in tables.edge.values()) / MULTIPLICATIONS_PER_READ
     try:
-        for step in range(how.iterations):
-            if not allowance.try_steps(multiplied + how.restarts * len(flat.column_layers), 4 * len(land.edge)):
+        for step in range(settings.iterations):
+            if not budget.try_steps(multiplied + settings.restarts * len(flat.column_layers), 4 * len(tables.edge)):
                 break
             temperature = FIRST_TEMPERATURE * (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (
-                step / max(1, how.iterations - 1)
+                step / max(1, settings.iterations - 1)
             )
             p = flat.softmax(W, temperature)
-            W -= how.learning_rate / land.loss_scale * flat.centre_gradient(p, flat.loss_gradient(p, memory))
+            W -= settings.learning_rate / tables.loss_scale * flat.centre_gradient(p, flat.loss_gradient(p, memory))
     except KeyboardInterrupt:
         raise DescentInterrupted(flat.likeliest_choices(flat.softmax(W))) from None
     return flat.likeliest_choices(flat.softmax(W))
 
 
-def initial_logits(land: ObjectiveTables, flat: FlatTables, how: DescentSettings) -> Floats:
+def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
     """Return the first W (restarts, n): noise, plus a bias for one family of choices in each restart.
 
     The families follow in the order of `families_by_value`. The first round of families has no noise.
     """
-    random = np.random.default_rng(how.seed)
-    W = random.uniform(0.0, how.noise, (how.restarts, len(flat.column_layers)))
-    if how.is_biased:
-        families = np.concatenate(land.families)
-        order = families_by_value(land)
-        favoured = np.resize(order, how.restarts)
+    random = np.random.default_rng(settings.seed)
+    W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))
+    if settings.is_biased:
+        families = np.concatenate(tables.families)
+        order = families_by_value(tables)
+        favoured = np.resize(order, settings.restarts)
         W[: len(order)] = 0.0
-        W += how.bias * (families[None] == favoured[:, None])
+        W += settings.bias * (families[None] == favoured[:, None])
     return W
 
 
-def families_by_value(land: ObjectiveTables) -> Selections:
+def families_by_value(tables: ObjectiveTables) -> Selections:
     """Return the families, ordered by the value of the selection that uses the family for every layer that has it.
 
     The choice without extra rows is used; other layers use their cheapest choice.
     """
-    numbers: Sequence[int] = sorted({int(number) for families in land.families for number in families})
+    numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []
-    for node, families in zip(land.node, land.families, strict=True):
+    for node, families in zip(tables.node, tables.families, strict=True):
         there = families[None] == np.array(numbers)[:, None]
         columns.append(np.where(there.any(axis=1), there.argmax(axis=1), node.argmin()))
-    values = land.values(np.stack(columns, axis=1))
+    values = tables.values(np.stack(columns, axis=1))
     return np.array(numbers)[np.argsort(values, kind="stable")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
@@ -15,23 +15,47 @@ from dicompiler_strategies.gradient.local_search import LocalSearch
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, build_objective_tables, check_objective
 from dicompiler_strategies.gradient.relaxation import DescentInterrupted, DescentSettings, minimise_relaxation
 from dicompiler_strategies.joint.choice_budget import affordable_choices
-from dicompiler_strategies.papers import diapason as paper
-from dicompiler_strategies.papers.partition_opportunities import build_space
 from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables, to_kept_numbers, to_original_numbers
 
 Partition = Literal["equal", "proportional", "all"]
+Initialisation = Literal["heuristics", "random"]
 _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "equal": ("equal",),
     "proportional": ("rate",),
     "all": ("equal", "rate", "memory"),
 }
-_MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = (
-    6e9,
-    8,
-)  # multiplications that the default number of restarts may cost; restarts at least
+# The default number of restarts: as many as cost this many multiplications, but at least the second number.
+_MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
 _MAX_OTHER_SELECTIONS = 8  # Selections that a memory repair begins with.
 _MAX_REPAIRS = 8  # Searches with less memory for weights, if the tensors of a plan do not fit.
+
+
+class DescentOptions(Protocol):
+    """The options that `gradient` and `diapason` have in common."""
+
+    @property
+    def fusion_limit(self) -> int: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def iterations(self) -> int: ...
+    @property
+    def restarts(self) -> int | None: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def check_descent_options(strategy: str, options: DescentOptions) -> None:
+    """Raise UsageError if a number is out of range."""
+    least = {"fusion_limit": 0, "iterations": 1, "restarts": 1, "seed": 0}
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if value is not None and value < bound:
+            raise UsageError(f"{strategy}: option {name!r}: expected at least {bound}, got {value}")
+    rate = options.learning_rate
+    if not (rate > 0 and math.isfinite(rate)):
+        raise UsageError(f"{strategy}: option 'learning_rate': expected a number above 0, got {rate}")
 
 
 @dataclass(frozen=True)
@@ -77,46 +101,30 @@ class Gradient(Strategy):
     """
 
     name: ClassVar[str] = "gradient"
-    paper: bool = field(default=False, metadata={"help": "the method as printed (DATE 2024)"})
-    partition: Partition | None = field(
-        default=None,
-        metadata={"help": "shares of the devices; by default all of them, of the paper's method equal ones"},
-    )
+    partition: Partition = field(default="all", metadata={"help": "shares of the devices; by default all kinds"})
     fusion_limit: int = field(
-        default=4, metadata={"help": "layers fused before their last, or extra rows that let them (0: no fusion)"}
+        default=4, metadata={"help": "largest number of extra rows, which let as many layers go without an exchange"}
     )
-    initialisation: Literal["heuristics", "random"] = field(
-        default="heuristics", metadata={"help": "where to begin: each sublayer on another device, or anywhere"}
+    initialisation: Initialisation = field(
+        default="heuristics", metadata={"help": "begin near different kinds of splits, or anywhere"}
     )
-    learning_rate: float | None = field(default=None, metadata={"help": "by default 0.4, of the paper's method 0.8"})
-    iterations: int | None = field(default=None, metadata={"help": "by default 60, of the paper's method 20"})
-    restarts: int | None = field(default=None, metadata={"help": "by default up to 64, of the paper's method 1"})
-    seed: int = field(default=0, metadata={"help": "of the random numbers"})
+    learning_rate: float = field(default=0.4, metadata={"help": "learning rate of the normalised loss"})
+    iterations: int = field(default=60, metadata={"help": "number of steps"})
+    restarts: int | None = field(default=None, metadata={"help": "number of restarts; by default up to 64"})
+    seed: int = field(default=0, metadata={"help": "seed of the random numbers"})
     device_counts: tuple[int, ...] = field(
-        default=(), metadata={"help": "numbers of devices to split over; by default all up to 8, then fewer and fewer"}
+        default=(), metadata={"help": "numbers of devices to split over; by default 2 to 8, then in growing steps"}
     )
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
     )
 
     def __post_init__(self) -> None:
-        """Raises UsageError for numbers that make no sense."""
-        least = {"fusion_limit": 0, "iterations": 1, "restarts": 1, "seed": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise UsageError(f"gradient: option {name!r}: expected at least {bound}, got {value}")
+        check_descent_options(self.name, self)
         if not self.budget > 0:
             raise UsageError(f"gradient: option 'budget': expected a number above 0, got {self.budget:g}")
-        rate = self.learning_rate
-        if rate is not None and not (rate > 0 and math.isfinite(rate)):
-            raise UsageError(f"gradient: option 'learning_rate': expected a number above 0, got {rate}")
         if any(count < 2 for count in self.device_counts):
-            raise UsageError("gradient: option 'counts': expected numbers of at least 2 devices")
-        if self.paper and self.device_counts:
-            raise UsageError(
-                "gradient: option 'counts' has no meaning with paper=true: each layer is cut for all devices"
-            )
+            raise UsageError("gradient: option 'device_counts': expected numbers of at least 2 devices")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
@@ -134,9 +142,7 @@ class Gradient(Strategy):
         return self.plan_within(problem, WorkBudget(self.budget))
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        check_objective(problem.objective)
-        if self.paper:
-            return self._as_printed(problem)
+        check_objective(self.name, problem.objective)
         choices = affordable_choices(problem, self.choice_set(problem), budget.remaining_s / 2)
         return self.plan_over_tables(build_cost_tables(problem, choices, budget), budget)
 
@@ -144,19 +150,19 @@ class Gradient(Strategy):
         """Return the choices that the method picks from."""
         counts = self.device_counts or default_device_counts(len(problem.platform.computing_devices))
         return ChoiceSet(
-            device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition or "all"]
+            device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition]
         )
 
-    def plan_over_tables(self, cost_tables: CostTables, allowance: WorkBudget | None = None) -> Plan:
+    def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
         """Return the best plan over tables that fits into the hosts' memory."""
-        problem, allowance = cost_tables.problem, allowance or WorkBudget(self.budget)
-        best = self.search_tables(cost_tables, allowance=allowance)
+        problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
+        best = self.search_tables(cost_tables, budget=budget)
         reserve: dict[str, int] = {}
         for _ in range(_MAX_REPAIRS):
             plan = cost_tables.plan(best.selection)
             short = missing_memory(problem, plan)
             if not short:
-                return replace(plan, note=INTERRUPTED_NOTE if best.interrupted else allowance.note())
+                return replace(plan, note=INTERRUPTED_NOTE if best.interrupted else budget.note())
             if best.interrupted:
                 raise KeyboardInterrupt
             if not best.fits:
@@ -168,9 +174,9 @@ class Gradient(Strategy):
             most = max(wanted.values()) if reserve else 0
             reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
             best = self.search_tables(
-                cost_tables, (best.selection, *best.others), reserve, descent=False, allowance=allowance
+                cost_tables, (best.selection, *best.others), reserve, descent=False, budget=budget
             )
-        raise _memory_error(problem, short)
+        raise memory_error(self.name, problem, short)
 
     def search_tables(
         self,
@@ -178,7 +184,7 @@ class Gradient(Strategy):
         hints: Sequence[Sequence[int]] = (),
         reserve: Mapping[str, int] | None = None,
         descent: bool = True,
-        allowance: WorkBudget | None = None,
+        budget: WorkBudget | None = None,
     ) -> BestSelection:
         """Return the best selection over tables for their problem's objective.
 
@@ -196,10 +202,10 @@ class Gradient(Strategy):
             UsageError: The objective is neither latency nor energy.
         """
         best: BestSelection | None = None
-        lands = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
-        how = self._descent_settings(lands) if descent else None
-        for land in lands:
-            one = _search_objective(land, how, hints, allowance or WorkBudget())
+        objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
+        settings = self._descent_settings(objectives) if descent else None
+        for tables in objectives:
+            one = _search_objective(tables, settings, hints, budget or WorkBudget())
             if one is not None and (best is None or (not one.fits, one.value) < (not best.fits, best.value)):
                 best = one
             if one is not None and one.interrupted:
@@ -208,70 +214,52 @@ class Gradient(Strategy):
         assert best is not None
         return best
 
-    def _descent_settings(self, lands: Sequence[ObjectiveTables]) -> DescentSettings:
+    def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
         """Return the settings of the descent.
 
         Large tables get fewer restarts by default, and several objectives share the restarts.
         """
         default = DescentSettings()
-        work = 2 * default.iterations * sum(table.size for land in lands for table in land.edge.values()) / len(lands)
+        work = (
+            2
+            * default.iterations
+            * sum(table.size for tables in objectives for table in tables.edge.values())
+            / len(objectives)
+        )
         most = max(_MIN_RESTARTS, min(default.restarts, int(_MAX_DESCENT_MULTIPLICATIONS / max(work, 1.0))))
         restarts = most if self.restarts is None else self.restarts
         return DescentSettings(
-            learning_rate=default.learning_rate if self.learning_rate is None else self.learning_rate,
-            iterations=default.iterations if self.iterations is None else self.iterations,
-            restarts=-(-restarts // len(lands)),
+            learning_rate=self.learning_rate,
+            iterations=self.iterations,
+            restarts=-(-restarts // len(objectives)),
             seed=self.seed,
             is_biased=self.initialisation == "heuristics",
         )
 
-    def _as_printed(self, problem: Problem) -> Plan:
-        """Of several restarts the one whose plan is best by estimate: relaxed losses say little about plans."""
-        energy = problem.objective == "energy"
-        kinds = ("equal", "proportional") if self.partition == "all" else (self.partition or "equal",)
-        pos = build_space(problem, kinds, self.fusion_limit, energy)
-        restarts = 1 if self.restarts is None else self.restarts
-        W = paper.initial_weights(pos, restarts, self.seed, self.initialisation == "heuristics")
-        rate = 0.8 if self.learning_rate is None else self.learning_rate
-        W = paper.gradient_descent(pos, W, rate, self.iterations or 20, penalty=not energy)
-        names = [layer.name for layer in problem.layers.layers]
-        decoded = dict.fromkeys(paper.decode_weights(pos, W, restart) for restart in range(restarts))
-        plans = [
-            problem.build_plan(
-                {name: pos.sublayer_parts(i, *pick) for i, (name, pick) in enumerate(zip(names, picks, strict=True))}
-            )
-            for picks in decoded
-        ]
-        rated = [(plan, problem.estimate(plan)) for plan in plans]
-        fitting = [entry for entry in rated if not missing_memory(problem, entry[0])]
-        if not fitting:
-            raise _memory_error(problem, missing_memory(problem, rated[0][0]), "; the paper's method knows no limits")
-        return min(fitting, key=lambda entry: entry[1].objective_value(problem.objective))[0]
-
 
 def _search_objective(
-    land: ObjectiveTables, how: DescentSettings | None, hints: Sequence[Sequence[int]], allowance: WorkBudget
+    tables: ObjectiveTables, settings: DescentSettings | None, hints: Sequence[Sequence[int]], budget: WorkBudget
 ) -> BestSelection | None:
     """Return the best selection of one objective; None if there is nothing to begin with."""
-    placed = [place for hint in hints if (place := to_kept_numbers(land.kept_choices, hint)) is not None]
-    starts = np.array(placed, np.intp).reshape(-1, len(land.node))
+    placed = [place for hint in hints if (place := to_kept_numbers(tables.kept_choices, hint)) is not None]
+    starts = np.array(placed, np.intp).reshape(-1, len(tables.node))
     stopped = False
-    if how is not None:
+    if settings is not None:
         try:
-            descended = minimise_relaxation(land, how, allowance)
+            descended = minimise_relaxation(tables, settings, budget)
         except DescentInterrupted as stop:
             descended, stopped = stop.selections, True
         starts = np.concatenate((descended, starts))
     if not len(starts):
         return None
-    polish = LocalSearch(land, allowance)
+    polish = LocalSearch(tables, budget)
     try:
         best = (polish.rank(starts) if stopped else polish.run(starts))[:_MAX_OTHER_SELECTIONS]
     except KeyboardInterrupt:
         best, stopped = polish.rank(starts)[:_MAX_OTHER_SELECTIONS], True
-    fits = bool(land.relative_excess(land.weight_loads(best[:1]))[0] == 0)
-    first, *others = (to_original_numbers(land.kept_choices, selection) for selection in best.tolist())
-    return BestSelection(first, float(land.values(best[:1])[0]), fits, tuple(others), stopped)
+    fits = bool(tables.relative_excess(tables.weight_loads(best[:1]))[0] == 0)
+    first, *others = (to_original_numbers(tables.kept_choices, selection) for selection in best.tolist())
+    return BestSelection(first, float(tables.values(best[:1])[0]), fits, tuple(others), stopped)
 
 
 def default_device_counts(devices: int) -> tuple[int, ...]:
@@ -285,11 +273,18 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _memory_error(problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
-    """Return the error for a platform on which no plan was found that fits; `short` are the missing bytes of the best one."""
+def memory_error(strategy: str, problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
+    """Return the error that no plan fits into memory.
+
+    Args:
+        strategy: Name of the strategy.
+        problem: The problem.
+        short: Host → missing bytes of the best plan.
+        note: Text to append.
+    """
     host = max(short, key=lambda name: (short[name], name))
-    needed = problem.platform.host(host).memory + short[host]
+    memory = problem.platform.host(host).memory
     return DicompilerError(
-        f"gradient: no plan found that fits into memory: the nearest needs {needed} bytes on host {host!r}, "
-        f"which has {problem.platform.host(host).memory}: give it more, or add hosts{note}"
+        f"{strategy}: no plan found that fits into memory: the best one needs {memory + short[host]} bytes on host "
+        f"{host!r}, which has {memory}: use more memory or more hosts{note}"
     )

@@ -13,8 +13,8 @@ from dicompiler.plugin_api import Problem
 from dicompiler_strategies.joint.variable_elimination import MAX_TABLE_ELEMENTS
 from dicompiler_strategies.tables.choice_footprints import footprint_key
 from dicompiler_strategies.tables.choices import ChoiceSet, list_choices
+from dicompiler_strategies.tables.cost_tables import FILLED_PARTS_PER_S
 from dicompiler_strategies.tables.link_loads import build_link_loads
-from dicompiler_strategies.work import FILLED_PARTS_PER_S
 
 MAX_ARRAY_ELEMENTS = 1 << 23
 """Elements of the largest array of a table that a choice set may need."""

@@ -50,19 +50,19 @@ class RelaxedProblem:
 
 
 def coordinate_descent(
-    model: JointModel, selection: Sequence[int], allowance: WorkBudget | None = None, rounds: int = 20
+    model: JointModel, selection: Sequence[int], budget: WorkBudget | None = None, rounds: int = 20
 ) -> tuple[int, ...]:
     """Improve a selection layer by layer, with all other layers fixed, until nothing improves or the budget is exceeded.
 
     Excess over the limits counts first, then the value.
     """
-    chosen, allowance = list(selection), allowance or WorkBudget()
+    chosen, budget = list(selection), budget or WorkBudget()
     around: dict[int, list[tuple[int, int]]] = {}
     for i, j in model.edge:
         around.setdefault(i, []).append((i, j))
         around.setdefault(j, []).append((i, j))
     for _ in range(rounds):
-        if not allowance.try_steps(sum(map(len, model.node)), 2 * len(chosen)):
+        if not budget.try_steps(sum(map(len, model.node)), 2 * len(chosen)):
             break
         before = list(chosen)
         loads = model.selection_loads(chosen)
@@ -94,8 +94,8 @@ def coordinate_descent(
 class _PriceSearch:
     """The state of a relaxation: the model, the best bound, and the best selection."""
 
-    def __init__(self, model: JointModel, start: Sequence[Sequence[int]], allowance: WorkBudget) -> None:
-        self.model, self.allowance = model, allowance
+    def __init__(self, model: JointModel, start: Sequence[Sequence[int]], budget: WorkBudget) -> None:
+        self.model, self.budget = model, budget
         self.bound, self.best, self.value = -np.inf, None, np.inf
         self.choice_bounds: tuple[Floats, ...] = ()
         self.load_scale = np.where(np.isfinite(model.load_limits) & (model.load_limits > 0), model.load_limits, 1.0)
@@ -115,12 +115,12 @@ class _PriceSearch:
 
     def improve_locally(self, selection: tuple[int, ...]) -> None:
         """Accept the local optimum that coordinate descent reaches from a selection."""
-        self.accept_if_better(coordinate_descent(self.model, selection, self.allowance))
+        self.accept_if_better(coordinate_descent(self.model, selection, self.budget))
 
     def spend_elimination(self) -> bool:
         """Return True and count one elimination if the budget allows it."""
         order = self.model.elimination_order
-        return self.allowance.try_steps(sum(order.table_elements), 3 * len(order.steps))
+        return self.budget.try_steps(sum(order.table_elements), 3 * len(order.steps))
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
         """Return the best selection at these prices, and raise the bound."""
@@ -174,7 +174,7 @@ class _PriceSearch:
 
 
 def relax_with_prices(
-    model: JointModel, start: Sequence[Sequence[int]] = (), allowance: WorkBudget | None = None, iterations: int = 60
+    model: JointModel, start: Sequence[Sequence[int]] = (), budget: WorkBudget | None = None, iterations: int = 60
 ) -> RelaxedProblem:
     """Raise the bound with subgradient steps on the prices.
 
@@ -187,7 +187,7 @@ def relax_with_prices(
         budget: Work that may be done; when it is exceeded, the current result is returned.
         iterations: Largest number of steps.
     """
-    search = _PriceSearch(model, start, allowance or WorkBudget())
+    search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
         search.minimise_at_prices(np.zeros(0))
         return RelaxedProblem(search.bound, search.best, search.value, search.model, search.choice_bounds)
@@ -219,14 +219,14 @@ def relax_with_prices(
 
 
 def bound_without_elimination(
-    model: JointModel, start: Sequence[Sequence[int]], allowance: WorkBudget | None = None
+    model: JointModel, start: Sequence[Sequence[int]], budget: WorkBudget | None = None
 ) -> RelaxedProblem:
     """Return bounds for a graph that is too wide to eliminate.
 
     The bound is the sum of every table's own minimum. The best selection comes from elimination over the most promising
     choices, followed by local search.
     """
-    search = _PriceSearch(model, start, allowance or WorkBudget())
+    search = _PriceSearch(model, start, budget or WorkBudget())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
     rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
     least = [costs + (rest - costs.min()) for costs in model.node]

@@ -5,11 +5,15 @@ The leader does the work of the paper's gateway.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
-from dicompiler.plugin_api import DicompilerError, Layer, Part
+from dicompiler.plugin_api import DicompilerError, Layer, Part, Plan, Problem, Strategy, UsageError
 from dicompiler_strategies.dp.candidate_runs import LayerRun, run_parts
-from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
+from dicompiler_strategies.dp.device_team import DeviceTeam, ProblemFacts, TensorForm
+from dicompiler_strategies.dp.strategy import device_counts
 from dicompiler_strategies.papers.coopai import (
     Chain,
     ConvolutionalLayer,
@@ -19,6 +23,54 @@ from dicompiler_strategies.papers.coopai import (
     build_chain,
     minimise_latency,
 )
+
+log = logging.getLogger("dicompiler")
+
+
+@dataclass(frozen=True)
+class Coopai(Strategy):
+    """CoopAI as printed: fused height tiles and fully connected layers on k identical devices behind a gateway.
+
+    Equations (1) to (5) choose the blocks and the number of devices. The network must be a chain of convolutional and
+    fully connected layers. Memory is not considered. The strategy `dp` generalises it.
+
+    Attributes:
+        method: "mls", or its baseline "sls" with one layer in a block.
+        devices: Number of devices; 0 means the best number.
+    """
+
+    name: ClassVar[str] = "coopai"
+    method: Literal["mls", "sls"] = field(
+        default="mls", metadata={"help": "mls, or its baseline sls with one layer in each block"}
+    )
+    devices: int = field(default=0, metadata={"help": "number of devices; 0: the best number"})
+
+    def __post_init__(self) -> None:
+        if self.devices < 0:
+            raise ValueError("devices must be 0 (the best number) or more")
+
+    def plan(self, problem: Problem) -> Plan:
+        """Return the plan that the paper's equations choose.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The objective is not latency.
+            DicompilerError: The network is not a chain, the devices have different rates, or `devices` is too large.
+        """
+        if problem.objective != "latency":
+            raise UsageError(f"coopai: objective {problem.objective!r} is not supported: use latency")
+        facts = ProblemFacts(problem)
+        counts = device_counts(self.name, self.devices, problem)
+        everyone = DeviceTeam.build(facts, facts.devices_by_speed[: max(counts)], equal=True)
+        layers, result = choose_blocks(everyone, counts, self.method == "sls")
+        log.debug("coopai: %d devices, %d blocks, %.6g s", result.k, len(result.blocks), result.seconds)
+        team = DeviceTeam.build(facts, facts.devices_by_speed[: result.k], equal=True)
+        return problem.build_plan(block_parts(team, layers, result))
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:

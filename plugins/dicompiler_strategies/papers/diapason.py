@@ -19,15 +19,92 @@ model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.papers.partition_opportunities import OpportunitySpace
+from dicompiler.plugin_api import Plan, Problem, Strategy
+from dicompiler.plugin_api.search import missing_memory
+from dicompiler_strategies.gradient.objective_tables import check_objective
+from dicompiler_strategies.gradient.strategy import (
+    Initialisation,
+    Partition,
+    check_descent_options,
+    memory_error,
+)
+from dicompiler_strategies.papers.partition_opportunities import OpportunitySpace, build_space
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 Picks = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Diapason(Strategy):
+    """DIAPASON as printed: whole layers, slices for all devices and their fusion, by plain gradient descent.
+
+        conv1: whole (0.2) | 4 slices (0.3) | fused with conv2 (0.5)      ⇒  conv1: fused with conv2
+
+    The objective is latency or energy. The strategy `gradient` uses the same relaxation with richer choices.
+
+    Attributes:
+        partition: Kinds of slices: equal, proportional to the devices' rates, or all.
+        fusion_limit: Largest number of layers that are fused before their last one.
+        initialisation: Begin with each sublayer on its own device ("heuristics") or anywhere ("random").
+        learning_rate: Learning rate.
+        iterations: Number of steps.
+        restarts: Number of restarts; the plan that is best by estimate is taken.
+        seed: Seed of the random numbers.
+    """
+
+    name: ClassVar[str] = "diapason"
+    partition: Partition = field(default="equal", metadata={"help": "kinds of slices"})
+    fusion_limit: int = field(
+        default=4, metadata={"help": "largest number of layers that are fused before their last (0: no fusion)"}
+    )
+    initialisation: Initialisation = field(
+        default="heuristics", metadata={"help": "begin with each sublayer on its own device, or anywhere"}
+    )
+    learning_rate: float = field(default=0.8, metadata={"help": "learning rate"})
+    iterations: int = field(default=20, metadata={"help": "number of steps"})
+    restarts: int = field(default=1, metadata={"help": "number of restarts"})
+    seed: int = field(default=0, metadata={"help": "seed of the random numbers"})
+
+    def __post_init__(self) -> None:
+        check_descent_options(self.name, self)
+
+    def plan(self, problem: Problem) -> Plan:
+        """Return the decoded plan; of several restarts the best one by estimate, because losses say little about plans.
+
+        Args:
+            problem: The problem to solve.
+
+        Returns:
+            The plan.
+
+        Raises:
+            UsageError: The objective is neither latency nor energy.
+            DicompilerError: The plan does not fit into the hosts' memory, which the method does not consider.
+        """
+        check_objective(self.name, problem.objective)
+        energy = problem.objective == "energy"
+        kinds = ("equal", "proportional") if self.partition == "all" else (self.partition,)
+        space = build_space(problem, kinds, self.fusion_limit, energy)
+        W = initial_weights(space, self.restarts, self.seed, self.initialisation == "heuristics")
+        W = gradient_descent(space, W, self.learning_rate, self.iterations, penalty=not energy)
+        names = [layer.name for layer in problem.layers.layers]
+        decoded = dict.fromkeys(decode_weights(space, W, restart) for restart in range(self.restarts))
+        plans = [
+            problem.build_plan({name: space.sublayer_parts(i, *pick) for i, (name, pick) in enumerate(pairs)})
+            for pairs in (zip(names, picks, strict=True) for picks in decoded)
+        ]
+        rated = [(plan, problem.estimate(plan)) for plan in plans]
+        fitting = [(plan, metrics) for plan, metrics in rated if not missing_memory(problem, plan)]
+        if not fitting:
+            missing = missing_memory(problem, rated[0][0])
+            raise memory_error(self.name, problem, missing, "; the paper's method does not consider memory")
+        return min(fitting, key=lambda entry: entry[1].objective_value(problem.objective))[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from dicompiler.plugin_api.regions import (
     split_axis,
     with_interval,
 )
-from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.choice_footprints import (
     Floats,
     Ints,
@@ -32,6 +31,7 @@ from dicompiler_strategies.tables.choice_footprints import (
     region_to_box,
     source_and_sink,
 )
+from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
 
 MILLI_PER_UNIT = (

@@ -25,7 +25,7 @@ from dicompiler.plugin_api.regions import (
     tile_layer,
     volume,
 )
-from dicompiler_strategies.named_axis import find_cuttable_axis
+from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 PartitionScheme = Literal["o", "i", "f", "s"]
 """LOP, LIP, or the first or second layer of a fused pair: o_l, i_l, f_l, s_l of eq. (11)."""

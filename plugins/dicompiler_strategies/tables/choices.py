@@ -14,6 +14,7 @@ from dicompiler.plugin_api import Device, Interval, Layer, LayerGraph, LayerShar
 from dicompiler.plugin_api.costs import count_macs, sent_nbytes, weight_regions
 from dicompiler.plugin_api.regions import (
     align_cuts,
+    cuttable_axes,
     full_region,
     make_share_task,
     named_axes,
@@ -21,12 +22,11 @@ from dicompiler.plugin_api.regions import (
     reduction_length,
     split_axis,
     split_proportionally,
+    volume,
     with_interval,
 )
 from dicompiler.plugin_api.utilities import did_you_mean, memoized
-from dicompiler_strategies.named_axis import find_cuttable_axis
 from dicompiler_strategies.tables.channel_runs import cut_channel_run, find_run_before, find_run_of
-from dicompiler_strategies.tables.source_bias import rows_for_source
 
 SPLIT_KINDS = ("whole", "height", "grid", "lop", "lip")
 """Kinds of splits: whole layers, height tiles, grid tiles, output channels (LOP), input channels (LIP)."""
@@ -38,6 +38,8 @@ ROW_CUTS = ("balanced", "nearest", "coarser")
 """Ways to place the borders between rows, see `ChoiceSet`."""
 MERGE_KINDS = ("one", "channels", "rows", "all")
 """Ways to add up partial sums (LIP), see `ChoiceSet`."""
+MIN_LAYER_S = 1e-12
+"""Least seconds that a layer is assumed to take."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,12 @@ class ChoiceSet:
         return rest + (f", LIP finished in {'+'.join(self.merges)}" if "lip" in self.kinds else "")
 
 
+def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
+    """Return the output axis labelled height, width or channel; None if it does not exist or cannot be cut."""
+    axis = named_axes(layers).get(layer.output, {}).get(label)
+    return axis if axis in cuttable_axes(layers, layer) else None
+
+
 def list_choices(
     problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), max_choices: int | None = None
 ) -> tuple[Choice, ...]:
@@ -164,6 +172,77 @@ def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Ite
             note = "" if share == "equal" else f" {share}"
             for split in splitters if share != SOURCE_SHARE else (_height_choices,):
                 yield from split(_SplitInputs(problem, layer, options, chosen, weights, note))
+
+
+def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
+    """Return the rows of the input's first layer for each device so that all devices finish at the same time.
+
+    The source computes its rows at once. The other devices receive their inputs one after another, and then compute
+    rows in proportion to their speed. Layers that only reshape the first layer's rows get the same shares.
+
+    Args:
+        problem: The problem.
+        layer: The layer to cut.
+        devices: The devices to cut it for.
+
+    Returns:
+        Rows of each device. None for other layers, and if the source is not exactly one of several devices.
+    """
+    first, source = (
+        find_first_layers(problem.layers).get(layer.name),
+        problem.source or (problem.platform.devices[0].name,),
+    )
+    own = [device for device in devices if (device.name,) == source]
+    axis = None if first is None else find_cuttable_axis(problem.layers, first, "height")
+    if first is None or axis is None or not own or len(devices) < 2:
+        return None
+    rows = output_shape(problem.layers, first)[axis]
+    others = [device for device in devices if device is not own[0]]
+    computed, rates = (
+        _layer_seconds(problem, first, own[0]),
+        [1 / _layer_seconds(problem, first, device) for device in others],
+    )
+    link = problem.platform.link(own[0].name, others[0].name)
+    sent = (
+        0.0 if link is None else sum(link.transfer_s(_tensor_bytes(problem.layers, name), 0.0) for name in first.inputs)
+    )
+    there = sent + 1 / sum(rates)
+    kept = min(rows, round(rows * there / (computed + there)))
+    rest = iter([stop - start for start, stop in split_proportionally(rows - kept, rates)])
+    return [float(kept) if device is own[0] else float(next(rest)) for device in devices]
+
+
+@memoized
+def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
+    """Return layer name → the first layer with multiplications behind a network input.
+
+    The keys are that layer itself and the layers that follow it one after another and pass on all its elements.
+    """
+    found: dict[str, Layer] = {}
+    for layer in layers.layers:
+        if layer.whole_reason or len(layer.inputs) != 1:
+            continue
+        (read,) = layer.inputs
+        before = layers.producer.get(read)
+        if before is None and count_macs(layers, layer):
+            found[layer.name] = layer
+        elif before is not None and before.name in found and not count_macs(layers, layer):
+            sizes = {volume(full_region(output_shape(layers, one))) for one in (layer, before)}
+            if len(sizes) == 1 and len(layers.consumers.get(read, ())) == 1:
+                found[layer.name] = found[before.name]
+    return found
+
+
+def _layer_seconds(problem: Problem, layer: Layer, device: Device) -> float:
+    """Return the seconds of a whole layer, above 0 even if a profile says 0."""
+    seconds = problem.cost_model.seconds(
+        problem.layers, layer, LayerShare(full_region(output_shape(problem.layers, layer))), device
+    )
+    return max(seconds, MIN_LAYER_S)
+
+
+def _tensor_bytes(layers: LayerGraph, name: str) -> int:
+    return sent_nbytes(layers, name, layers.tensors[name].shape or ())
 
 
 def _share_weights(problem: Problem, devices: Sequence[Device], share: str) -> list[float]:

@@ -1,0 +1,20 @@
+"""The strategy `autodice`: the genetic search of AutoDiCE (Guo et al., 2022), section IV-B, as far as it is printed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dicompiler_strategies.genetic.strategy import Genetic
+
+
+@dataclass(frozen=True)
+class Autodice(Genetic):
+    """AutoDiCE as printed: 400 generations, random first plans, and the second level in every stage.
+
+    The options are those of `genetic`.
+    """
+
+    name: ClassVar[str] = "autodice"
+    as_printed: ClassVar[bool] = True
+    default_generations: ClassVar[int] = 400
