@@ -1,5 +1,6 @@
-"""Constraints on plans beyond fitting the layers: devices that compute, memory of the hosts, and states that stay in
-place.
+"""Constraints on plans beyond fitting the layers: compute, memory and states.
+
+Parts must be on devices that compute, hosts must have enough memory, and states must stay on their device.
 
 Every error names the host, the layer and the bytes.
 """
@@ -84,9 +85,9 @@ def check_states(problem: Problem, plan: Plan) -> None:
             if leaf.box.origin is not None:
                 writer, readers = problem.layers.producer[state.present].name, _describe_readers(problem, state.past)
                 raise DicompilerError(
-                    f"plan: state {state.past!r}: device {leaf.box.origin.device!r} computes it in layer {writer!r} and "
-                    f"device {state.device!r} reads it in {readers}, but states are not sent: use one device for both, "
-                    "or compile without states (--state none)"
+                    f"plan: state {state.past!r}: device {leaf.box.origin.device!r} computes it in layer {writer!r} "
+                    f"and device {state.device!r} reads it in {readers}, but states are not sent: use one device for "
+                    "both, or compile without states (--state none)"
                 )
 
 
@@ -96,7 +97,10 @@ def _describe_readers(problem: Problem, state: str) -> str:
 
 
 def check_compute(platform: Platform, plan: Plan) -> None:
-    """Raise DicompilerError if a part is on a device without compute, which may only hold inputs or receive outputs."""
+    """Raise DicompilerError if a part is on a device without compute.
+
+    Such a device may only hold inputs or receive outputs.
+    """
     for loss in plan.failures:
         with failure_plan_in_errors(plan, loss.failed):
             check_compute(platform, loss.plan)
@@ -130,7 +134,7 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
 
 
 def check_target_support(plan: Plan, target: Target) -> None:
-    """Raise DicompilerError if the plan has replicas or failure plans and the target does not support them."""
+    """Raise DicompilerError if the target does not support the plan's replicas or failure plans."""
     if plan.replicas and not target.can_run_replicas:
         raise DicompilerError(
             f"plan: replicas: target {target.name!r} does not support replicas: remove them, or use target 'sockets'"
@@ -143,7 +147,9 @@ def check_target_support(plan: Plan, target: Target) -> None:
 
 
 def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
-    """Return the bytes that the plan uses on each host: weights, live activations, and what the target adds.
+    """Return the bytes that the plan uses on each host.
+
+    They are the weights, the live activations and the target's overhead.
 
     Args:
         platform: The platform.
@@ -316,7 +322,7 @@ def _memory_error(need: HostMemoryNeed, what: str, remedy: str) -> DicompilerErr
 
 
 def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform) -> str:
-    """Return a remedy that names the layer with the largest task (if RAM is short) or with the most weights."""
+    """Return a remedy that names the layer that needs most of the memory."""
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
         known, weights = sizes.get(task.layer, 0), sum(weight_regions(routing.layers, task).values())

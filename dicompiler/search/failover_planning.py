@@ -1,4 +1,4 @@
-"""Choice of failure plans: for each failure that must be tolerated one plan, so that all plans fit into memory together.
+"""Choice of failure plans: one for each failure, such that all plans fit into memory together.
 
 Problem + Strategy + Plan + FailureSelection → Plan with failure plans
 """
@@ -105,7 +105,9 @@ class _PlanOption:
 
 @dataclass
 class _FailurePlanner:
-    """Failure plans that do not depend on the main plan, so that each set of failed devices is planned only once.
+    """Failure plans that do not depend on the main plan.
+
+    Each set of failed devices is therefore planned only once.
 
     Attributes:
         problem: The problem with all devices.
@@ -149,7 +151,10 @@ class _FailurePlanner:
         return "losses of " + "; ".join(self.uncovered_reasons.values())
 
     def plan_without(self, lost: FailedDevices, rest: Problem) -> Plan | None:
-        """Return the strategy's plan for the remaining devices; sets of interchangeable devices are planned once."""
+        """Return the strategy's plan for the remaining devices.
+
+        Sets of interchangeable devices are planned once.
+        """
         if lost not in self.plans:
             key = self._platform_key(rest)
             if key not in self._plans_by_key:
@@ -200,7 +205,7 @@ class _FailurePlanner:
         }
 
     def main_options(self) -> list[_PlanOption]:
-        """Other plans for when nothing is lost: those for losses, with the same source and sink, and one device."""
+        """Other main plans: failure plans with the same source and sink, and the best single device."""
         ends = self.plan.source, self.plan.sink
         for lost, plan in self.plans.items():
             if plan is not None and (plan.source, plan.sink) == ends:
@@ -268,7 +273,10 @@ class _FailoverSearch:
         return [_PlanOption(rest, one) for one in reassignments(rest.layers, plan, lost, left)]
 
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
-        """Add takeovers as candidates: from the main plan, and from the plans picked for one failed device less."""
+        """Add takeovers as candidates.
+
+        They derive from the main plan and from the plans picked for one failed device less.
+        """
         for lost, current in picked.items():
             smaller = (option for other, option in picked.items() if len(other) < len(lost) and set(other) < set(lost))
             for of in (self.main, *smaller):
@@ -298,7 +306,10 @@ class _FailoverSearch:
             tried.add(id(move[1]))
 
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
-        """Return one plan with the picked failure plans; failed devices that no plan uses are left out of the keys."""
+        """Return one plan with the picked failure plans.
+
+        Failed devices that no plan uses are left out of the keys.
+        """
         used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
         losses: dict[FailedDevices, Plan] = {}
         for lost, option in picked.items():
@@ -337,7 +348,10 @@ class _FailoverSearch:
         return None if best is None else best[1]
 
     def _needed_bytes(self, picked: Mapping[FailedDevices, _PlanOption]) -> dict[str, int]:
-        """Return host → bytes of the weights of all plans, each counted once, and of the largest activations, by estimate."""
+        """Return host → estimated bytes that the picked plans need together.
+
+        The weights of all plans are counted once each, and the largest activations of any plan.
+        """
         host_of = self.problem.platform.host_of
         weights: dict[tuple[str, str, Region], int] = {}
         live = dict.fromkeys(host_of, 0)

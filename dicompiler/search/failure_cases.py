@@ -1,8 +1,6 @@
-"""Device failures that a plan tolerates: their selection, the problem without the failed devices, and their metrics.
+"""Device failures that a plan tolerates, the problem that remains, and its metrics.
 
-text → FailureSelection
-Problem + failed devices → Problem
-Problem + Plan with failure plans → FailureMetrics
+text → FailureSelection Problem + failed devices → Problem Problem + Plan with failure plans → FailureMetrics
 """
 
 from __future__ import annotations

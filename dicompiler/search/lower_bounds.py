@@ -38,7 +38,8 @@ def latency_bound(problem: Problem) -> LatencyBound:
 
     Let t(l, d) be the seconds of layer l whole on device d.
 
-    - Path: all devices together need at least 1 / Σ_d 1/t(l, d) for layer l. The bound is the longest path of such times.
+    - Path: all devices together need at least 1 / Σ_d 1/t(l, d) for layer l. The bound is the longest path of such
+      times.
     - Load: for any weights y_d ≥ 0 with Σ_d y_d = 1, the busiest device computes for at least Σ_l min_d y_d · t(l, d),
       however the layers are shared out (linear programming duality). y_d is proportional to the speed of device d.
 
@@ -65,7 +66,10 @@ def latency_bound(problem: Problem) -> LatencyBound:
 
 
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
-    """Return the least share of the layer's output that must be computed; below 1 if all readers skip some of it."""
+    """Return the least share of the layer's output that must be computed.
+
+    Below 1 if all readers skip some of it.
+    """
     layers = problem.layers
     readers = layers.consumers.get(layer.output, ())
     if layer.whole_reason or not readers or layer.output in layers.outputs:

@@ -147,7 +147,10 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
 
 
 def _stream_energy_j(platform: Platform, metrics: Metrics, index: int) -> float:
-    """Return the energy of one device per frame of a stream: E_i of AutoDiCE plus the idle power while it waits."""
+    """Return the energy of one device per frame of a stream in J.
+
+    It is E_i of AutoDiCE plus the idle power while the device waits.
+    """
     entry = metrics.devices[index]
     if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:
         return metrics.device_energy_j[entry.device]

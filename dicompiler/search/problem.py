@@ -1,7 +1,6 @@
 """The problem that a strategy solves: layers, platform, cost model and objective.
 
-LayerGraph + Platform + CostModel + objective → Problem
-Problem + Plan → Metrics
+LayerGraph + Platform + CostModel + objective → Problem Problem + Plan → Metrics
 """
 
 from __future__ import annotations
@@ -186,8 +185,7 @@ class Problem:
 
     @cached_property
     def best_single_device(self) -> tuple[Plan, Metrics]:
-        """Plan that computes the whole network on the one device that is best by the objective, with its simulated
-        metrics.
+        """The plan on the one device that is best by the objective, with its simulated metrics.
 
         Every other plan is compared with it. Of equally good devices the first is taken. If there are many kinds of
         devices, estimates choose the ones to simulate: almost nothing overlaps on a single device, so that estimates
@@ -267,7 +265,9 @@ class Problem:
         return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
     def workload(self, plan: Plan) -> tuple[Routing, Workload]:
-        """Return the routing of a plan and the workload that the simulator plays, without writing the program as ONNX.
+        """Return the routing of a plan and the workload for the simulator.
+
+        The program is not written as ONNX.
 
         Args:
             plan: The plan.
@@ -365,7 +365,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class RemoteEvaluator:
-    """`Problem.evaluate` in a form that can be sent to other processes; `Problem.estimate` if there is no model.
+    """`Problem.evaluate` in a form that can be sent to other processes.
+
+    `Problem.estimate` if there is no model.
 
     Weights are not sent: metrics do not depend on their values, and there may be gigabytes of them.
 
@@ -419,7 +421,10 @@ class RemoteEvaluator:
 
 @lru_cache(maxsize=4)  # Facts about the layers are memoised in the problem; searches use only a few problems.
 def _restore_evaluator(parcel: bytes) -> RemoteEvaluator:
-    """Return the evaluator in another process, with zeros for weights, which take no memory until they are read."""
+    """Return the evaluator in another process.
+
+    Its weights are zeros, which take no memory until they are read.
+    """
     problem, proto, weights = pickle.loads(parcel)
     if proto is None:
         return RemoteEvaluator(problem)

@@ -63,7 +63,9 @@ class Strategy(ABC):
         return self.plan(problem)
 
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
-        """Return plans of which none is better than another in every objective; by default only the one of `plan`.
+        """Return plans of which none is better than another in every objective.
+
+        By default only the one of `plan`.
 
         Args:
             problem: The problem to solve.

@@ -12,8 +12,8 @@ import time
 DEFAULT_BUDGET_S = 30.0
 """Default budget of a search, in seconds of the reference computer."""
 STEP_S, ELEMENT_S = 2e-5, 5e-9
-"""Seconds of the reference computer for one step of a table search (a few NumPy calls), and for each element that the step
-reads.
+"""Seconds of the reference computer for one step of a table search (a few NumPy calls), and for each element that the
+step reads.
 """
 
 

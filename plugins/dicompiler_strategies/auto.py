@@ -1,4 +1,4 @@
-"""The default strategy: it runs the other strategies, ranks their plans by simulation, and improves the best one."""
+"""The strategy `auto`, the default: it simulates the plans of other strategies and improves the best."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ log = logging.getLogger("dicompiler")
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
 """Strategy → largest layers · devices for which it is asked; beyond that it would use up the whole budget."""
 DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "heads", "cpsat", "dp", "gradient", "replicate")
-"""The strategies that are asked, in order. cpsat comes before slow strategies that rarely win, so that these are the ones
-that a small budget leaves out.
+"""The strategies that are asked, in order. cpsat comes before slow strategies that rarely win, so that these are the
+ones that a small budget leaves out.
 """
 TABLE_STRATEGIES = ("cpsat", "gradient")
 """Strategies that need cost tables of all layers. If a large network's tables do not fit into the budget, dp is asked
 before them, because it counts less work. They are left out if a plan that splits the network is known by then.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Strategies that are not asked for the latency or memory of a network with attention: heads finds better plans in a tenth
-of the time.
+"""Strategies that are not asked for the latency or memory of a network with attention: heads finds better plans in a
+tenth of the time.
 """
 
 

@@ -142,7 +142,9 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
 
 
 def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
-    """Return the platform of an AutoDiCE job: the hosts of platform.txt, and one device for each key of the mapping.
+    """Return the platform of an AutoDiCE job.
+
+    It has the hosts of platform.txt, and one device for each key of the mapping.
 
     Rates, memory and network are assumed, see ASSUMPTION_NOTE.
 
@@ -162,7 +164,10 @@ def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Plat
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
-    """Return the platform of a platform.txt: for each host one device of all its cores, and one for its GPU."""
+    """Return the platform of a platform.txt.
+
+    Each host has one device of all its cores, and one for its GPU.
+    """
     hosts = load_hosts(platform_txt)
     keys = []
     for host in hosts:

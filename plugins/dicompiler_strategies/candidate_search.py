@@ -45,8 +45,8 @@ EVALUATED_PARTS_PER_S = 6_000
 MAX_SIMULATED_PARTS = 6_000
 """Plans with more parts take too long to simulate in a search; they are estimated instead."""
 HOPELESS_RATIO = 2.2
-"""Plans are not simulated if the barrier model gives more than this many times the best simulated time. Without barriers,
-times are up to 54 % lower (VGG16).
+"""Plans are not simulated if the barrier model gives more than this many times the best simulated time. Without
+barriers, times are up to 54 % lower (VGG16).
 """
 NEIGHBOURS_PER_STEP = 4
 """Number of plans around the best one that are evaluated at a time."""
@@ -77,7 +77,7 @@ class EvaluatedPlan:
 
 
 def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
-    """Return the plans with their simulated metrics, without those that do not fit the memory or the layers.
+    """Return the plans that fit the layers and the memory, with their simulated metrics.
 
     Plans are evaluated in parallel if the problem has an executor.
 
@@ -102,7 +102,10 @@ def _count_parts(plan: Plan) -> int:
 
 
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
-    """Yield the optimum for each λ without repetitions; nothing if the layer graph is too entangled for elimination."""
+    """Yield the optimum for each λ without repetitions.
+
+    Nothing if the layer graph is too entangled for elimination.
+    """
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:
         return
@@ -289,7 +292,9 @@ def neighbours(
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
-    """Return the selection with the optimum for a random run of layers, with a random λ and disturbed times.
+    """Return the selection with the optimum for a random run of layers.
+
+    λ is random and the times are disturbed.
 
     None if the run is too entangled for elimination.
     """
@@ -309,7 +314,10 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return for each layer the at most MAX_RUN_CHOICES choices that cost least with the best choices of their neighbours."""
+    """Return for each layer the MAX_RUN_CHOICES choices with the least cost.
+
+    The cost assumes the best choices of the neighbours.
+    """
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)
@@ -320,7 +328,10 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return (node, edge) of some layers, renumbered, with all others as selected and edges multiplied by `scale`."""
+    """Return (node, edge) of some layers, renumbered, with all others as selected.
+
+    Edges are multiplied by `scale`.
+    """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]
     edge = {}

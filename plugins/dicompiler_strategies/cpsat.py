@@ -23,7 +23,9 @@ MAX_GRADIENT_SIZE = 2_000
 
 @dataclass(frozen=True)
 class CpSat(Strategy):
-    """One choice for each layer, all at once, with a proven bound: tiles, grids, LOP, LIP and fusion on m devices.
+    """One choice for each layer, all at once, with a proven bound.
+
+    The choices are tiles, grids, LOP, LIP and fusion on m devices.
 
     The log says the value, the bound, and the scope of the bound: the barrier model (see `tables.cost_tables`) over
     this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.

@@ -1,4 +1,4 @@
-"""The strategy `fit`: the fewest boards, or the coarsest tiles one after another on a board, that fit RAM and flash.
+"""The strategy `fit`: the fewest boards or the coarsest tiles that fit RAM and flash.
 
 The search uses an estimate of TFLite-micro's arena; the target's measurement decides.
 """
@@ -104,7 +104,7 @@ class Fit(Strategy):
         return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
 
     def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
-        """Yield (boards, largest number of tiles one after another on each) in the order in which they are tried."""
+        """Yield (boards, tiles one after another on each board at most) in the order of the search."""
         if self.fewest_boards or boards == 1:
             yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
             return
@@ -123,7 +123,10 @@ def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
 
 
 def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
-    """Return device → bytes to reserve by the target's measurement; empty if the plan fits or the target does not measure."""
+    """Return device → bytes to reserve by the target's measurement.
+
+    Empty if the plan fits or the target does not measure.
+    """
     target = problem.target
     if target is None or problem.model is None:
         return {}

@@ -15,8 +15,8 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
-"""Bytes of an arena in addition to its tensors, on a 64-bit host. They are fitted to 178 models that were measured there,
-mostly within 400 bytes. Channels are those of quantised convolutions, whose scales are prepared in the arena.
+"""Bytes of an arena in addition to its tensors, on a 64-bit host. They are fitted to 178 models that were measured
+there, mostly within 400 bytes. Channels are those of quantised convolutions, whose scales are prepared in the arena.
 """
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
 """Bytes of a model in addition to its constants."""
@@ -103,7 +103,10 @@ def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
 
 
 def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the elements of the padded copy of a window operator; 0 if TFLite's paddings SAME or VALID suffice."""
+    """Return the elements of the padded copy of a window operator.
+
+    0 if TFLite's paddings SAME or VALID suffice.
+    """
     if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
         return 0
     attributes: Mapping[str, object] = {**work.node.attributes, **work.piece.attributes}

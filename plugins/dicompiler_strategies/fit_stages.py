@@ -1,4 +1,6 @@
-"""Stages: a network as a sequence of runs of layers, each whole on a device, in fused tiles, or cut by output channels.
+"""Stages: a network as a sequence of runs of layers.
+
+Each stage is whole on a device, in fused tiles, or cut by output channels.
 
     LayerGraph + boards + largest number of tiles → the cheapest sequence of stages that fits by the estimate
 
@@ -106,8 +108,9 @@ class StageEstimates:
         return layers[max(range(len(layers)), key=lambda i: self.estimate_stage(i, i + 1, "whole", 1)[0].flash)]
 
     def estimate_stage(self, first: int, last: int, kind: StageKind, tiles: int) -> tuple[ArenaEstimate, ...]:
-        """Return estimates of the tiles that represent all: the first, one in between, the last; empty if it cannot be
-        cut.
+        """Return estimates of the tiles that represent all: the first, one in between, the last.
+
+        Empty if it cannot be cut.
         """
         key = first, last, kind, tiles
         if key not in self.estimates:
@@ -247,7 +250,10 @@ class _StageSearch:
         return _PartialPlan(label.cost + STAGE_PENALTY * self.stages.macs, board, 0, label.shared_flash, label.stages)
 
     def _extensions(self, label: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield the plan with one more stage, for every stage that starts there and fits, with the stage's end."""
+        """Yield the plan with one more stage, and the stage's end.
+
+        Every stage is tried that starts at this position and fits.
+        """
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(label, start, end)
@@ -300,7 +306,10 @@ class _StageSearch:
         return _PartialPlan(cost, label.board, label.used_flash, shared, (*label.stages, stage))
 
     def _add_row_stage(self, label: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with the coarsest fused tiles that fit: on the first board, on all others, or on all."""
+        """Return the plan with the coarsest fused tiles that fit.
+
+        They are on the first board, on all others, or on all.
+        """
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
         labels = []
         for group in groups:
@@ -314,7 +323,7 @@ class _StageSearch:
     def _try_tiles(
         self, label: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
     ) -> _PartialPlan | None:
-        """Return the plan with `each` tiles one after another on every board of the group, or None if it does not fit.
+        """Return the plan with `each` tiles on every board of the group; None if it does not fit.
 
         The first board holds the inputs and outputs of the stage, even if it computes no tile.
         """
@@ -337,7 +346,10 @@ class _StageSearch:
 
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:
-    """Return the positions at which a stage can end: after layers whose output is the only tensor that is read later."""
+    """Return the positions at which a stage can end.
+
+    They follow the layers whose output is the only tensor that is read later.
+    """
     last: dict[str, int] = {}
     for i, layer in enumerate(layers.layers):
         last |= dict.fromkeys(layer.inputs, i)

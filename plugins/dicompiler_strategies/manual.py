@@ -174,7 +174,9 @@ class _MappingResolver:
         return homes
 
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
-        """Return the devices of a layer's anchor, or of its last node with a key if passes added the anchor; else ().
+        """Return the devices of a layer's anchor, or of its last node with a key if passes added the anchor.
+
+        else ().
 
         Warns if a node that was fused into the layer is under another key.
         """

@@ -1,4 +1,4 @@
-"""The strategy `modnn`: MoDNN (Mao et al., DATE 2017), layers in height slices in proportion to the devices' rates."""
+"""The strategy `modnn`: MoDNN (Mao et al., DATE 2017), layers in height slices by compute rate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 @dataclass(frozen=True)
 class Modnn(Strategy):
-    """MoDNN's BODP: every layer in height slices in proportion to the compute rate, the rest on the fastest device.
+    """MoDNN's BODP: every layer in height slices in proportion to the compute rate.
 
         conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
 

@@ -1,4 +1,6 @@
-"""Waves: each device first computes the parts that other devices wait for, and the rest while those are being sent.
+"""Waves: each device first computes the parts that other devices wait for.
+
+The rest is computed while those are being sent.
 
     keys and values of rows 0:50, queries  ⇒  keys and values of rows 0:35 | of rows 35:50 | queries, lane by lane
 
@@ -26,14 +28,15 @@ from dicompiler.plugin_api.regions import (
 )
 
 FIRST_WAVE_SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
-"""Share of the rows in the first wave. 1 means one wave, with parts that no device waits for behind it. The first wave is
-the larger one, because it is sent while the second one computes.
+"""Share of the rows in the first wave. 1 means one wave, with parts that no device waits for behind it. The first wave
+is the larger one, because it is sent while the second one computes.
 """
 SHARE_STEPS = (0.05, 0.025)
 """Distances from the best share at which others are tried, one after the other, because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Lanes of parts. Late parts of one run of layers are read by the next run, and come before everything else of that run.
+"""Lanes of parts. Late parts of one run of layers are read by the next run, and come before everything else of that
+run.
 """
 
 
@@ -132,7 +135,10 @@ class _TaskOrder:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Return the two regions of a task whose part cuts one axis; None if one of them needs as much as both."""
+        """Return the two regions of a task whose part cuts one axis.
+
+        None if one of them needs as much as both.
+        """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
             return None

@@ -88,6 +88,9 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]): where the two terms cross, or just before."""
+    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
+
+    It lies where the two terms cross, or just before.
+    """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

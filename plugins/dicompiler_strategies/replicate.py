@@ -1,4 +1,4 @@
-"""The strategy `replicate`: whole frames in turn to devices that each run the whole network, or to groups with pipelines."""
+"""The strategy `replicate`: whole frames in turn to devices, or to groups with pipelines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ MAX_REPLICAS = 16
 
 @dataclass(frozen=True)
 class Replicate(Strategy):
-    """Frames in turn to groups of devices; a group of one device runs the whole network, larger ones a pipeline.
+    """Frames in turn to groups of devices.
+
+    A group of one device runs the whole network, larger ones a pipeline.
 
         frame 0 → pi01 pi02 | frame 1 → pi03 pi04 | frame 2 → pi01 pi02 | …
 
@@ -37,8 +39,9 @@ class Replicate(Strategy):
             raise ValueError(f"size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with the least time between frames that fits into memory; of equal ones that with the smallest
-        groups.
+        """Return the plan with the least time between frames that fits into memory.
+
+        Of equal ones that with the smallest groups.
 
         Args:
             problem: The problem to solve.
@@ -83,7 +86,10 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
 def _replicated_plan(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
-    """Return the first team's pipeline, cut for the slowest device at each position, renamed for the others in this order."""
+    """Return the first team's pipeline, renamed for the other teams in this order.
+
+    The pipeline is cut for the slowest device at each position.
+    """
     slowest = [
         [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]
         for place in zip(*teams, strict=True)
@@ -100,7 +106,7 @@ def _replicated_plan(
 
 
 def deal_frames(seconds: Sequence[float], max_frames: int) -> tuple[int, ...]:
-    """Return the device of each frame of a round of at most `max_frames` frames, with the least time between frames.
+    """Return the device of each frame of a round, with the least time between frames.
 
     Each frame goes to the device that finishes it first. Of all lengths of the round, the one with the least max over d
     of seconds[d] · frames of d / frames of the round is taken; of equal ones the shortest.

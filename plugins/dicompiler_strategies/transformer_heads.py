@@ -1,4 +1,4 @@
-"""The strategy `heads` for transformers: attention by heads, the rest of a block by columns and then rows of its weights.
+"""The strategy `heads` for transformers: attention by heads, other layers by columns and rows.
 
 After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245, with rows in between) and
 TPI-LLM (Li et al., arXiv 2410.00531).
@@ -39,7 +39,7 @@ sent, and not those of its readers, so that parallel products can be sent in one
 
 @dataclass(frozen=True)
 class Heads(Strategy):
-    """Runs of layers by channels (heads), rows of a sequence, or whole layers on each device: the best combination.
+    """Runs of layers by channels (heads), rows of a sequence, or whole layers on each device.
 
         Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
 
@@ -170,7 +170,10 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """Yield the best plan of the kept choices for each price of sending; nothing if the layers are too entangled."""
+    """Yield the best plan of the kept choices for each price of sending.
+
+    Nothing if the layers are too entangled.
+    """
     layers = cost_tables.problem.layers
     nodes = [
         seconds

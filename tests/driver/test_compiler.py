@@ -49,7 +49,7 @@ def test_a_first_device_without_compute_is_source_and_sink_and_no_more(model: on
 
 def test_a_part_on_a_device_without_compute_is_refused(model: onnx.ModelProto) -> None:
     plan = Plan({"conv": (Part("pi01"),), "pool": (Part("cam"),)}, ("cam",), ("cam",))
-    with pytest.raises(DicompilerError, match=r"plan: layers\.pool\[0\]: device 'cam' has no compute: give the part"):
+    with pytest.raises(DicompilerError, match=r"plan: layers\.pool\[0\]: device 'cam' has no compute: use another"):
         compile(model, CAMERA, plan=plan)
 
 

@@ -40,7 +40,7 @@ from dicompiler_targets.sockets import SocketsTarget
         (({"b": "c", "a": "c"},), "replicas[0]: 'a' and 'b' both become 'c'"),
         (({"b": "a"},), "replicas[0]: 'a' and 'b' both become 'a'"),
         (({}, {}, {"a": "cc"}), "replicas[2]: test has no device 'cc'"),
-        (({"a": "cam"},), "replicas[0]: device 'cam', which does the work of 'a', has no compute"),
+        (({"a": "cam"},), "replicas[0]: device 'cam', which replaces 'a', has no compute"),
         (({"cam": "cc"},), "replicas[0]: test has no device 'cc'"),
     ],
 )
@@ -56,7 +56,7 @@ def test_rejects_invalid_renaming(replicas: tuple[dict[str, str], ...], message:
 
 
 def test_renamed_source_stays_the_source() -> None:
-    """Device a is source, sink and computes. A renaming moves only its work, and a source without compute may be renamed."""
+    """A renaming moves only the work of the source, and a source without compute may be renamed."""
     result = lenet(({}, {"b": "c"}), cluster("a", "b", "c"))
     assert result.program is not None
     for role, worker in zip(result.program.roles, "bc", strict=True):
@@ -73,7 +73,7 @@ def test_target_without_replicas_rejects_plan_before_writing() -> None:
         name = "other"
         can_run_replicas = False
 
-    with pytest.raises(DicompilerError, match=r"plan: replicas: target 'other' cannot deal out frames in turn"):
+    with pytest.raises(DicompilerError, match=r"plan: replicas: target 'other' does not support replicas"):
         check_target_support(result.plan, Other())
     check_target_support(result.plan, SocketsTarget())
     assert not Target.can_run_replicas
@@ -112,7 +112,7 @@ def test_device_without_compute_may_only_be_source_or_sink() -> None:
     problem = two()
     assert on(problem, "a", "a", "b").source == ("cam",)
     check_constraints(problem, on(problem, "a", "a", "b"))
-    with pytest.raises(DicompilerError, match=r"plan: layers\.conv1\[0\]: device 'cam' has no compute: give the part"):
+    with pytest.raises(DicompilerError, match=r"plan: layers\.conv1\[0\]: device 'cam' has no compute: use another"):
         check_constraints(problem, on(problem, "cam", "a", "b"))
 
 
@@ -128,7 +128,7 @@ def test_plan_fits_exactly_when_each_host_has_enough_memory() -> None:
     assert not fits_constraints(tight, plan, tight.estimate(plan))
     assert missing_memory(tight, plan) == {"b": 1}
     with pytest.raises(
-        DicompilerError, match=r"plan: host b needs .*: give it less .* above all of layer 'fc3'"
+        DicompilerError, match=r"plan: host b needs .*: move layers .* above all parts of layer 'fc3'"
     ) as raised:
         check_constraints(tight, plan)
     assert "\n" not in str(raised.value)

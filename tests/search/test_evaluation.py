@@ -1,4 +1,4 @@
-"""Evaluation without writing a program: routing, workload and metrics are those of the written program."""
+"""Evaluation without writing a program: the metrics are those of the written program."""
 
 from __future__ import annotations
 

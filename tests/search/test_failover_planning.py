@@ -1,4 +1,4 @@
-"""Failure plans: one for each failure, all bit-equal and fitting into memory together, with clear errors."""
+"""Failure plans: one for each failure, all bit-equal and fitting into memory together."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def lenet(platform: Platform) -> Problem:
 
 
 def check_all_roles(problem: Problem, plan: Plan, seed: int) -> None:
-    """Check that each role computes the same bits without the failed devices, and that weights are stored once per device."""
+    """Check that each role computes the same bits, and that weights are stored once per device."""
     assert problem.model is not None
     program = problem.draft_program(plan).program
     assert program is not None
@@ -223,13 +223,13 @@ def test_failure_plans_have_metrics_and_count_their_weights() -> None:
 @pytest.mark.parametrize(
     ("text", "names", "message"),
     [
-        ("-1", "ab", "survive -1: give how many"),
-        ("1", "a", "survive 1: on boards one device computes: survive nothing (0)"),
-        ("2", "ab", "survive 2: on boards 2 devices compute: survive at most 1"),
-        ("two", "ab", "survive: 'two' is no number, not 'hosts' and no device"),
-        ("a,bb", "ab", "survive: 'bb' is no number"),
-        ("", "ab", "survive: '' is no number"),
-        ("hosts", "a", "survive hosts: one host has all that computes"),
+        ("-1", "ab", "tolerate-failures: -1 is negative"),
+        ("1", "a", "tolerate-failures: 1: on boards only one device computes: use 0"),
+        ("2", "ab", "tolerate-failures: 2: on boards only 2 devices compute: use at most 1"),
+        ("two", "ab", "tolerate-failures: 'two' is not a number, 'hosts' or a device"),
+        ("a,bb", "ab", "tolerate-failures: 'bb' is not a number"),
+        ("", "ab", "tolerate-failures: '' is not a number"),
+        ("hosts", "a", "tolerate-failures: hosts: all devices that compute are on one host"),
     ],
 )
 def test_rejects_failures_that_cannot_be_tolerated(text: str, names: str, message: str) -> None:

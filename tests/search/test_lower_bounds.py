@@ -35,7 +35,7 @@ def test_no_plan_beats_the_bounds(name: str, strategy: str) -> None:
 
 @dataclass(frozen=True)
 class Specialised(AnalyticModel):
-    """d0 is four times as fast as d1 on the first half of the layers, and four times as slow on the others."""
+    """Cost model in which each of two devices is four times as fast on half of the layers."""
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:  # noqa: ARG002
         early = layers.position[layer.name] < len(layers.layers) // 2

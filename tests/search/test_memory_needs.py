@@ -51,8 +51,8 @@ def test_devices_share_their_hosts_memory_and_weights_are_in_flash() -> None:
             Host("a", 4325, flash=10),
             r"needs 4\.33 kB \(1 B too much\) to run, 4\.00 kB of it added by target 'sockets', ",
         ),
-        (Host("a", 9000, flash=5), r"needs 6 B \(1 B too much\) of flash for weights and has 5 B: give it less of "),
-        (Host("a", 4326, flash=7), r"needs 4\.32 kB \(1 B too much\) of RAM to run and has 4\.32 kB: cut it into smal"),
+        (Host("a", 9000, flash=5), r"needs 6 B \(1 B too much\) of flash for weights and has 5 B: move layers to "),
+        (Host("a", 4326, flash=7), r"needs 4\.32 kB \(1 B too much\) of RAM to run and has 4\.32 kB: use smal"),
     ],
 )
 def test_program_error_names_the_exceeded_memory(host: Host, message: str) -> None:

@@ -69,7 +69,7 @@ def test_uses_measured_energy_if_there_is_one() -> None:
     [
         ([], "no objective is given"),
         (["latency", "enrgy"], "unknown objective 'enrgy' (did you mean 'energy'?)"),
-        (["latency", "energy", "latency"], "objective 'latency' stands twice"),
+        (["latency", "energy", "latency"], "objective 'latency' is given twice"),
     ],
 )
 def test_rejects_unknown_objectives(names: list[str], message: str) -> None:

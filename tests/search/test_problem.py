@@ -21,7 +21,10 @@ FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def cluster(count: int, kind: str = "switch", links: tuple[Link, ...] = (), latency: float = 0.0) -> Platform:
-    """A cam without compute and `count` devices d0, d1, … with 1 GFLOP/s, each on its own host; 8 Mbit/s (1 MB/s)."""
+    """A cam without compute and `count` devices d0, d1, … with 1 GFLOP/s, each on its own host.
+
+    8 Mbit/s (1 MB/s).
+    """
     names = ["cam", *(f"d{i}" for i in range(count))]
     devices = tuple(Device(n, n, 0.0 if n == "cam" else 1e9, 1, 5.0, 1.0) for n in names)
     network = Network(kind, 8e6, latency, links)  # type: ignore[arg-type]
@@ -143,7 +146,7 @@ def test_partial_sums_are_sent_and_added_up() -> None:
 
 
 def test_vgg16_on_one_rpi4_takes_the_published_time() -> None:
-    """CoopAI's convention and the barrier model agree for one device: 2.3235 s with the transfer of image and result."""
+    """CoopAI and the barrier model agree for one device: 2.3235 s with image and result sent."""
     boards = Platform.load("rpi4x1")
     cam = (Host("cam", 2**30), *boards.hosts), (Device("cam", "cam", 0.0), *boards.devices)
     problem = Problem(vgg16(), Platform("with cam", *cam, boards.network), FREE)
@@ -155,5 +158,5 @@ def test_simulation_needs_a_model() -> None:
     layers = prepare(Model.load(networks.build("lenet", 0))).layers
     assert layers is not None
     problem = Problem(layers, uniform_platform(2))
-    with pytest.raises(DicompilerError, match="made without a model"):
+    with pytest.raises(DicompilerError, match="has no model"):
         problem.evaluate(registry().make("strategies", "single").plan(problem))

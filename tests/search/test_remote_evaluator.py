@@ -52,4 +52,4 @@ def test_pickled_evaluator_returns_errors() -> None:
         found = referee.evaluate_or_error(wrong)
         assert isinstance(found, DicompilerError) and "nobody" in str(found)
         assert repr(referee.evaluate_or_error(plan)) == repr(problem.evaluate(plan))
-    assert [str(found) for found in problem.evaluate_all([wrong])] == [str(there.attempt(wrong))]
+    assert [str(found) for found in problem.evaluate_all([wrong])] == [str(there.evaluate_or_error(wrong))]

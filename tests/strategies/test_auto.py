@@ -1,4 +1,7 @@
-"""The strategy `auto`: never worse than the strategies it asks, reproducible, and interruptible; comparison of strategies."""
+"""The strategy `auto`: never worse than the strategies it asks, reproducible, and interruptible.
+
+Comparison of strategies.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +135,7 @@ def test_rejects_invalid_options() -> None:
 
 
 def test_cpsat_tries_improve_the_plan() -> None:
-    """SqueezeNet on a shared medium: one device is the optimum of the barrier model, but with overlap a split is better."""
+    """SqueezeNet on a shared medium: with overlap a split is better than one device."""
     posed = problem("light/squeezenet", "rpi4x2")
     posed = replace(posed, platform=replace(posed.platform, network=Network("shared", 1e8, 0.0002)))
     none, some = (posed.evaluate(CpSat(tries=tries).plan(posed)).latency_s for tries in (0, 60))
@@ -177,9 +180,11 @@ def test_auto_uses_third_party_plan_if_it_is_best() -> None:
 def test_large_network_asks_dp_first_and_skips_cpsat_if_dp_splits(
     bandwidth: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A network is large if layers times devices exceed a limit and its tables need more than half of the budget."""
+    """A network is large if its tables need more than half of the budget."""
     monkeypatch.setattr("dicompiler_strategies.auto.MAX_GRADIENT_SIZE", 10)
-    monkeypatch.setattr(CpSat, "affordable", lambda self, problem, _: replace(self.asked(problem), extra=0))
+    monkeypatch.setattr(
+        CpSat, "affordable_choices", lambda self, problem, _: replace(self.requested_choices(problem), extra_rows=0)
+    )
     caplog.set_level(logging.INFO, logger="dicompiler")
     posed = load_problem(networks.build("tiny", 0), rated("switch", 1, 1, 1, bandwidth=bandwidth))
     plan = Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
@@ -203,7 +208,7 @@ def test_small_budget_skips_tables() -> None:
 
 def test_slow_search_ends_with_the_budget() -> None:
     lenet = problem("lenet")
-    with pytest.raises(DicompilerError, match="the budget is over before they are filled"):
+    with pytest.raises(DicompilerError, match="the budget is used up before they are filled"):
         CpSat().build_tables(lenet, WorkBudget(deadline=0.0))
     found = Dp(budget=1e-9).plan(lenet)  # The search of the smallest team only.
     assert replace(found, note="") == Dp(devices=1).plan(lenet) and "budget of 1e-09 s" in found.note

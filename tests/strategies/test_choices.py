@@ -134,8 +134,8 @@ def test_cuts_at_the_borders_of_the_next_smaller_layer() -> None:
     [
         ({"kinds": ("whole", "hight")}, "unknown 'hight'.*height"),
         ({"shares": ("rates",)}, "did you mean 'rate'"),
-        ({"extra": -1}, "at least 0"),
-        ({"counts": (1,)}, "at least 2"),
+        ({"extra_rows": -1}, "at least 0"),
+        ({"device_counts": (1,)}, "at least 2"),
     ],
 )
 def test_rejects_invalid_choice_set(given: dict[str, object], message: str) -> None:

@@ -55,8 +55,9 @@ RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, per_byte=1e-9, gap
 
 
 def test_messages_and_calls_cost_the_same_as_in_the_estimate() -> None:
-    """Copies are left out, because the estimate does not count them. If several devices hold an element, the senders may
-    differ.
+    """Copies are left out, because the estimate does not count them.
+
+    If several devices hold an element, the senders may differ.
     """
     platform = cluster(NETWORKS["switch"], 1e9, 2e9, 1e9)
     runtime = {device.name: RUNTIME for device in platform.devices}

@@ -1,4 +1,4 @@
-"""The strategy `cpsat`: exact optimum of the joint problem, its bound, memory limits, objectives, and correct plans."""
+"""The strategy `cpsat`: exact optimum of the joint problem, bound, memory limits, objectives."""
 
 from __future__ import annotations
 
@@ -112,7 +112,10 @@ def test_optimum_equals_exhaustive_search() -> None:
     [(4, (), 0.758), (8, (), 0.600), (4, ("grid",), 0.8325), (8, ("grid",), 0.7215)],
 )
 def test_proves_vgg16_in_the_published_barrier_model(devices: int, kinds: tuple[str, ...], expected: float) -> None:
-    """Published for 4 and 8 boards: 0.757 and 0.600 s, 0.832 and 0.717 s without grids; MoDNN 0.907 and 1.001 s."""
+    """Published for 4 and 8 boards: 0.757 and 0.600 s, 0.832 and 0.717 s without grids.
+
+    MoDNN 0.907 and 1.001 s.
+    """
     problem = Problem(vgg16(), cluster(*[RPI4] * devices, gateway=True), PAPERS)
     allowed = tuple(kind for kind in CpSat().kinds if kind not in kinds)
     found = solved(CpSat(kinds=allowed), problem)
@@ -185,7 +188,9 @@ def test_equal_options_give_equal_plans() -> None:
     assert whole.value(coordinate_descent(whole, start)) <= whole.value(start)
 
 
-@pytest.mark.parametrize("options", [{"time": 0}, {"workers": 0}, {"seed": -1}, {"kinds": ("hight",)}, {"extra": -1}])
+@pytest.mark.parametrize(
+    "options", [{"time": 0}, {"workers": 0}, {"seed": -1}, {"kinds": ("hight",)}, {"extra_rows": -1}]
+)
 def test_rejects_meaningless_options(options: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         CpSat(**options)  # type: ignore[arg-type]
@@ -249,7 +254,10 @@ def test_compiled_plan_computes_the_same_as_the_network(tmp_path: Path) -> None:
 def test_too_wide_graph_is_eliminated_over_promising_choices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All pairs of six layers are edges, so that every table has six axes; the best selection has low costs."""
+    """All pairs of six layers are edges, so that every table has six axes.
+
+    The best selection has low costs.
+    """
     random = np.random.default_rng(3)
     node = tuple(random.random(4) for _ in range(6))
     edge = {(i, j): 0.1 * random.random((4, 4)) for i in range(6) for j in range(i + 1, 6)}

@@ -1,4 +1,4 @@
-"""The strategy `dp`: figures of CoopAI, and valid plans with the predicted costs for any network and platform."""
+"""The strategy `dp`: valid plans with the predicted costs for any network and platform."""
 
 from __future__ import annotations
 
@@ -101,8 +101,16 @@ def test_runtime_costs_count_at_both_ends() -> None:
     count = np.array([[0, 1000, 0], [3000, 0, 500], [0, 0, 0]], np.float64)
     platform = make_cluster("switch", 1, 1, 1, bandwidth=1e6)
     bytes_s = 3500 * 8 / 1e6
-    costs = {"send": 0.5, "receive": 2.0, "byte": 1e-3, "call": 4.0, "headers": 0.1, "gap": 0.25, "copy": 1e-2}
-    costs["slice"] = 0.125
+    costs = {
+        "send": 0.5,
+        "receive": 2.0,
+        "per_byte": 1e-3,
+        "call": 4.0,
+        "header_share": 0.1,
+        "gap": 0.25,
+        "per_copied_byte": 1e-2,
+    }
+    costs["per_copy"] = 0.125
     one = {device.name: RuntimeCosts(**costs) for device in platform.devices}
     sending, receiving = 2 * 0.5 + 3.5, 2.0 + 3.0 + 4.0
     lines_s = 1.1 * bytes_s + 2 * 0.25
@@ -127,7 +135,7 @@ def test_search_finds_the_best_runs_of_a_chain(kind: str) -> None:
     output = DeviceBoxes.from_regions((1, 10), [((0, 1), (0, 10)), None])  # The sink is d0.
 
     def least(place: int, form: TensorForm) -> float:
-        """The cheapest way from `place` on, where the tensor before it lies in `form`: plain recursion, no table."""
+        """Return the least cost from `place` on, if the previous tensor lies in `form`, by plain recursion."""
         if place == len(layers):
             held = team.held_boxes(layers[-1].output, form)
             return float(team.link_loads.transfer_seconds(4 * missing_elements(output, held, form == "everywhere")))
@@ -359,7 +367,9 @@ def test_keeps_memory_limit_if_possible() -> None:
         platform = make_cluster("shared", 13.6, 13.6, 13.6, 13.6, memory=int(share * whole))
         problem = Problem(graph, platform, FREE)
         if not possible:
-            message = r"dp: no plan found fits into memory: host d\d has 11.1 MB and would need at least .* MB: .*'fc20'"
+            message = (
+                r"dp: no plan found fits into memory: host d\d has 11.1 MB and would need at least .* MB: .*'fc20'"
+            )
             with pytest.raises(DicompilerError, match=message):
                 Dp().plan(problem)
             continue
@@ -370,7 +380,9 @@ def test_keeps_memory_limit_if_possible() -> None:
 
 def test_rejects_invalid_options() -> None:
     problem = Problem(vgg16(), make_cluster("switch", 1, 1))
-    with pytest.raises(DicompilerError, match=r"dp: devices=3, but only 2 devices of platform 'switch2' compute: use 0"):
+    with pytest.raises(
+        DicompilerError, match=r"dp: devices=3, but only 2 devices of platform 'switch2' compute: use 0"
+    ):
         Dp(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):
         Dp(devices=-1)

@@ -1,4 +1,4 @@
-"""Properties of every strategy: its plan verifies with real processes, sends the predicted bytes, and is reproducible."""
+"""Properties of every strategy: plans verify, send the predicted bytes, and are reproducible."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from dicompiler_strategies.tables.cost_tables import build_cost_tables
 
 SPECS = {
     "auto": "auto{tries=4}",
-    "autodice": "autodice{generations=4 population=12}",
     "coopai": "coopai",
     "cpsat": "cpsat{time=2.0}",
     "diapason": "diapason",
@@ -45,8 +44,8 @@ SPECS = {
 
 def test_covers_every_built_in_strategy() -> None:
     built_in = {name for name, found in registry().strategies.items() if found.distribution == "dicompiler"}
-    # replicate knows throughput alone, heads networks with attention: see their own tests.
-    assert built_in - {"heads", "manual", "replicate"} == set(SPECS)
+    # heads needs attention, replicate the objective throughput, and autodice is genetic: see their own tests.
+    assert built_in - {"autodice", "heads", "manual", "replicate"} == set(SPECS)
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
@@ -80,7 +79,10 @@ def heavy() -> onnx.ModelProto:
 
 
 def roomy(mebibytes: int) -> Platform:
-    """Four hosts with this much memory each. The weights are 48 MiB, and a process of the sockets target needs 61 MiB."""
+    """Four hosts with this much memory each.
+
+    The weights are 48 MiB, and a process of the sockets target needs 61 MiB.
+    """
     return make_cluster("switch", *[13.6] * 4, bandwidth=1e9, memory=mebibytes * MIB)
 
 

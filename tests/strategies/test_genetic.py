@@ -1,4 +1,4 @@
-"""The genetic search: its fast model against the estimate of each plan, encodings, stages, levels and fronts."""
+"""The genetic search: fast model against estimates, encodings, stages, levels and fronts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL = ExplorationOptions(population=20, generations=12, measured=4)
 
 
 def branches() -> LayerGraph:
-    """A skip connection, two readers of different pieces of one tensor, a shared weight, an unread layer, and two outputs."""
+    """A skip connection, readers of different pieces, a shared weight, an unread layer, two outputs."""
     return formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y, float[1, 4, 4, 4] z)
         <int64[1] s0 = {0}, int64[1] s2 = {2}, int64[1] s4 = {4}, int64[1] axis = {1}>

@@ -1,4 +1,4 @@
-"""gradient and diapason: gradients equal finite differences, equations equal hand-computed values, plans are near-optimal."""
+"""gradient and diapason: correct gradients and equations, near-optimal plans."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from dicompiler_strategies.gradient.relaxation import DescentSettings, FlatTable
 from dicompiler_strategies.gradient.strategy import Gradient, default_device_counts
 from dicompiler_strategies.joint.variable_elimination import build_elimination_order, minimise_exactly
 from dicompiler_strategies.papers import diapason
+from dicompiler_strategies.papers.diapason import Diapason
 from dicompiler_strategies.papers.partition_opportunities import OpportunitySpace, build_space, cover_extent
 from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.choices import ChoiceSet
@@ -36,7 +37,10 @@ QUICK = Gradient(restarts=8, iterations=10)
 
 
 def platform(*rates: float, kind: str = "shared", memory: int = 2**30) -> Platform:
-    """Devices d0, d1, … with these rates (GFLOP/s), each on its own host at 100 Mbit/s; later ones draw more power."""
+    """Devices d0, d1, … with these rates (GFLOP/s), each on its own host at 100 Mbit/s.
+
+    Later ones draw more power.
+    """
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(
         Device(name, name, rate * 1e9, power_active=4.0 + i, power_idle=1.0 + i / 2, power_network=0.5)
@@ -100,15 +104,16 @@ def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> Obje
 
 def test_strategy_is_built_in_and_options_can_be_parsed() -> None:
     assert Gradient in dicompiler_strategies() and Diapason in papers.dicompiler_strategies()
-    spec = parse_spec(
-        "diapason{partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}"
-    )
+    spec = parse_spec("diapason{partition=proportional fusion_limit=2 learning_rate=0.4 iterations=7 seed=3}")
     expected = Diapason("proportional", 2, learning_rate=0.4, iterations=7, seed=3)
     assert instantiate(Diapason, spec) == expected
 
 
 def expected_cost(land: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
-    """Return Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess (restarts,) of probabilities (restarts, n)."""
+    """Return the cost (restarts,) of probabilities (restarts, n).
+
+    It is Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess.
+    """
     rows = np.split(p, np.cumsum([len(costs) for costs in land.node])[:-1], axis=1)
     cost = p @ np.concatenate(land.node) + memory * land.relative_excess(p @ np.concatenate(land.weights))
     return cost + sum(np.einsum("ri,ij,rj->r", rows[a], table, rows[b]) for (a, b), table in land.edge.items())

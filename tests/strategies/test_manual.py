@@ -1,4 +1,4 @@
-"""The strategy `manual`: plan files, AutoDiCE's mapping.json and platform.txt, and one clear message for each mistake."""
+"""The strategy `manual`: plan files, AutoDiCE's files, and one clear message for each mistake."""
 
 from __future__ import annotations
 

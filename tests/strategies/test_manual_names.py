@@ -1,4 +1,4 @@
-"""manual{mapping=…}: every name of the model file is accepted, whatever the passes did with the node, and no other name."""
+"""manual{mapping=…}: every name of the model file is accepted, and no other name."""
 
 from __future__ import annotations
 

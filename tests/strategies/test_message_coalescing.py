@@ -38,7 +38,10 @@ def problem(costs: RuntimeCosts) -> Problem:
 
 
 def in_rows(found: CostTables) -> list[int]:
-    """All layers in rows on both devices; the keys are transposed on both, so that they are sent as they were computed."""
+    """All layers in rows on both devices.
+
+    The keys are transposed on both, so that they are sent as they were computed.
+    """
     labels = [[choice.label for choice in choices] for choices in found.choices]
     return [own.index("whole on 2" if layer.output == "t" else "height 2")
             for own, layer in zip(labels, found.problem.layers.layers, strict=True)]  # fmt: skip

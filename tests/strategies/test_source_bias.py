@@ -1,4 +1,4 @@
-"""Source bias: the device with the network's input computes more rows of the first layer, and all finish together."""
+"""Source bias: the device with the network's input computes more rows, and all finish together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Attention by heads: correct for any number of heads, groups, devices and rates; weights shrink with the devices."""
+"""Attention by heads: correct for any number of heads, groups, devices and rates.
+
+Weights shrink with the devices.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def test_random_attention_on_random_devices_is_bit_equal(seed: int) -> None:
 
 
 def test_weights_shrink_with_devices_and_heads_follow_rates() -> None:
-    """One exchange after the attention and one after the rest of a block: Q, K, V, heads and the output stay together."""
+    """There is one exchange after the attention and one after the rest of a block."""
     problem = load_problem(decoder(8, 4, layers=2, hidden=64), make_cluster("switch", 2, 1, 1), objective="memory")
     plan = Heads().plan(problem)
     held = [device.weights for device in problem.evaluate(plan).devices]
@@ -103,7 +106,10 @@ def test_plan_that_cuts_a_head_is_correct() -> None:
 
 
 def test_heads_on_one_axis_are_units_of_a_run() -> None:
-    """Four heads of 8 features; two key heads for four heads of 16; 4-bit weights in blocks of 16 features."""
+    """Four heads of 8 features.
+
+    Two key heads for four heads of 16; 4-bit weights in blocks of 16 features.
+    """
     fused = load_problem(llama_fused(), make_cluster("switch", 1, 1, 1))
     last = next(
         layer

@@ -105,7 +105,9 @@ def test_deadline_stops_search() -> None:
     budget = WorkBudget(deadline=0.0)
     assert budget.is_exceeded() and budget.was_exceeded and not budget.try_steps()
     assert budget.spent_s == 0.0
-    with pytest.raises(DicompilerError, match="tables: the budget is over before they are filled: give a larger one"):
+    with pytest.raises(
+        DicompilerError, match="tables: the budget is used up before they are filled: give a larger one"
+    ):
         Gradient().plan_within(posed(), budget)
 
 

@@ -1,4 +1,4 @@
-"""The region of a tensor that each device holds or needs, as arrays, and the elements that are missing.
+"""Regions of a tensor on each device, as arrays, and the missing elements.
 
 n is the number of the team's devices in platform order.
 """

@@ -1,4 +1,4 @@
-"""Candidate runs: the ways to compute a run of consecutive layers on a team, with their costs, needs and parts.
+"""Candidate runs: the ways to compute a run of consecutive layers on a team.
 
 A block of layers in fused height tiles is a run; so is a single layer in another form.
 """
@@ -207,7 +207,10 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, after: TensorForm, merged: Sequence[Region | None], held: Mapping[str, int]
 ) -> CandidateRun:
-    """Return one layer in partial sums over each member's range; `merged` are the regions that the members add up."""
+    """Return one layer in partial sums over each member's range.
+
+    `merged` are the regions that the members add up.
+    """
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
     makes = np.array([cut is not None for cut in ranges], np.float64)
@@ -312,7 +315,9 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 
 
 class RowBlock:
-    """A block of fused rows that grows backwards, layer by layer, with the rows that each member needs of its inputs.
+    """A block of fused rows that grows backwards, layer by layer.
+
+    It tracks the rows that each member needs of its inputs.
 
     Every layer whose output is also read behind the block is computed at least in the team's shares.
     """

@@ -1,4 +1,4 @@
-"""A team: the devices that layers are cut for, and the regions, needs and seconds of each form of a layer on them."""
+"""A team: the devices that layers are cut for, with the regions and seconds of each tensor form."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class ProblemFacts:
 
     @cached_property
     def speed_classes(self) -> Mapping[str, int]:
-        """Device → class number; devices of one class are equally fast, so that the cost model is asked only once for
-        them.
+        """Device → class number.
+
+        Devices of one class are equally fast, so that the cost model is asked only once for them.
         """
         seen: dict[tuple[float, ...], int] = {}
         return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
@@ -98,7 +99,10 @@ class ProblemFacts:
 
     @cached_property
     def weight_bytes(self) -> Mapping[str, int]:
-        """Layer name → bytes of its constants; shared constants are counted for the first layer that reads them."""
+        """Layer name → bytes of its constants.
+
+        Shared constants are counted for the first layer that reads them.
+        """
         seen: set[str] = set()
         result = {}
         for layer in self.problem.layers.layers:

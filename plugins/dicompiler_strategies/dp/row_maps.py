@@ -46,7 +46,7 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """Return the rows that are computed when this row is asked for, and input tensor → the rows that they read."""
+        """Return the rows that are computed for this row, and the rows that they read of each input."""
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
             task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
@@ -98,8 +98,9 @@ class RowMap:
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
-        """Return the bounding interval of a tensor's rows that each interval of output rows reads; None if all of it is
-        read.
+        """Return the bounding interval of a tensor's rows that each interval of output rows reads.
+
+        None if all of it is read.
         """
         name, row = self.needs[tensor], self.single
         if name is None:
@@ -120,6 +121,7 @@ def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
 
 
 def row_counts(rows: RowIntervals) -> list[int]:
+    """Return the number of rows of each interval."""
     return [stop - start for start, stop in rows]
 
 
@@ -152,7 +154,10 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """Return a key that is equal for window operators with equal row maps; None for other layers, which do not share maps."""
+    """Return a key that is equal for window operators with equal row maps.
+
+    None for other layers, which do not share maps.
+    """
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:

@@ -1,4 +1,6 @@
-"""The dynamic program over a team's candidate runs: eq. (2) of CoopAI, for any layer graph and several tensor forms.
+"""The dynamic program over a team's candidate runs, after eq. (2) of CoopAI.
+
+It works on any layer graph, with several tensor forms.
 
 CandidateRuns + RunPricing → the cheapest path of runs that covers all layers, in layer order
 """
@@ -40,7 +42,10 @@ class RunPricing:
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, count: float, move: CandidateRun | None) -> float:
-        """Return the cost of one run in s, bytes or J (without the energy of sending), plus the price of its weights."""
+        """Return the cost of one run plus the price of its weights.
+
+        The cost is in s, bytes or J (without the energy of sending).
+        """
         devices = team.problem.platform.devices
         total = {"latency": seconds, "communication": count}.get(self.problem.objective)
         if total is None:

@@ -183,7 +183,10 @@ class Dp(Strategy):
     def _fit_team(
         self, facts: ProblemFacts, chosen: Sequence[str], unit: float, budget: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
-        """Return a team's plan that fits, with its cost, and the least excess of a host with the host's position.
+        """Return a team's plan that fits, and the least excess.
+
+        The first result has the plan with its cost, or is empty. The second is the least number of bytes that a host
+        lacked, and the host's position.
 
         Args:
             facts: Facts about the problem.
@@ -215,7 +218,10 @@ class Dp(Strategy):
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """Return the plan of the cheapest path that fits into memory; of equal ones the one with the fewest devices."""
+    """Return the plan of the cheapest path that fits into memory.
+
+    Of equal ones the one with the fewest devices.
+    """
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, over = _plan_and_excess(problem, path)
         if not over.any():

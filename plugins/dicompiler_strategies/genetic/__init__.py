@@ -1,1 +1,1 @@
-"""The strategy `genetic`: AutoDiCE's exploration (Guo et al., 2022), a genetic search for the Pareto front of plans."""
+"""The strategy `genetic`: a search for the Pareto front of plans after AutoDiCE (Guo et al., 2022)."""

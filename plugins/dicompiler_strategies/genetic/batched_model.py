@@ -1,7 +1,6 @@
-"""A model of whole-layer plans that evaluates thousands of plans at once with NumPy: the first level of the search.
+"""A model that evaluates thousands of whole-layer plans at once: the first level of the search.
 
-Problem → BatchedModel
-BatchedModel + assignments (plans, layers) → PlanEstimates: times, bytes, memory and energy
+Problem → BatchedModel BatchedModel + assignments (plans, layers) → PlanEstimates: times, bytes, memory and energy
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class BatchedModel:
 
     Every layer is whole on one device. The results are then those of `Problem.estimate`, with five exceptions:
 
-    - Received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of these
-      readers, which is never less than the true memory.
+    - Received pieces of a tensor whose readers on a device overlap without being equal are all held until the last of
+      these readers, which is never less than the true memory.
     - The runtime costs of messages to several devices are added up.
     - Types below a byte are not rounded up for each piece.
     - A message is counted for the elements that readers share, not for each piece.
@@ -233,7 +232,10 @@ class _Batch:
         return devices * len(self.plan_numbers) + self.plan_numbers
 
     def _reader_rows(self, flow: TensorFlow, chosen: Iterable[int]) -> list[tuple[int, Places]]:
-        """Return (layer or SINK_PLACE, its device in each plan) for each chosen reader, with one row for each sink."""
+        """Return (layer or SINK_PLACE, its device in each plan) for each chosen reader.
+
+        There is one row for each sink.
+        """
         rows: list[tuple[int, Places]] = []
         for i in chosen:
             place = flow.readers[i]
@@ -246,7 +248,9 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Places) -> NDArray[np.bool_]:
-        """Release a tensor on its owner after the last reader there, and return a mask of the plans without such a reader.
+        """Release a tensor on its owner after the last reader there.
+
+        The result is a mask of the plans without such a reader.
 
         A sink never releases a tensor.
         """
@@ -259,8 +263,9 @@ class _Batch:
         return unread
 
     def _hold_input(self, flow: TensorFlow) -> None:
-        """Count the memory of a network input: until its last reader on the source, or for one step if it is only
-        forwarded.
+        """Count the memory of a network input on the sources.
+
+        It is held until its last reader there, or for one step if it is only forwarded.
         """
         for source in self.model.source_and_sink_places[0]:
             owners = np.full(len(self.plan_numbers), source)

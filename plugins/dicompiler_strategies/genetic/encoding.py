@@ -60,7 +60,10 @@ def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask (count, length), True at one random position of each row and elsewhere with probability 1 / length."""
+    """Return a random mask (count, length).
+
+    It is True at one random position of each row, and elsewhere with probability 1 / length.
+    """
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -87,7 +90,7 @@ class NaiveEncoding(Encoding):
 
 @dataclass(frozen=True)
 class SplitPointEncoding(Encoding):
-    """AutoDiCE's split-point encoding: groups of consecutive layers, each with its first layer and its device.
+    """AutoDiCE's split-point encoding: the first layer and the device of each group of layers.
 
         starts 0 2 4 5 | devices 1 2 3 4   means   1 1 2 2 3 4 4 4
 
@@ -115,7 +118,10 @@ class SplitPointEncoding(Encoding):
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Change one or a few groups: move the start a little or anywhere, change the device, or swap two devices."""
+        """Change one or a few groups.
+
+        A start moves a little or anywhere, a device changes, or two groups swap devices.
+        """
         starts, devices = (array.copy() for array in self._split_genes(genes))
         count = len(genes)
         chosen = _random_mask(rng, count, self.groups)
@@ -180,7 +186,10 @@ class ChoiceEncoding(Encoding):
     allowed: tuple[tuple[int, ...], ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return plans with up to four runs of layers, each with one label; layers without it use their first choice."""
+        """Return plans with up to four runs of layers, each with one label.
+
+        Layers without it use their first choice.
+        """
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:
             cuts = np.sort(rng.integers(0, self.layers, rng.integers(0, 4)))
@@ -198,7 +207,10 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def uniform_plans(self) -> Genes:
-        """Return for each label, in order of appearance, the plan (labels, L) in which every layer uses it if it can."""
+        """Return for each label the plan (labels, L) in which every layer uses it if it can.
+
+        Labels are in order of appearance.
+        """
         names = dict.fromkeys(
             labels[number] for labels, allowed in zip(self.labels, self.allowed, strict=True) for number in allowed
         )

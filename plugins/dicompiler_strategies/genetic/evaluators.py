@@ -39,7 +39,7 @@ class PlanSpace(Protocol):
     """The first level of a search: its plans, its fast model, and the encoding of each stage."""
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """Return the objectives (P, M) of plans (P, L), and the largest relative excess (P,) over a host's memory."""
+        """Return the objectives (P, M) and the largest relative excess over a host's memory (P,)."""
 
     def plan(self, row: Genes) -> Plan:
         """Return the plan of one row (L,)."""
@@ -83,7 +83,10 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Split runs of layers in two, the second half for a device without layers; once or for several devices."""
+        """Split runs of layers in two, the second half for a device without layers.
+
+        Once or for several devices.
+        """
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:

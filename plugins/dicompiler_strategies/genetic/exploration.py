@@ -208,8 +208,9 @@ class _StagedSearch:
         return front, depth, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
-        """Return a population: plans far apart from the previous front, and plans that are grown from them over more
-        devices.
+        """Return a population for the next stage.
+
+        It has plans far apart from the previous front, and plans that are grown from them over more devices.
         """
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])

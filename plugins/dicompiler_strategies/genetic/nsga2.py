@@ -1,4 +1,4 @@
-"""NSGA-II over chromosomes: selection and survival of pymoo, with the encodings and evaluators of this package.
+"""NSGA-II over chromosomes, with selection and survival of pymoo.
 
 Encoding + Evaluate + EvolutionSettings (+ seeds) → ParetoRows: the plans that no other plan dominates
 """
@@ -139,12 +139,18 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 
 
 def _fresh_points(objectives: Array, known: Array) -> list[int]:
-    """Return the positions of new points (P, M); different plans with equal objectives would crowd out others."""
+    """Return the positions of new points (P, M).
+
+    Different plans with equal objectives would crowd out others.
+    """
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return the best of the population in the order of the objectives; of plans with equal objectives only one."""
+    """Return the best of the population in the order of the objectives.
+
+    Of plans with equal objectives only one.
+    """
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, places = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[places])
@@ -152,7 +158,7 @@ def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows
 
 
 class _Mating:
-    """pymoo's mating operator: tournaments, crossover and mutation, without plans that were evaluated before."""
+    """pymoo's mating operator: tournaments, crossover and mutation, without known plans."""
 
     def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
@@ -179,7 +185,10 @@ class _Mating:
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """Return one child of each pair; a child that equals its mother is mutated, because it would add nothing."""
+        """Return one child of each pair.
+
+        A child that equals its mother is mutated, because it would add nothing.
+        """
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
         mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)

@@ -1,1 +1,1 @@
-"""The strategy `gradient`: a continuous relaxation of the cost tables after DIAPASON, followed by local search."""
+"""The strategy `gradient`: a continuous relaxation of the cost tables, then local search."""

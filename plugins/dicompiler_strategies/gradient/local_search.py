@@ -112,8 +112,9 @@ class LocalSearch:
 
     @cached_property
     def _paths(self) -> tuple[tuple[int, ...], ...]:
-        """From every layer a run of at most _MAX_RUN_LAYERS layers, each read by the next and connected to no other of the
-        run.
+        """From every layer, a run of at most _MAX_RUN_LAYERS layers.
+
+        Each layer is read by the next and connected to no other layer of the run.
         """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
@@ -213,8 +214,9 @@ class LocalSearch:
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the costs (plans, choices of a) of layer a and its edges, except those to `without`; all else as
-        selected.
+        """Return the costs (plans, choices of a) of layer a and its edges, except those to `without`.
+
+        All else as selected.
         """
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:
@@ -224,7 +226,10 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """Return the cheapest column of each row; the current one unless it is clearly dearer, so that descent ends."""
+    """Return the cheapest column of each row.
+
+    The current one unless it is clearly dearer, so that descent ends.
+    """
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)
     present = costs[rows, current]

@@ -65,7 +65,10 @@ class ObjectiveTables:
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """Return the excess of loads (…, hosts) over the limits, relative to the limits and summed over the hosts: (…)."""
+        """Return the excess (…) of loads (…, hosts) over the limits.
+
+        It is relative to the limits and summed over the hosts.
+        """
         over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
         return over
 
@@ -133,7 +136,10 @@ def _label_family(label: str) -> str:
 
 
 def _device_sets(tables: CostTables) -> list[frozenset[str]]:
-    """Return the sets of devices for energy: the fastest 1, 2, … devices, all devices, and each single device."""
+    """Return the sets of devices for energy.
+
+    They are the fastest 1, 2, … devices, all devices, and each single device.
+    """
     devices = [device.name for device in devices_by_rate(tables.problem)]
     counts = tables.options.device_counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
@@ -181,7 +187,10 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
 
 
 def mean_joules_per_byte(platform: Platform) -> float:
-    """Return the energy of sender and receiver for a byte between two hosts, as the mean over all pairs of devices."""
+    """Return the energy of sender and receiver for a byte between two hosts in J.
+
+    It is the mean over all pairs of devices.
+    """
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     joules = [
         link.transfer_s(a.power_network + b.power_network)

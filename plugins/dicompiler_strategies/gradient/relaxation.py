@@ -1,4 +1,4 @@
-"""Continuous relaxation over tables: each layer's choice becomes a row of probabilities, which gradient descent changes.
+"""Continuous relaxation: each layer's choice becomes probabilities that gradient descent changes.
 
     ObjectiveTables + DescentSettings → selections (restarts, layers)
 
@@ -95,8 +95,10 @@ class FlatTables:
         return e
 
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
-        """Return ∂L/∂p (restarts, n): node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, plus the penalty for hosts that are too
-        full.
+        """Return ∂L/∂p (restarts, n).
+
+        For the choices of layer a it is node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za, plus the penalty for hosts that are
+        too full.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -138,7 +140,9 @@ class DescentInterrupted(KeyboardInterrupt):
 def minimise_relaxation(
     tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
 ) -> Selections:
-    """Return the decoded selections (restarts, layers) after the last step, or when the budget is exceeded.
+    """Return the decoded selections (restarts, layers) at the end of the descent.
+
+    The descent ends after the last step, or when the budget is exceeded.
 
     The steps are natural gradient steps: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the
     softmax. With this factor, a choice that has become improbable would never return.
@@ -189,7 +193,9 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 
 
 def families_by_value(tables: ObjectiveTables) -> Selections:
-    """Return the families, ordered by the value of the selection that uses the family for every layer that has it.
+    """Return the families, ordered by the value of their selections.
+
+    The selection of a family uses it for every layer that has it.
 
     The choice without extra rows is used; other layers use their cheapest choice.
     """

@@ -79,7 +79,7 @@ class BestSelection:
 
 @dataclass(frozen=True)
 class Gradient(Strategy):
-    """DIAPASON's relaxation over richer choices: probabilities of every layer's choice, improved by gradient descent.
+    """DIAPASON's relaxation over richer choices: gradient descent on choice probabilities.
 
         conv1: height 4 (0.3) | grid 2x2 (0.6) | …      ⇒  conv1: grid 2x2 +1
 
@@ -167,9 +167,9 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits:
                 break
-            # The tables do not count tensors, and they may count weights twice. The missing bytes and a quarter more are
-            # reserved on the host. If that does not help, they are reserved on all hosts, so that the excess does not just
-            # move to the next host.
+            # The tables do not count tensors, and they may count weights twice. The missing bytes and a quarter more
+            # are reserved on the host. If that does not help, they are reserved on all hosts, so that the excess does
+            # not just move to the next host.
             wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
             most = max(wanted.values()) if reserve else 0
             reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}

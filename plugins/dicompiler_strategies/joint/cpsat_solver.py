@@ -1,4 +1,6 @@
-"""CP-SAT on the choices that the relaxation has left: a Boolean for each choice and for each pair of choices on an edge.
+"""CP-SAT on the choices that the relaxation has left.
+
+The model has a Boolean for each choice and for each pair of choices on an edge.
 
 RelaxedProblem → a better selection, a better bound, or the proof that there is none
 """
@@ -62,7 +64,9 @@ class SolverResult:
 
 
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, wide: bool = False) -> SolverResult:
-    """Continue from a relaxation: first over the most promising choices, whose best value then drops others.
+    """Continue from a relaxation with CP-SAT.
+
+    The most promising choices come first; their best value then drops others.
 
     Args:
         relaxed: The relaxation.
@@ -147,7 +151,10 @@ def _cost_magnitude(model: JointModel) -> float:
 
 
 def _truncate_choices(relaxed: RelaxedProblem, pairs: int) -> tuple[JointModel, bool]:
-    """Return the model with at most this many pairs, and True if it is complete; choices with the least bounds are kept."""
+    """Return the model with at most this many pairs, and True if it is complete.
+
+    Choices with the least bounds are kept.
+    """
     model, least = relaxed.model, relaxed.choice_bounds
     most = max((len(costs) for costs in model.node), default=0)
     while sum(table.size for table in _pair_tables([len(o) for o in model.node], model)) > pairs and most > 2:
@@ -192,7 +199,10 @@ class _SolverModel:
         self._objective(model, cost, loads)
 
     def _pairs(self, i: int, j: int, shape: tuple[int, ...]) -> list[cp_model.IntVar]:
-        """A Boolean for each pair, row by row: their sums over a row and a column are the choices' own Booleans."""
+        """Return a Boolean for each pair of choices, row by row.
+
+        The sums over a row and a column equal the choices' own Booleans.
+        """
         if shape[0] == 1:
             return list(self.chosen[j])
         if shape[1] == 1:

@@ -1,7 +1,6 @@
-"""The joint problem in numbers: a cost to minimise over one choice for each layer, and loads that have limits.
+"""The joint problem in numbers: costs to minimise, and loads with limits.
 
-CostTables + objective → JointModel
-JointModel + selection → value and loads
+CostTables + objective → JointModel JointModel + selection → value and loads
 """
 
 from __future__ import annotations
@@ -39,7 +38,9 @@ Numbers = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class JointModel:
-    """Minimise Σ node + Σ edge, or if `is_minimax` the largest unlimited load; every load stays within its limit.
+    """Minimise Σ node + Σ edge, or if `is_minimax` the largest unlimited load.
+
+    Every load stays within its limit.
 
     A load is an amount that adds up over layers and edges, such as the bytes on a host or the seconds of a link.
 
@@ -133,8 +134,8 @@ def build_joint_model(
 
     - latency: seconds of the barrier model.
     - communication: bytes that are sent.
-    - energy: J. Each device draws active power while it computes, and idle power for the rest of the latency. The power of
-      the network is left out.
+    - energy: J. Each device draws active power while it computes, and idle power for the rest of the latency. The power
+      of the network is left out.
     - throughput: seconds of the busiest device or link (bytes and messages, without latency).
     - memory: bytes of weights on the fullest host.
 
@@ -202,7 +203,7 @@ def _objective_tables(
 
 
 def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
-    """Return for each layer the bytes (choices, hosts) of the inputs and outputs that a host holds while it computes it."""
+    """Return for each layer the bytes (choices, hosts) of its inputs and outputs."""
     layers, place = tables.problem.layers, device_host_matrix(tables.problem.platform)
     on_each_host = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
@@ -218,7 +219,10 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
 
 
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the seconds that each link is busy: (choices, links) by layer, and (choices, choices, links) by edge."""
+    """Return the seconds that each link is busy, by layer and by edge.
+
+    The arrays are (choices, links) for layers, and (choices, choices, links) for edges.
+    """
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
     node = []

@@ -52,7 +52,9 @@ class RelaxedProblem:
 def coordinate_descent(
     model: JointModel, selection: Sequence[int], budget: WorkBudget | None = None, rounds: int = 20
 ) -> tuple[int, ...]:
-    """Improve a selection layer by layer, with all other layers fixed, until nothing improves or the budget is exceeded.
+    """Improve a selection layer by layer, with all other layers fixed.
+
+    It ends when nothing improves or the budget is exceeded.
 
     Excess over the limits counts first, then the value.
     """
@@ -244,7 +246,7 @@ def bound_without_elimination(
 
 
 def _most_promising(model: JointModel, least: Sequence[Floats]) -> JointModel:
-    """Return the model with as many choices of each layer as elimination can handle, those with the least bounds."""
+    """Return the model with as many choices as elimination can handle, those with the least bounds."""
     few, most = model, max(map(len, least))
     while few.elimination_order.largest_table > MAX_TABLE_ELEMENTS and most > 1:
         most = most * 3 // 4

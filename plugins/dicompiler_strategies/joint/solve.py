@@ -150,7 +150,10 @@ class _JointSearch:
         return int(np.argmax(live))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Solve one model for each number of powered devices, the fastest; all powered devices draw idle power."""
+        """Solve one model for each number of powered devices, the fastest.
+
+        All powered devices draw idle power.
+        """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
         for count in range(1, len(devices_by_rate(self.problem)) + 1):
@@ -227,7 +230,9 @@ class _JointSearch:
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
-        """Return True if every host could hold all weights and AMPLE_COPIES of all tensors, so that no plan needs a check.
+        """Return True if every host has so much memory that no plan needs a check.
+
+        The host could hold all weights and AMPLE_COPIES of all tensors.
 
         With a target, AMPLE_COPIES of all weights are assumed (they are copied while they are loaded), and twice its
         overhead.

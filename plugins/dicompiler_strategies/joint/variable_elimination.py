@@ -1,6 +1,6 @@
 """Exact minimum of a sum of tables over a graph, by variable elimination.
 
-    unary tables (choices of v,) + edge tables (choices of u, choices of v) → the minimum, and a selection that reaches it
+    tables (choices of v,) + tables (choices of u, choices of v) → the minimum, and a selection that reaches it
 
 Eliminating variable v adds up all tables that contain v, minimises the sum over v, and leaves a table over v's
 neighbours (the message). In a chain this is the Viterbi algorithm. The cost grows with the size of the largest sum, so
@@ -77,7 +77,9 @@ class EliminationOrder:
 
 
 def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
-    """Return the min-fill order: next is the variable whose neighbours miss the fewest edges among themselves.
+    """Return the min-fill elimination order.
+
+    The next variable is the one whose neighbours miss the fewest edges among themselves.
 
     Of equal ones the variable with the smallest table is next, then the first.
     """
@@ -137,7 +139,7 @@ def minimise_exactly(
 def min_marginals(
     plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[Floats, ...]:
-    """Return for each variable and choice the least total with that choice fixed: one array (choices,) for each variable.
+    """Return for each variable the least total (choices,) with each of its choices fixed.
 
     Messages are first sent upwards, as in `minimise_exactly`. Then each step returns to its children its own joint
     table, minimised over the other variables, without the child's own message.
@@ -202,12 +204,18 @@ def _send_message(plan: EliminationOrder, factors: list[list[_TableFactor]], k: 
 
 
 def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
-    """Return the factors ordered by size, which makes adding them up cheap and the sums reproducible to the bit."""
+    """Return the factors ordered by size.
+
+    Adding them up is then cheap, and the sums are reproducible to the bit.
+    """
     return sorted(factors, key=lambda factor: factor.table.size)
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """Return the factor's table with one axis for each variable of `scope`; of length 1 if it does not depend on it."""
+    """Return the factor's table with one axis for each variable of `scope`.
+
+    Of length 1 if it does not depend on it.
+    """
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
@@ -222,7 +230,10 @@ def _add_tables(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequenc
 
 
 def _minimise_first_axis(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """Return the minimum of the joint table over its first variable, computed in pieces that fit into the cache."""
+    """Return the minimum of the joint table over its first variable.
+
+    It is computed in pieces that fit into the cache.
+    """
     least: Floats
     if len(scope) < 3:
         least = _add_tables(plan, scope, factors).min(axis=0)

@@ -1,4 +1,4 @@
-"""The strategy `autodice`: the genetic search of AutoDiCE (Guo et al., 2022), section IV-B, as far as it is printed."""
+"""The strategy `autodice`: the genetic search of AutoDiCE (Guo et al., 2022), as far as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CoopAI (Yang et al., 2020) as printed: MLS, its blocks and modes, and its baseline SLS, on a chain of layers.
+"""CoopAI (Yang et al., 2020) as printed: MLS and its baseline SLS, on a chain of layers.
 
     LayerGraph → Chain
     Chain + F + G + k → CoopaiResult: the blocks of T_L^k, for k identical devices behind one gateway
@@ -126,7 +126,9 @@ _RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after i
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
-    """Return the network as CoopAI sees it: a chain of convolutions with their pools, and of fully connected layers.
+    """Return the network as CoopAI sees it.
+
+    It is a chain of convolutions with their pools, and of fully connected layers.
 
     Other layers (Flatten, LRN, Softmax) cost nothing.
 
@@ -252,7 +254,10 @@ def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Return the best number of devices by eq. (1): T_L^* = min over k of T_L^k; of equal ones the fewest devices."""
+    """Return the best number of devices by eq. (1): T_L^* = min over k of T_L^k.
+
+    Of equal ones the fewest devices.
+    """
     return min(results, key=lambda result: (result.seconds, result.k))
 
 
@@ -298,7 +303,10 @@ class _Rounds:
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return CLs i to j in grids, and the same followed by one FL in data form, whose inputs each device then holds."""
+        """Return the rounds that compute CLs i to j in grids.
+
+        Each is also returned with one FL in data form after it, whose inputs the devices then hold.
+        """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
             last = self.layers[j]
@@ -318,7 +326,10 @@ class _Rounds:
         return rounds
 
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
-        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the rows of layer i's input that each device prefetches."""
+        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the input rows of layer i for each device.
+
+        The devices prefetch these rows.
+        """
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
             layer = self.layers[r]
@@ -329,8 +340,9 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """Return (ti, τo) of eq. (5) in elements: missing rows that are downloaded, and own rows that others miss,
-        uploaded once.
+        """Return (ti, τo) of eq. (5) in elements.
+
+        ti are missing rows that are downloaded, τo are own rows that others miss, each uploaded once.
         """
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
@@ -346,8 +358,9 @@ class _Rounds:
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return FL i in model form (a share of the outputs each) and in data form (a share of the inputs each, then a
-        sum).
+        """Return the rounds that compute FL i in model form and in data form.
+
+        In model form each device has a share of the outputs, in data form a share of the inputs, followed by a sum.
 
         If another FL follows, the hybrid form of both is included: model form, then data form.
         """

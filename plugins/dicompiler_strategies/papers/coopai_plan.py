@@ -1,4 +1,4 @@
-"""The strategy `coopai`: the blocks that eq. (1) and (2) of CoopAI choose, with equal shares on k devices.
+"""The strategy `coopai`: the blocks that eq. (1) and (2) of CoopAI choose, in equal shares.
 
 The leader does the work of the paper's gateway.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 @dataclass(frozen=True)
 class Coopai(Strategy):
-    """CoopAI as printed: fused height tiles and fully connected layers on k identical devices behind a gateway.
+    """CoopAI as printed: fused height tiles and fully connected layers on k identical devices.
 
     Equations (1) to (5) choose the blocks and the number of devices. The network must be a chain of convolutional and
     fully connected layers. Memory is not considered. The strategy `dp` generalises it.
@@ -74,7 +74,9 @@ class Coopai(Strategy):
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """Return the chain, and the best T_L^k for the k of `counts`, with the devices' rate as F and the bandwidth as G.
+    """Return the chain, and the best T_L^k for the k of `counts`.
+
+    F is the devices' rate, and G the bandwidth of the network.
 
     Raises:
         DicompilerError: The network is not a chain, or the devices have different rates.
@@ -97,7 +99,10 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 
 
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
-    """Return the blocks as runs of the network's layers; layers between two layers of the chain go with the first."""
+    """Return the blocks as runs of the network's layers.
+
+    Layers between two layers of the chain go with the first.
+    """
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
     runs: list[LayerRun] = []
@@ -148,7 +153,10 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 
 
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
-    """Return the wanted form; on each device if the layer cannot be cut, or on one device if it must stay whole."""
+    """Return the wanted form.
+
+    On each device if the layer cannot be cut, or on one device if it must stay whole.
+    """
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"
     return "whole" if layer.whole_reason else wanted

@@ -1,4 +1,4 @@
-"""DIAPASON (DATE 2024) as printed: equations (1) to (16) in the paper's letters, and their gradients in closed form.
+"""DIAPASON (DATE 2024) as printed: equations (1) to (16) with gradients in closed form.
 
     OpportunitySpace + W_l, W_dev → loss L, ∂L/∂W_l and ∂L/∂W_dev, for R restarts at once
 
@@ -42,7 +42,7 @@ Picks = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Diapason(Strategy):
-    """DIAPASON as printed: whole layers, slices for all devices and their fusion, by plain gradient descent.
+    """DIAPASON as printed: whole layers, slices and their fusion, by plain gradient descent.
 
         conv1: whole (0.2) | 4 slices (0.3) | fused with conv2 (0.5)      ⇒  conv1: fused with conv2
 
@@ -75,7 +75,9 @@ class Diapason(Strategy):
         check_descent_options(self.name, self)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the decoded plan; of several restarts the best one by estimate, because losses say little about plans.
+        """Return the decoded plan.
+
+        Of several restarts the best one by estimate, because losses say little about plans.
 
         Args:
             problem: The problem to solve.
@@ -233,7 +235,9 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
 
 
 def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """Return L_pen (R, P), ∂L_pen/∂L_sub (R, P, S), and ∂L_pen/∂X_ij / (2 X_ij) (R, P, S, S) for each pair.
+    """Return L_pen (R, P) and its derivatives.
+
+    They are ∂L_pen/∂L_sub (R, P, S), and ∂L_pen/∂X_ij / (2 X_ij) (R, P, S, S) for each pair.
 
     (4) X_ij = sim[softmax(W_dev^i), softmax(W_dev^j)]; (5) V_ij = X_ij · min(L_sub_i, L_sub_j) for j > i; (6) L_pen =
     Σ_i min V_i. X = ‖a − b‖ / √2 gives ∂X/∂a = (a − b) / (2 X), which is taken as 0 if a = b.
@@ -281,7 +285,10 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return for each layer the PO with the largest W_l, and the device with the largest W_dev for each of its sublayers."""
+    """Return for each layer the PO with the largest W_l, and the devices of its sublayers.
+
+    The device of a sublayer has the largest W_dev.
+    """
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)
     return tuple(

@@ -1,4 +1,4 @@
-"""Partition opportunities (POs) of DIAPASON: a layer whole, in one slice for each device, or fused with a later layer.
+"""Partition opportunities (POs) of DIAPASON: a layer whole, in slices, or fused with a later one.
 
 Problem → OpportunitySpace: the POs of every layer, the cost of their sublayers on each device, and the bytes between
 """
@@ -59,7 +59,9 @@ class PartitionOpportunity:
 
 @dataclass(frozen=True, eq=False)
 class OpportunitySpace:
-    """All POs of a problem as arrays: P POs of a layer, padded to S sublayers, on D devices, with G sets of W_dev.
+    """All POs of a problem as arrays.
+
+    A layer has P POs, padded to S sublayers, on D devices. There are G sets of W_dev.
 
     An element is sent only once: from the sublayer of the same number if that has it, otherwise from the one whose
     share it is in. Redundant rows of fused slices are not sent.
@@ -95,7 +97,10 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the parts of a layer with PO `chosen` and its sublayer s on device places[s]; equal parts appear once."""
+        """Return the parts of a layer with PO `chosen` and its sublayer s on device places[s].
+
+        Equal parts appear once.
+        """
         parts = [
             Part(self.devices[place].name, region)
             for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)
@@ -148,7 +153,10 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the POs of each layer, computed backwards, so that all readers have added their fusion POs first."""
+        """Return the POs of each layer.
+
+        They are computed backwards, so that all readers have added their fusion POs first.
+        """
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
@@ -312,7 +320,7 @@ class _SpaceBuilder:
 
 
 def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
-    """Return the positions of the layers that read network inputs, and of those that compute network outputs."""
+    """Return the positions of the layers that read network inputs or compute network outputs."""
     layers = problem.layers
     reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
     making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered_outputs)]
@@ -339,8 +347,9 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 
 
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
-    """Return overlap_{i,j} (P, S, P', S') in elements: the elements that sublayer j needs of sublayer i, each counted
-    once.
+    """Return overlap_{i,j} (P, S, P', S') in elements.
+
+    These are the elements that sublayer j needs of sublayer i, each counted once.
     """
     # The part of i's share that sublayer j of the same layer holds as well: (P, S, S', axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])

@@ -1,4 +1,4 @@
-"""Stahl et al. (SAMOS 2019): fully connected and convolutional layers in LOP, LIP and FUSE, chosen by an ILP.
+"""Stahl et al. (SAMOS 2019): layers in LOP, LIP and FUSE, chosen by an ILP.
 
     IlpLayers + N → IlpSolution: the ILP as printed, which minimises communication
     Problem → IlpLayers → schemes → Plan
@@ -290,7 +290,10 @@ def network_parts(
 
 
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
-    """Return True if a layer outside the ILP is cut by channels: grouped convolutions, and readers of such pieces."""
+    """Return True if a layer outside the ILP is cut by channels.
+
+    These are grouped convolutions, and readers of channel pieces.
+    """
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
     return find_cuttable_axis(layers, layer, "channel") is not None and (
@@ -299,7 +302,10 @@ def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool
 
 
 def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
-    """Return each device's range of the input channels; in a fused pair, the channels that it has computed itself."""
+    """Return each device's range of the input channels.
+
+    In a fused pair, the channels that it has computed itself.
+    """
     length = reduction_length(layers, layer)
     assert length is not None
     if not fused:

@@ -1,1 +1,1 @@
-"""Cost tables for strategies that search: the choices of every layer, their footprints, and their costs as NumPy arrays."""
+"""Cost tables for strategies that search: choices, footprints and costs as NumPy arrays."""

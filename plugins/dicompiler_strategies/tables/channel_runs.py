@@ -34,14 +34,17 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""Cuts of a run into equal units whose busiest device has at most this many times the work of the best cut are considered.
-Of these the one with the least total work is taken, of equal ones the coarsest, so that nothing is computed twice.
+"""Cuts of a run into equal units whose busiest device has at most this many times the work of the best cut are
+considered. Of these the one with the least total work is taken, of equal ones the coarsest, so that nothing is computed
+twice.
 """
 
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """Layers that are cut by channels together. Runs of equal structure have equal keys, and equal runs are cut equally.
+    """Layers that are cut by channels together.
+
+    Runs of equal structure have equal keys, and equal runs are cut equally.
 
     Attributes:
         summing_layer: The layer that ends the run with a sum over channels.
@@ -82,11 +85,14 @@ def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | No
 
 @memoized
 def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
-    """Return the run that a layer ends; None if it sums over nothing, or over an axis of two tensors (as in QKᵀ)."""
+    """Return the run that a layer ends.
+
+    None if it sums over nothing, or over an axis of two tensors (as in QKᵀ).
+    """
     if not (length := summed_length(layers, last)):
         return None
-    # A layer that only one end of the range needs contributes just some of the channels (a Concat). A layer of which both
-    # ends together do not need everything is cut for another reason (a row is picked). Neither is part of the run.
+    # A layer that only one end of the range needs contributes just some of the channels (a Concat). A layer of which
+    # both ends together do not need everything is cut for another reason (a row is picked). Neither is in the run.
     ends = [_demanded_regions(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
     whole = frozenset(
         name
@@ -156,7 +162,7 @@ def _needed_regions(layers: LayerGraph, last: Layer, interval: Interval) -> Mapp
 def _demanded_regions(
     layers: LayerGraph, last: Layer, interval: Interval, inside: Collection[str] | None = None
 ) -> dict[str, Region]:
-    """Return layer name → the region of its output that a range of the summing layer's reduction axis needs.
+    """Return layer name → the region that a range of the summing layer's reduction axis needs.
 
     The walk goes backwards, through the layers in `inside`, or if that is None through the layers of which only a part
     is needed.
@@ -201,7 +207,10 @@ def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """Return a key of everything that a layer's footprint depends on, without names: equal structure gives equal keys."""
+    """Return a key of everything that a layer's footprint depends on, without names.
+
+    Layers of equal structure have equal keys.
+    """
     numbers: dict[str, int] = {}
     rows: list[Hashable] = [layer.anchor, bool(layer.whole_reason)]
     for node in layer.nodes:

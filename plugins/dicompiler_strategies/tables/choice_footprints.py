@@ -41,8 +41,9 @@ class NeededBoxes:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceFootprint:
-    """Everything that the choices of one layer need and produce; C choices, D devices in platform order, bytes without
-    wire headers.
+    """Everything that the choices of one layer need and produce.
+
+    C choices, D devices in platform order, bytes without wire headers.
 
     Attributes:
         produced: Index of a layer output → box (C, D, axes + 1, 2) that each device holds after computing.
@@ -191,7 +192,10 @@ class _FootprintBuilder:
 
 
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
-    """Return the states that a layer reads, with negative indices that do not collide with its inputs: -1, -2, …"""
+    """Return the states that a layer reads, with indices -1, -2, …
+
+    Negative indices do not collide with those of its inputs.
+    """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
 
@@ -211,7 +215,10 @@ def region_to_box(region: Region) -> Region:
 
 
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
-    """Return the needed boxes by input; if a device reads a tensor for both kinds of parts, the overlap counts once."""
+    """Return the needed boxes by input.
+
+    If a device reads a tensor for both kinds of parts, the overlap counts once.
+    """
     by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
         boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]
@@ -238,7 +245,10 @@ def box_elements(boxes: Ints) -> Ints:
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the devices that hold the network's inputs and those that receive its outputs; the first device by default."""
+    """Return the devices that hold the network's inputs and those that receive its outputs.
+
+    The first device by default.
+    """
     first = (problem.platform.devices[0].name,)
     return problem.source or first, problem.sink or first
 

@@ -1,4 +1,4 @@
-"""The choices of a layer: the ways of splitting it that a search picks from, each with its parts on named devices.
+"""The choices of a layer: the ways of splitting it that a search picks from.
 
 Problem + Layer + ChoiceSet → Choices, each valid by the operator rules
 """
@@ -96,25 +96,28 @@ class ChoiceSet:
         for field_name, names, known in (
             ("kinds", self.kinds, SPLIT_KINDS),
             ("shares", self.shares, (*SHARE_KINDS, SOURCE_SHARE)),
-            ("bases", self.row_cuts, ROW_CUTS),
-            ("finishes", self.merges, MERGE_KINDS),
+            ("row_cuts", self.row_cuts, ROW_CUTS),
+            ("merges", self.merges, MERGE_KINDS),
         ):
             for name in names:
                 if name not in known:
                     raise UsageError(f"choices: {field_name}: unknown {name!r}{did_you_mean(name, known)}")
         if self.extra_rows < 0 or any(count < 2 for count in self.device_counts):
-            raise UsageError("choices: extra must be at least 0 and each of counts at least 2")
+            raise UsageError("choices: extra_rows must be at least 0, and each of device_counts at least 2")
 
     def describe(self) -> str:
         """Return the set in one line, to be printed next to a bound that holds for it."""
         counts = ",".join(map(str, self.device_counts)) or "2.."
-        rest = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, {'+'.join(self.shares)} shares"
-        rest += f" ({'+'.join(self.row_cuts)} cuts)"
-        return rest + (f", LIP finished in {'+'.join(self.merges)}" if "lip" in self.kinds else "")
+        text = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, "
+        text += f"{'+'.join(self.shares)} shares ({'+'.join(self.row_cuts)} cuts)"
+        return text + (f", LIP merged in {'+'.join(self.merges)}" if "lip" in self.kinds else "")
 
 
 def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
-    """Return the output axis labelled height, width or channel; None if it does not exist or cannot be cut."""
+    """Return the output axis labelled height, width or channel.
+
+    None if it does not exist or cannot be cut.
+    """
     axis = named_axes(layers).get(layer.output, {}).get(label)
     return axis if axis in cuttable_axes(layers, layer) else None
 
@@ -175,7 +178,7 @@ def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Ite
 
 
 def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
-    """Return the rows of the input's first layer for each device so that all devices finish at the same time.
+    """Return rows for each device so that all devices finish the input's first layer together.
 
     The source computes its rows at once. The other devices receive their inputs one after another, and then compute
     rows in proportion to their speed. Layers that only reshape the first layer's rows get the same shares.
@@ -311,7 +314,10 @@ class _SplitInputs:
 
     @property
     def is_sequence_or_vector(self) -> bool:
-        """True if the output is a sequence or a vector, for which computing all of it on every device may be worthwhile."""
+        """True if the output is a sequence or a vector.
+
+        Then computing all of it on every device may be worthwhile.
+        """
         labels = named_axes(self.problem.layers).get(self.layer.output, {})
         return labels.get("width", labels.get("height")) == labels.get("height")
 
@@ -372,7 +378,10 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
 
 @memoized
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
-    """Return the height or width of the first smaller layer along the first readers of the output; 0 if there is none."""
+    """Return the height or width of the first smaller layer along the first readers of the output.
+
+    0 if there is none.
+    """
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
     while True:
@@ -431,8 +440,9 @@ def _grid_tiles(
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choice that computes a layer without multiplications whole on every device, if it is small enough to
-    matter.
+    """Yield the choice that computes a layer without multiplications whole on every device.
+
+    It is only offered if the output is small enough to matter.
     """
     known = split.problem.layers.tensors[split.layer.output].shape is not None
     if (

@@ -1,5 +1,6 @@
-"""Cost tables: the barrier model over the choices of all layers, one array for each layer and each edge of the layer
-graph.
+"""Cost tables: the barrier model over the choices of all layers, as arrays.
+
+There is one array for each layer and one for each edge of the layer graph.
 
     Problem + ChoiceSet → CostTables
     CostTables + selection (the number of a choice for each layer) → seconds, bytes, a Plan
@@ -57,20 +58,23 @@ On DenseNet-121 with 4 devices, 13 600 were measured for the latter.
 
 @dataclass(frozen=True, eq=False)
 class CostTables:
-    """The barrier model of a problem: T(selection) = Σ_l node_seconds[l][c_l] + Σ_(i,j) edge_seconds[i,j][c_i, c_j].
+    """The barrier model of a problem over the choices of its layers.
+
+        T(selection) = Σ_l node_seconds[l][c_l] + Σ_(i,j) edge_seconds[i,j][c_i, c_j]
 
     A selection has the number of a choice c_l for each layer l.
 
     Assumptions:
 
-    - Nothing overlaps: neither layers, nor computing and sending. There is one exception: if runtimes cost something, the
-      source computes while the network's inputs are sent to other devices.
-    - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the same
-      time until the busiest link is done.
+    - Nothing overlaps: neither layers, nor computing and sending. There is one exception: if runtimes cost something,
+      the source computes while the network's inputs are sent to other devices.
+    - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
+      same time until the busiest link is done.
     - An element that several devices hold is sent by the device in whose share it lies.
     - Keys and values of an attention are sent in one message.
-    - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part that is never read
-      is computed. `cost.metrics.measure` counts such a tensor once and omits such a part; otherwise both models agree.
+    - A tensor that two layers read is sent for each of them, even if the receiver has it already. A part that is never
+      read is computed. `cost.metrics.measure` counts such a tensor once and omits such a part; otherwise both models
+      agree.
 
     Attributes:
         problem: The problem.
@@ -158,7 +162,10 @@ def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[in
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Translate a selection among all choices to numbers of the kept ones; None if one of its choices is not kept."""
+    """Translate a selection among all choices to numbers of the kept ones.
+
+    None if one of its choices is not kept.
+    """
     places = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
 
@@ -169,7 +176,9 @@ def restrict_edges(edge: Mapping[LayerEdge, Floats], kept: Sequence[NDArray[np.i
 
 
 def build_cost_tables(
-    problem: Problem, options: ChoiceSet = ChoiceSet(), budget: WorkBudget | None = None
+    problem: Problem,
+    options: ChoiceSet = ChoiceSet(),  # noqa: B008
+    budget: WorkBudget | None = None,
 ) -> CostTables:
     """Return the barrier model over the choices of every layer.
 
@@ -239,7 +248,10 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
 
 
 def _find_queries(layers: LayerGraph) -> set[str]:
-    """Return the names of the products whose output is, possibly reshaped, the first operand of a product of two tensors."""
+    """Return the names of the products that compute queries.
+
+    Their output is, possibly reshaped, the first operand of a product of two computed tensors.
+    """
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
     while waiting:
@@ -382,7 +394,10 @@ def flows_on_edge(
 
 
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
-    """Return the flows of network inputs to a layer and of network outputs from it; sources and sinks have one choice."""
+    """Return the flows of network inputs to a layer and of network outputs from it.
+
+    Sources and sinks have one choice.
+    """
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
@@ -435,7 +450,10 @@ def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
 
 
 def _holders_and_largest(flows: Sequence[BoxFlow]) -> tuple[Ints, Ints]:
-    """Return for each producer choice the number of devices that hold a share, and the bytes of the largest share."""
+    """Return the number of devices that hold a share, and the bytes of the largest share.
+
+    Both are arrays over the producer's choices.
+    """
     shares = reduce(np.add, (item * box_elements(shares) for _, shares, _, item in flows))
     return (shares > 0).sum(axis=1), shares.max(axis=1)
 
@@ -470,7 +488,9 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
 
 
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
-    """Return the boxes with only the axes on which they differ (at least one), and the elements on the other axes.
+    """Return the boxes with only the axes on which they differ, and the elements on the other axes.
+
+    At least one axis is kept.
 
     The arrays have 32 bits if that suffices. Missing boxes (0..0 on every axis) are ignored.
     """

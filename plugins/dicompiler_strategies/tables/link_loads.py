@@ -1,7 +1,6 @@
 """Times of transfers as arrays: how long the network's links and the runtimes at their ends are busy.
 
-Problem → LinkLoads
-LinkLoads + bytes from device to device → seconds until everything has arrived
+Problem → LinkLoads LinkLoads + bytes from device to device → seconds until everything has arrived
 """
 
 from __future__ import annotations
@@ -88,7 +87,9 @@ class RuntimeArrays:
 
 @dataclass(frozen=True, eq=False)
 class LinkLoads:
-    """The network as links that carry bytes: one link for a shared medium or a gateway, two for each host on a switch.
+    """The network as links that carry bytes.
+
+    A shared medium or a gateway is one link; a switch has two links for each host.
 
     Attributes:
         byte_seconds: Seconds (device pairs, links) for each byte; pairs are numbered sender · devices + receiver. 0
@@ -156,7 +157,10 @@ class LinkLoads:
 
     @cached_property
     def common_latency(self) -> float | None:
-        """The latency that all pairs on different hosts have in common, if those of one host have none; otherwise None."""
+        """The latency that all pairs on different hosts have in common, if those of one host have none.
+
+        Otherwise None.
+        """
         joined = self.byte_seconds.any(axis=1)
         latencies = set(self.pair_latency[joined].tolist())
         return latencies.pop() if len(latencies) == 1 and not self.pair_latency[~joined].any() else None
@@ -184,6 +188,7 @@ def build_link_loads(problem: Problem) -> LinkLoads:
 
 
 def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
+    """Return the runtime costs of the problem's devices."""
     return RuntimeArrays(
         *(
             _runtime_cost_array(problem, name)
@@ -201,7 +206,9 @@ def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
 
 
 def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
-    """Return the times of each device pair (sender · devices + receiver): seconds per byte, per message, and latency.
+    """Return seconds per byte, seconds per message, and latency of each device pair.
+
+    Pairs are numbered sender · devices + receiver.
 
     Bytes include the message headers. The latency includes that of the receiver's runtime, which is all there is within
     a host.
