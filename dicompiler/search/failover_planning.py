@@ -59,27 +59,30 @@ def add_failover_plans(
     """
     if problem.layers.states:
         raise DicompilerError(
-            f"survive {selection}: state {problem.layers.states[0][0]!r} is on one device, and lost with it: leave out "
-            "--survive, or have no states (--state none)"
+            f"tolerate-failures: {selection}: state {problem.layers.states[0][0]!r} exists on one device only and "
+            "would be lost with it: omit --tolerate-failures, or compile without states (--state none)"
         )
-    losses = _FailurePlanner(problem, strategy, plan, plan_is_fixed)
-    tries = [_FailoverSearch(losses, _PlanOption(problem, replace(plan, failures=())), selection)]
-    if not tries[0].options:
-        if not losses.uncovered_reasons:  # none of them takes part
+    planner = _FailurePlanner(problem, strategy, plan, plan_is_fixed)
+    searches = [_FailoverSearch(planner, _PlanOption(problem, replace(plan, failures=())), selection)]
+    if not searches[0].options:
+        if not planner.uncovered_reasons:  # No device of the selection is used.
             return plan
-        raise DicompilerError(f"survive {selection}: no loss can be covered: {losses.describe_uncovered()}")
-    if losses.uncovered_reasons:
-        log.warning("survive %s: not covered: %s", selection, losses.describe_uncovered())
-    while tries[-1].fitting_plan() is None and not plan_is_fixed and len(tries) < MAX_MAIN_PLANS:
-        others = [one for one in losses.main_options() if one.plan not in [other.main.plan for other in tries]]
+        raise DicompilerError(
+            f"tolerate-failures: {selection}: no failure can be covered: {planner.describe_uncovered()}"
+        )
+    if planner.uncovered_reasons:
+        log.warning("tolerate-failures: %s: not covered: %s", selection, planner.describe_uncovered())
+    while searches[-1].fitting_plan is None and not plan_is_fixed and len(searches) < MAX_MAIN_PLANS:
+        tried = [search.main.plan for search in searches]
+        others = [option for option in planner.main_options() if option.plan not in tried]
         if not others:
             break
-        tries.append(_FailoverSearch(losses, min(others, key=lambda option: option.value), selection))
-    if (found := tries[-1].fitting_plan()) is None:
-        raise tries[0].memory_error()
-    if len(tries) > 1:
-        log.warning("survive %s: what the fastest plan would need for it does not fit: another is taken", selection)
-    notes = dict.fromkeys(one.note for one in (found, *losses.plans.values()) if one is not None and one.note)
+        searches.append(_FailoverSearch(planner, min(others, key=lambda option: option.value), selection))
+    if (found := searches[-1].fitting_plan) is None:
+        raise searches[0].memory_error()
+    if len(searches) > 1:
+        log.warning("tolerate-failures: %s: the failure plans of the fastest plan do not fit: using another", selection)
+    notes = dict.fromkeys(each.note for each in (found, *planner.plans.values()) if each is not None and each.note)
     return replace(found, model_digest=plan.model_digest, note="; ".join(notes))
 
 
@@ -127,7 +130,7 @@ class _FailurePlanner:
     _plans_by_key: dict[object, tuple[Problem, Plan | None]] = field(default_factory=dict)
     _main_options: dict[FailedDevices, _PlanOption] = field(default_factory=dict)
 
-    def remaining_ends(self, plan: Plan, lost: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
+    def remaining_ends(self, plan: Plan, failed: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
         """Return source and sink after a failure, or None if the failure cannot be covered.
 
         Devices that remain keep their role. If none remains and the ends were not given by the user, both move to the
@@ -137,64 +140,65 @@ class _FailurePlanner:
         default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
         moves = default and plan.source == plan.sink == (first.name,)
         found: list[FailedDevices] = []
-        for names, does in ((plan.source, "holds the inputs"), (plan.sink, "wants the outputs")):
-            left = tuple(name for name in names if name not in lost)
-            if not left and not moves:
-                given = self.problem.platform.device(names[0]).can_compute
-                reason = "as was given" if given else "and has no compute"
-                self.uncovered_reasons.setdefault(names[0], f"{names[0]}, which {does} {reason}")
+        for names, role in ((plan.source, "source"), (plan.sink, "sink")):
+            remaining = tuple(name for name in names if name not in failed)
+            if not remaining and not moves:
+                was_given = self.problem.platform.device(names[0]).can_compute
+                reason = f"was given as the {role}" if was_given else f"is the {role} and has no compute"
+                self.uncovered_reasons.setdefault(names[0], f"{names[0]} {reason}")
                 return None
-            found.append(left or next((d.name,) for d in self.problem.platform.computing_devices if d.name not in lost))
+            computing = self.problem.platform.computing_devices
+            found.append(remaining or next((d.name,) for d in computing if d.name not in failed))
         return found[0], found[1]
 
     def describe_uncovered(self) -> str:
-        return "losses of " + "; ".join(self.uncovered_reasons.values())
+        return "; ".join(self.uncovered_reasons.values())
 
-    def plan_without(self, lost: FailedDevices, rest: Problem) -> Plan | None:
+    def plan_without(self, failed: FailedDevices, remaining: Problem) -> Plan | None:
         """Return the strategy's plan for the remaining devices.
 
         Sets of interchangeable devices are planned once.
         """
-        if lost not in self.plans:
-            key = self._platform_key(rest)
+        if failed not in self.plans:
+            key = self._platform_key(remaining)
             if key not in self._plans_by_key:
-                log.info("%s decides without %s", self.strategy.name, ", ".join(lost))
-                self._plans_by_key[key] = rest, self._run_strategy(rest)
+                log.info("%s plans without %s", self.strategy.name, ", ".join(failed))
+                self._plans_by_key[key] = remaining, self._run_strategy(remaining)
             like, found = self._plans_by_key[key]
-            self.plans[lost] = None if found is None else _rename_devices(found, like.platform, rest)
-        return self.plans[lost]
+            self.plans[failed] = None if found is None else _rename_devices(found, like.platform, remaining)
+        return self.plans[failed]
 
-    def _run_strategy(self, rest: Problem) -> Plan | None:
+    def _run_strategy(self, remaining: Problem) -> Plan | None:
         try:
-            plan = replace(self.strategy.plan(rest), wire_format=self.plan.wire_format)
-            self.strategy.check_feasible(rest, plan)
+            plan = replace(self.strategy.plan(remaining), wire_format=self.plan.wire_format)
+            self.strategy.check_feasible(remaining, plan)
         except DicompilerError as error:
-            log.info("%s has no plan for what is left: %s", self.strategy.name, error)
+            log.info("%s has no plan for the remaining devices: %s", self.strategy.name, error)
             return None
         return plan
 
-    def _platform_key(self, rest: Problem) -> object:
+    def _platform_key(self, remaining: Problem) -> object:
         """Return a key that is equal for platforms that differ only in names, so that one plan serves both."""
-        platform = rest.platform
+        platform = remaining.platform
         hosts = {host.name: str(i) for i, host in enumerate(platform.hosts)}
         place = {device.name: i for i, device in enumerate(platform.devices)}
         network = platform.network
-        links = tuple(replace(one, hosts=(hosts[one.hosts[0]], hosts[one.hosts[1]])) for one in network.links)
+        links = tuple(replace(link, hosts=(hosts[link.hosts[0]], hosts[link.hosts[1]])) for link in network.links)
         return (
             tuple(replace(host, name=hosts[host.name]) for host in platform.hosts),
-            tuple((replace(one, name="", host=hosts[one.host]), self._costs[one.name]) for one in platform.devices),
+            tuple((replace(d, name="", host=hosts[d.host]), self._costs[d.name]) for d in platform.devices),
             replace(network, links=links),
-            tuple(place[name] for name in rest.source),
-            tuple(place[name] for name in rest.sink),
+            tuple(place[name] for name in remaining.source),
+            tuple(place[name] for name in remaining.sink),
         )
 
     @cached_property
     def _costs(self) -> Mapping[str, object]:
-        """Device → what each layer, whole, and its runtime cost there."""
+        """Device → seconds of each whole layer, and runtime costs."""
         problem = self.problem
         shares = [
-            (one, LayerShare(None if one.whole_reason else full_region(output_shape(problem.layers, one))))
-            for one in problem.layers.layers
+            (layer, LayerShare(None if layer.whole_reason else full_region(output_shape(problem.layers, layer))))
+            for layer in problem.layers.layers
         ]
         return {
             device.name: (
@@ -205,11 +209,11 @@ class _FailurePlanner:
         }
 
     def main_options(self) -> list[_PlanOption]:
-        """Other main plans: failure plans with the same source and sink, and the best single device."""
+        """Return other main plans: failure plans with the same source and sink, and the best single device."""
         ends = self.plan.source, self.plan.sink
-        for lost, plan in self.plans.items():
+        for failed, plan in self.plans.items():
             if plan is not None and (plan.source, plan.sink) == ends:
-                self._main_options.setdefault(lost, _PlanOption(self.problem, plan))
+                self._main_options.setdefault(failed, _PlanOption(self.problem, plan))
         return [*self._main_options.values(), self._single_device_option]
 
     @cached_property
@@ -217,9 +221,9 @@ class _FailurePlanner:
         return _PlanOption(self.problem, self.problem.best_single_device[0])
 
 
-def _rename_devices(plan: Plan, platform: Platform, rest: Problem) -> Plan:
+def _rename_devices(plan: Plan, platform: Platform, remaining: Problem) -> Plan:
     """Return the plan on another platform, with devices replaced by their position."""
-    names = dict(zip([one.name for one in platform.devices], [one.name for one in rest.platform.devices], strict=True))
+    names = {old.name: new.name for old, new in zip(platform.devices, remaining.platform.devices, strict=True)}
     return replace(
         plan,
         layers={name: tuple(replace(p, device=names[p.device]) for p in parts) for name, parts in plan.layers.items()},
@@ -240,70 +244,69 @@ class _FailoverSearch:
         tried_takeovers: Pairs of failed devices and a plan (by id) whose takeovers are among the options already.
     """
 
-    def __init__(self, losses: _FailurePlanner, main: _PlanOption, survive: FailureSelection) -> None:
-        self.planner, self.main, self.selection = losses, main, survive
-        self.problem = losses.problem
+    def __init__(self, planner: _FailurePlanner, main: _PlanOption, selection: FailureSelection) -> None:
+        self.planner, self.main, self.selection = planner, main, selection
+        self.problem = planner.problem
         self.options: dict[FailedDevices, list[_PlanOption]] = {}
         self.tried_takeovers: set[tuple[FailedDevices, int]] = set()
         used, seen = set(main.plan.devices), set[FailedDevices]()
-        while new := [lost for lost in survive.device_sets(self.problem.platform, used) if lost not in seen]:
-            for lost in new:
-                seen.add(lost)
-                if ends := losses.remaining_ends(main.plan, lost):
-                    self.options[lost] = [self._first_option(lost, remove_devices(self.problem, lost, *ends))]
-                    used |= set(self.options[lost][0].plan.devices)
+        while new := [failed for failed in selection.device_sets(self.problem.platform, used) if failed not in seen]:
+            for failed in new:
+                seen.add(failed)
+                if ends := planner.remaining_ends(main.plan, failed):
+                    self.options[failed] = [self._first_option(failed, remove_devices(self.problem, failed, *ends))]
+                    used |= set(self.options[failed][0].plan.devices)
 
-    def _first_option(self, lost: FailedDevices, rest: Problem) -> _PlanOption:
+    def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
         """Return the first candidate for a failure.
 
         It is a known plan that does not use the failed devices, or the strategy's plan, or the best plan in which
         survivors take over.
         """
-        for known in ((), *(other for other in self.options if set(other) < set(lost))):
-            goes_on = (self.options[known][0] if known else self.main).plan
-            if not set(goes_on.devices).intersection(lost):
-                return _PlanOption(rest, goes_on)
-        if (plan := self.planner.plan_without(lost, rest)) is not None:
-            return _PlanOption(rest, plan)
-        return min(self._takeover_options(lost, rest, self.main), key=lambda option: option.value)
+        for known in ((), *(other for other in self.options if set(other) < set(failed))):
+            unaffected = (self.options[known][0] if known else self.main).plan
+            if not set(unaffected.devices).intersection(failed):
+                return _PlanOption(remaining, unaffected)
+        if (plan := self.planner.plan_without(failed, remaining)) is not None:
+            return _PlanOption(remaining, plan)
+        return min(self._takeover_options(failed, remaining, self.main), key=lambda option: option.value)
 
-    def _takeover_options(self, lost: FailedDevices, rest: Problem, of: _PlanOption) -> list[_PlanOption]:
-        plan = replace(of.plan, source=rest.source, sink=rest.sink, note="")
-        left = [device.name for device in rest.platform.computing_devices]
-        return [_PlanOption(rest, one) for one in reassignments(rest.layers, plan, lost, left)]
+    def _takeover_options(self, failed: FailedDevices, remaining: Problem, base: _PlanOption) -> list[_PlanOption]:
+        plan = replace(base.plan, source=remaining.source, sink=remaining.sink, note="")
+        survivors = [device.name for device in remaining.platform.computing_devices]
+        return [_PlanOption(remaining, variant) for variant in reassignments(remaining.layers, plan, failed, survivors)]
 
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
         """Add takeovers as candidates.
 
         They derive from the main plan and from the plans picked for one failed device less.
         """
-        for lost, current in picked.items():
-            smaller = (option for other, option in picked.items() if len(other) < len(lost) and set(other) < set(lost))
-            for of in (self.main, *smaller):
-                if (lost, id(of)) not in self.tried_takeovers and set(of.plan.devices).intersection(lost):
-                    self.tried_takeovers.add((lost, id(of)))
-                    self.options[lost] += self._takeover_options(lost, current.problem, of)
+        for failed, current in picked.items():
+            smaller = (
+                option for other, option in picked.items() if len(other) < len(failed) and set(other) < set(failed)
+            )
+            for base in (self.main, *smaller):
+                if (failed, id(base)) not in self.tried_takeovers and set(base.plan.devices).intersection(failed):
+                    self.tried_takeovers.add((failed, id(base)))
+                    self.options[failed] += self._takeover_options(failed, current.problem, base)
 
     @cached_property
-    def _fitting_plan(self) -> Plan | None:
-        return self._fit_failures(list(self.options))[0]
-
     def fitting_plan(self) -> Plan | None:
-        """Return the plan with one failure plan for each failure, or None if no combination fits into memory."""
-        return self._fitting_plan
+        """The plan with one failure plan for each failure; None if no combination fits into memory."""
+        return self._fit_failures(list(self.options))[0]
 
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:
         """Return the plan for some of the failures, or None, and host → missing bytes in the end."""
-        picked = {lost: self.options[lost][0] for lost in covered}
+        picked = {failed: self.options[failed][0] for failed in covered}
         tried = {id(option) for option in picked.values()}
         while True:
             plan = self._merge_plans(picked)
-            lacking = missing_memory(self.problem, plan)
-            move = self._find_swap(picked, lacking, tried) if lacking else None
-            if move is None:
-                return (None, lacking) if lacking else (plan, {})
-            picked[move[0]] = move[1]
-            tried.add(id(move[1]))
+            missing = missing_memory(self.problem, plan)
+            swap = self._find_swap(picked, missing, tried) if missing else None
+            if swap is None:
+                return (None, missing) if missing else (plan, {})
+            picked[swap[0]] = swap[1]
+            tried.add(id(swap[1]))
 
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
         """Return one plan with the picked failure plans.
@@ -311,15 +314,15 @@ class _FailoverSearch:
         Failed devices that no plan uses are left out of the keys.
         """
         used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
-        losses: dict[FailedDevices, Plan] = {}
-        for lost, option in picked.items():
-            losses.setdefault(tuple(name for name in lost if name in used), option.plan)
+        plans: dict[FailedDevices, Plan] = {}
+        for failed, option in picked.items():
+            plans.setdefault(tuple(name for name in failed if name in used), option.plan)
         place = {device.name: i for i, device in enumerate(self.problem.platform.devices)}
-        order = sorted(losses, key=lambda lost: (len(lost), [place[name] for name in lost]))
-        return replace(self.main.plan, failures=tuple(FailurePlan(lost, losses[lost]) for lost in order if lost))
+        order = sorted(plans, key=lambda failed: (len(failed), [place[name] for name in failed]))
+        return replace(self.main.plan, failures=tuple(FailurePlan(failed, plans[failed]) for failed in order if failed))
 
     def _find_swap(
-        self, picked: Mapping[FailedDevices, _PlanOption], lacking: Mapping[str, int], tried: Collection[int]
+        self, picked: Mapping[FailedDevices, _PlanOption], missing: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
         """Return the failure whose plan should be replaced, and the new plan.
 
@@ -329,22 +332,22 @@ class _FailoverSearch:
         self._add_takeover_options(picked)
         now = self._needed_bytes(picked)
         best: tuple[tuple[float, float], tuple[FailedDevices, _PlanOption]] | None = None
-        for lost, current in picked.items():
-            for option in self.options[lost]:
+        for failed, current in picked.items():
+            for option in self.options[failed]:
                 if id(option) in tried:
                     continue
-                needed = self._needed_bytes({**picked, lost: option})
-                freed = sum(min(size, now[host] - needed[host]) for host, size in lacking.items())
+                needed = self._needed_bytes({**picked, failed: option})
+                freed = sum(min(size, now[host] - needed[host]) for host, size in missing.items())
                 over = sum(
                     max(0, needed[host.name] - max(host.memory, now[host.name]))
                     for host in self.problem.platform.hosts
-                    if host.name not in lacking
+                    if host.name not in missing
                 )
                 if freed - over > 0:
-                    all_of_it = freed - over >= sum(lacking.values())
-                    rank = (-1.0, option.value - current.value) if all_of_it else (0.0, float(over - freed))
+                    frees_all = freed - over >= sum(missing.values())
+                    rank = (-1.0, option.value - current.value) if frees_all else (0.0, float(over - freed))
                     if best is None or rank < best[0]:
-                        best = rank, (lost, option)
+                        best = rank, (failed, option)
         return None if best is None else best[1]
 
     def _needed_bytes(self, picked: Mapping[FailedDevices, _PlanOption]) -> dict[str, int]:
@@ -366,34 +369,35 @@ class _FailoverSearch:
 
     def memory_error(self) -> DicompilerError:
         """Return the error that says which memory is missing for which failure, and which failures would fit."""
-        kept: list[FailedDevices] = []
-        failed: tuple[FailedDevices, dict[str, int]] | None = None
-        if lacking := missing_memory(self.problem, self.main.plan):
-            return self._format_error("the plan for when nothing is lost", lacking, "nothing fits")
-        for lost in self.options:
-            found, lacking = self._fit_failures([*kept, lost])
+        covered: list[FailedDevices] = []
+        misfit: tuple[FailedDevices, dict[str, int]] | None = None
+        if missing := missing_memory(self.problem, self.main.plan):
+            return self._format_error("the plan without failures", missing, "no failure plan fits")
+        for failed in self.options:
+            found, missing = self._fit_failures([*covered, failed])
             if found is not None:
-                kept.append(lost)
+                covered.append(failed)
             else:
-                failed = failed or (lost, lacking)
-        assert failed is not None
-        beside = "" if len(kept) == 0 else " beside the others"
+                misfit = misfit or (failed, missing)
+        assert misfit is not None
+        together = " in addition to the others" if covered else ""
         return self._format_error(
-            f"the plan without {', '.join(failed[0])}{beside}", failed[1], self._describe_fitting(kept)
+            f"the plan without {', '.join(misfit[0])}{together}", misfit[1], self._describe_fitting(covered)
         )
 
-    def _format_error(self, what: str, lacking: Mapping[str, int], offer: str) -> DicompilerError:
-        host, size = max(lacking.items(), key=lambda entry: entry[1])
+    def _format_error(self, subject: str, missing: Mapping[str, int], remedy: str) -> DicompilerError:
+        host, size = max(missing.items(), key=lambda entry: entry[1])
         limit = format_bytes(self.problem.platform.host(host).memory)
         return DicompilerError(
-            f"survive {self.selection}: {what} needs {format_bytes(size)} more on host {host} than its {limit}: {offer}"
+            f"tolerate-failures: {self.selection}: {subject} needs {format_bytes(size)} more than host {host} has "
+            f"({limit}): {remedy}"
         )
 
-    def _describe_fitting(self, kept: Collection[FailedDevices]) -> str:
+    def _describe_fitting(self, covered: Collection[FailedDevices]) -> str:
         smaller = [
-            n
-            for n in range(1, self.selection.max_failed)
-            if all(lost in kept for lost in self.options if len(lost) <= n)
+            count
+            for count in range(1, self.selection.max_failed)
+            if all(failed in covered for failed in self.options if len(failed) <= count)
         ]
-        alone = [lost[0] for lost in kept if len(lost) == 1]
-        return f"--survive {smaller[-1] if smaller else ','.join(alone) or 0} fits"
+        single = [failed[0] for failed in covered if len(failed) == 1]
+        return f"--tolerate-failures {smaller[-1] if smaller else ','.join(single) or 0} fits"

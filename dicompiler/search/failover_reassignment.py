@@ -37,15 +37,15 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
     Yields:
         Plans for the survivors.
     """
-    turns = plan.replica_roles
-    intact = [i for i, turn in enumerate(turns) if not any(part.device in failed for part in _all_parts(turn))]
+    roles = plan.replica_roles
+    intact = [i for i, role in enumerate(roles) if not any(part.device in failed for part in _all_parts(role))]
     if len(intact) > 1:
         yield replace(plan, replicas=tuple(plan.replicas[i] for i in intact))
     elif intact:
-        yield turns[intact[0]]
-    base = turns[0]
+        yield roles[intact[0]]
+    base = roles[0]
 
-    def given(give: _Reassign) -> Plan:
+    def reassign(give: _Reassign) -> Plan:
         moved = {
             layer.name: tuple(
                 dict.fromkeys(
@@ -58,10 +58,10 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
         }
         return replace(base, layers=moved)
 
-    yield given(lambda layer, part: _cut_for_survivors(layers, layer, part, survivors))
-    yield given(_BalancedReassignment(layers, survivors))
+    yield reassign(lambda layer, part: _cut_for_survivors(layers, layer, part, survivors))
+    yield reassign(_BalancedReassignment(layers, survivors))
     for name in survivors[:MAX_TAKEOVER_CANDIDATES]:
-        yield given(_BalancedReassignment(layers, [name]))
+        yield reassign(_BalancedReassignment(layers, [name]))
 
 
 def _all_parts(plan: Plan) -> Iterator[Part]:
@@ -71,8 +71,8 @@ def _all_parts(plan: Plan) -> Iterator[Part]:
 class _BalancedReassignment:
     """Assigns each part whole to the survivor that has received the fewest bytes of weights so far."""
 
-    def __init__(self, layers: LayerGraph, left: Sequence[str]) -> None:
-        self.layers, self.assigned_bytes = layers, dict.fromkeys(left, 0)
+    def __init__(self, layers: LayerGraph, survivors: Sequence[str]) -> None:
+        self.layers, self.assigned_bytes = layers, dict.fromkeys(survivors, 0)
 
     def __call__(self, layer: Layer, part: Part) -> Iterator[Part]:
         name = min(self.assigned_bytes, key=lambda name: self.assigned_bytes[name])
@@ -81,24 +81,24 @@ class _BalancedReassignment:
         yield replace(part, device=name)
 
 
-def _cut_for_survivors(layers: LayerGraph, layer: Layer, part: Part, left: Sequence[str]) -> Iterator[Part]:
+def _cut_for_survivors(layers: LayerGraph, layer: Layer, part: Part, survivors: Sequence[str]) -> Iterator[Part]:
     """Yield equal pieces of a part, one for each survivor.
 
     The part is cut along the axis that cuts weights, or else along its longest axis. A part that cannot be cut goes to
     the first survivor. The range of the reduction axis stays, because parts of other regions may have the same range.
     """
     if layer.whole_reason:
-        yield replace(part, device=left[0])
+        yield replace(part, device=survivors[0])
         return
     region = part.region or full_region(output_shape(layers, layer))
     axes = [axis for axis in cuttable_axes(layers, layer) if region[axis][1] - region[axis][0] > 1]
     if not axes:
-        yield replace(part, device=left[0])
+        yield replace(part, device=survivors[0])
         return
     channel = named_axes(layers)[layer.output].get("channel")
     axis = channel if channel in axes else max(axes, key=lambda axis: region[axis][1] - region[axis][0])
     assert axis is not None
     start, stop = region[axis]
-    for name, (low, high) in zip(left, split_proportionally(stop - start, [1.0] * len(left)), strict=True):
+    for name, (low, high) in zip(survivors, split_proportionally(stop - start, [1.0] * len(survivors)), strict=True):
         if low < high:
             yield replace(part, device=name, region=with_interval(region, axis, (start + low, start + high)))

@@ -133,25 +133,25 @@ def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
     """
     if not plan.failures:
         return ()
-    alone = replace(plan, failures=())
-    own = stored_weights(route_on_platform(problem.platform, problem.layers, alone))
-    found = [FailureMetrics((), problem.evaluate(alone), 0)]
-    for loss in plan.failures:
-        rest = remove_devices(problem, loss.failed)
-        weights = stored_weights(route_on_platform(rest.platform, rest.layers, loss.plan))
-        stored = sum(size for key, size in weights.items() if key not in own)
-        found.append(FailureMetrics(loss.failed, rest.evaluate(loss.plan), stored))
+    main = replace(plan, failures=())
+    main_weights = stored_weights(route_on_platform(problem.platform, problem.layers, main))
+    found = [FailureMetrics((), problem.evaluate(main), 0)]
+    for failure in plan.failures:
+        remaining = remove_devices(problem, failure.failed)
+        weights = stored_weights(route_on_platform(remaining.platform, remaining.layers, failure.plan))
+        added = sum(size for key, size in weights.items() if key not in main_weights)
+        found.append(FailureMetrics(failure.failed, remaining.evaluate(failure.plan), added))
     return tuple(found)
 
 
 def remove_devices(
-    problem: Problem, lost: Collection[str], source: FailedDevices = (), sink: FailedDevices = ()
+    problem: Problem, failed: Collection[str], source: FailedDevices = (), sink: FailedDevices = ()
 ) -> Problem:
     """Return the same problem on the devices that remain.
 
     Args:
         problem: The problem.
-        lost: Devices that failed.
+        failed: Devices that failed.
         source: Devices that hold the inputs then.
         sink: Devices that receive the outputs then.
 
@@ -159,16 +159,16 @@ def remove_devices(
         The problem without the failed devices.
     """
     platform = problem.platform
-    devices = tuple(device for device in platform.devices if device.name not in lost)
+    devices = tuple(device for device in platform.devices if device.name not in failed)
     names = {device.host for device in devices}
     links = tuple(link for link in platform.network.links if names.issuperset(link.hosts))
-    left = replace(
+    remaining = replace(
         platform,
         hosts=tuple(host for host in platform.hosts if host.name in names),
         devices=devices,
         network=replace(platform.network, links=links),
     )
-    return replace(problem, platform=left, source=source, sink=sink)
+    return replace(problem, platform=remaining, source=source, sink=sink)
 
 
 def stored_weights(routing: Routing) -> StoredWeights:
@@ -207,24 +207,24 @@ def simulate_failures(
     Raises:
         DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.
     """
-    for one in outages:
-        problem.platform.device(one.device)
+    for outage in outages:
+        problem.platform.device(outage.device)  # Raises if the platform lacks it.
+    plans = (FailurePlan((), replace(plan, failures=())), *plan.failures)
     known: dict[FailedDevices, FailureCase] = {}
 
-    def case(away: FailedDevices) -> FailureCase:
-        gone = {name for name in away if name in plan.devices}
-        every = (FailurePlan((), replace(plan, failures=())), *plan.failures)
-        found = next(
-            (loss for loss in sorted(every, key=lambda loss: len(loss.failed)) if gone <= {*loss.failed}), None
-        )
+    def case(down: FailedDevices) -> FailureCase:
+        used = {name for name in down if name in plan.devices}
+        smallest_first = sorted(plans, key=lambda failure: len(failure.failed))
+        found = next((failure for failure in smallest_first if used <= {*failure.failed}), None)
         if found is None:
             raise DicompilerError(
-                f"simulate: no plan covers the loss of {' and '.join(away)}: plan for more (--survive {len(gone)})"
+                f"simulate: no plan covers the failure of {' and '.join(down)}: plan for more failures "
+                f"(--tolerate-failures {len(used)})"
             )
-        same = next(loss for loss in every if loss.plan == found.plan)
-        if same.failed not in known:
-            rest = remove_devices(problem, same.failed)
-            known[same.failed] = FailureCase(same.failed, rest.workload(same.plan)[1], rest.platform)
-        return known[same.failed]
+        first = next(failure for failure in plans if failure.plan == found.plan)
+        if first.failed not in known:
+            remaining = remove_devices(problem, first.failed)
+            known[first.failed] = FailureCase(first.failed, remaining.workload(first.plan)[1], remaining.platform)
+        return known[first.failed]
 
     return simulate_outages(case, outages, frames, in_flight, spans)

@@ -80,16 +80,16 @@ def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("plan MODEL --platform rpi4x1 --survive 1 -o OUT", 2, "survive 1: on rpi4x1 one device computes"),
-        ("plan MODEL --platform rpi4x3 --survive 3 -o OUT", 2, "survive at most 2"),
-        ("plan MODEL --platform rpi4x3 --survive most -o OUT", 2, "'most' is no number, not 'hosts' and no device"),
+        ("plan MODEL --platform rpi4x1 --survive 1 -o OUT", 2, "tolerate-failures: 1: on rpi4x1 only one device computes"),
+        ("plan MODEL --platform rpi4x3 --survive 3 -o OUT", 2, "use at most 2"),
+        ("plan MODEL --platform rpi4x3 --survive most -o OUT", 2, "'most' is not a number, 'hosts' or a device"),
         ("compare MODEL --platform rpi4x3 --survive pi002", 2, "(did you mean 'pi02'?)"),
         ("simulate MODEL --platform rpi4x3 --lose pi01", 2, "give a device and the time of its failure"),
         ("simulate MODEL --platform rpi4x3 --lose pi09@1ms", 1, "unknown device 'pi09'"),
         (
             "simulate MODEL --platform rpi4x3 --strategy modnn --survive 0 --frames 9 --lose pi02@1ms",
             1,
-            "no plan covers the loss of pi02: plan for more (--survive 1)",
+            "no plan covers the failure of pi02: plan for more failures (--tolerate-failures 1)",
         ),
     ],
 )

@@ -130,9 +130,9 @@ def test_source_and_sink_move_to_the_first_remaining_device() -> None:
 @pytest.mark.parametrize(
     ("idle", "ends", "fixed", "why"),
     [
-        (("a",), (), False, "a, which holds the inputs and has no compute"),
-        ((), ("a",), False, "a, which holds the inputs as was given"),
-        ((), (), True, "a, which holds the inputs as was given"),
+        (("a",), (), False, "a is the source and has no compute"),
+        ((), ("a",), False, "a was given as the source"),
+        ((), (), True, "a was given as the source"),
     ],
 )
 def test_given_source_and_sink_stay_with_a_warning(
@@ -142,8 +142,8 @@ def test_given_source_and_sink_stay_with_a_warning(
     with caplog.at_level(logging.WARNING):
         plan = add_failover_plans(problem, Stages(), Stages().plan(problem), FailureSelection(1), fixed)
     assert [loss.failed for loss in plan.failures] == [("b",), ("c",)]
-    assert [record.getMessage() for record in caplog.records] == [f"survive 1: not covered: losses of {why}"]
-    with pytest.raises(DicompilerError, match=f"survive a: no loss can be covered: losses of {why}"):
+    assert [record.getMessage() for record in caplog.records] == [f"tolerate-failures: 1: not covered: {why}"]
+    with pytest.raises(DicompilerError, match=f"tolerate-failures: a: no failure can be covered: {why}"):
         add_failover_plans(problem, Stages(), Stages().plan(problem), FailureSelection(devices=("a",)), fixed)
 
 
@@ -197,9 +197,11 @@ def test_little_memory_gets_slower_plans_and_then_an_error() -> None:
             assert len(plan.failures) == 10
             outcomes.append("fits")
     for outcome in outcomes:
-        assert outcome == "fits" or (outcome.startswith("survive 2: the plan ") and " more on host " in outcome)
-    assert "the plan for when nothing is lost needs" in outcomes[-1] and "nothing fits" in outcomes[-1]
-    assert "beside the others needs" in outcomes[1] and "--survive " in outcomes[1]
+        assert outcome == "fits" or (
+            outcome.startswith("tolerate-failures: 2: the plan ") and " more than host " in outcome
+        )
+    assert "the plan without failures needs" in outcomes[-1] and "no failure plan fits" in outcomes[-1]
+    assert "in addition to the others needs" in outcomes[1] and "--tolerate-failures " in outcomes[1]
     tight = replace(roomy, platform=boards(*"abcd", memory=needed(roomy, generous) - 1))
     taken = add_failover_plans(tight, Stages(), first, FailureSelection(1))
     assert not missing_memory(tight, taken) and taken.failures != generous.failures

@@ -82,13 +82,13 @@ def test_caches_stay_with_the_heads_that_read_them() -> None:
     place = problem.layers.position["cache.0.key.past"]
     assert (
         activation_bytes(reduced_choices(problem, 2, "equal"))[place].max() == 2 * 4 * 3 * 4 * 8
-    )  # it, and what is made of it
+    )  # The cache and the layer's output.
     plan = Heads().plan(problem)
     check_plan(problem, plan)
     assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])
     other = Part("d1" if plan.layers["cache.0.key.past"][0].device == "d0" else "d0", None)
-    places = r"'d\d' reads in layer 'cache.0.key.past' what 'd\d' makes of it in layer 'cache.0.key'"
-    message = rf"^plan: state 'past_key_values.0.key': {places}, and states do not travel: "
+    places = r"device 'd\d' computes it in layer 'cache.0.key' and device 'd\d' reads it in layer 'cache.0.key.past'"
+    message = rf"^plan: state 'past_key_values.0.key': {places}, but states are not sent: "
     with pytest.raises(DicompilerError, match=message):
         check_constraints(problem, replace(plan, layers={**plan.layers, "cache.0.key.past": (other,)}))
 
