@@ -141,7 +141,7 @@ def check_target_support(plan: Plan, target: Target) -> None:
         )
     if plan.failures and not target.can_tolerate_failures:
         raise DicompilerError(
-            f"plan: losses: target {target.name!r} cannot go on without a device: leave them out, or take target "
+            f"plan: failures: target {target.name!r} does not support failure plans: remove them, or use target "
             "'sockets'"
         )
 
@@ -269,9 +269,7 @@ def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint
         of_host = [entry for entry in occupied if platform.host_of[entry.device] == need.host]
         i = 1 if need.kind == "flash" else 0
         largest = max(of_host, key=lambda entry: (entry.ram, entry.flash)[i]).largest_consumers[i]
-        raise _memory_error(
-            need, "", f"cut {largest} into smaller parts, or give it to another device (--fit searches)"
-        )
+        raise _memory_error(need, "", f"cut {largest} into smaller parts or use another device for it (--fit searches)")
 
 
 def host_memory_needs(
@@ -317,7 +315,7 @@ def _memory_error(need: HostMemoryNeed, what: str, remedy: str) -> DicompilerErr
     if what:
         text = f"{needed} ({excess} too much) {what} and has {limit}"
     else:
-        text = f"{needed} of {need.kind}, {excess} more than the {limit} that it has"
+        text = f"{needed} of {need.kind}, {excess} more than it has ({limit})"
     return DicompilerError(f"plan: host {need.host} needs {text}: {remedy}")
 
 

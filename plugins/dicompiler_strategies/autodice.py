@@ -15,13 +15,13 @@ from typing import Any
 from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform
 from dicompiler.plugin_api.utilities import did_you_mean, load_json, read_text
 
-# AutoDiCE's files name no rates and no sizes. These are those of its own boards, see dicompiler/ir/builtin_boards.py.
+# AutoDiCE's files contain no rates and no memory sizes. These are the values of its own boards.
 CORE_FLOPS = 91e9 / 6
 GPU_FLOPS = 342e9
 MEMORY_BYTES = 8 * 2**30
 ASSUMED_NETWORK = Network("switch", 1e9)
 ASSUMPTION_NOTE = (
-    "From AutoDiCE's files, which name no rates. Assumed for every host: a Jetson Xavier NX (15.2 GFLOP/s for each"
+    "From AutoDiCE's files, which contain no rates. Assumed for every host: a Jetson Xavier NX (15.2 GFLOP/s for each"
     " core, 342 GFLOP/s for a GPU, 8 GiB) on a gigabit switch."
 )
 
@@ -121,7 +121,7 @@ def load_hosts(path: str | Path) -> tuple[AutodiceHost, ...]:
             raise DicompilerError(f"{path}:{number}: host {host.name!r} is listed twice: remove one line")
         hosts.append(host)
     if not hosts:
-        raise DicompilerError(f"{path}: no host: write lines such as 'nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)'")
+        raise DicompilerError(f"{path}: no hosts: write lines such as 'nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)'")
     return tuple(hosts)
 
 

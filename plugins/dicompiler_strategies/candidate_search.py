@@ -85,11 +85,11 @@ def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[
         problem: The problem.
         plans: (plan, origin) pairs.
     """
-    given = list(plans)
-    small = [plan for plan, _ in given if _count_parts(plan) <= MAX_SIMULATED_PARTS]
+    candidates = list(plans)
+    small = [plan for plan, _ in candidates if _count_parts(plan) <= MAX_SIMULATED_PARTS]
     simulated = iter(problem.evaluate_all(small))
     evaluated = []
-    for plan, origin in given:
+    for plan, origin in candidates:
         metrics = next(simulated) if _count_parts(plan) <= MAX_SIMULATED_PARTS else problem.estimate(plan)
         if isinstance(metrics, Metrics) and fits_constraints(problem, plan, metrics):
             evaluated.append(EvaluatedPlan(plan, metrics, origin))
@@ -145,7 +145,7 @@ class CandidateSearch:
         """
         new = []
         for plan, origin in plans:
-            key = tuple(plan.layers.values()), tuple(tuple(one.items()) for one in plan.replicas)
+            key = tuple(plan.layers.values()), tuple(tuple(renaming.items()) for renaming in plan.replicas)
             if key not in self._seen:
                 self._seen.add(key)
                 if not self._spend_evaluation(plan):
@@ -156,13 +156,13 @@ class CandidateSearch:
     def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
         """Return True if one of the evaluated plans is better than the best so far, which it then replaces."""
         least = math.inf if self.best is None else self.best.value(self.problem)
-        for one in sorted(evaluated, key=lambda one: one.value(self.problem)):
-            value = one.value(self.problem)
+        for candidate in sorted(evaluated, key=lambda candidate: candidate.value(self.problem)):
+            value = candidate.value(self.problem)
             if value >= least:
                 return False
-            if self.problem.target is None or evaluate_plans(self.problem, [(one.plan, one.origin)]):
-                self.best = one
-                log.info("%s: %s: %s %.4g", self.name, one.origin, self.problem.objective, value)
+            if self.problem.target is None or evaluate_plans(self.problem, [(candidate.plan, candidate.origin)]):
+                self.best = candidate
+                log.info("%s: %s: %s %.4g", self.name, candidate.origin, self.problem.objective, value)
                 return True
         return False
 
@@ -188,22 +188,24 @@ class CandidateSearch:
         It stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or after MAX_TRIED_PARTS parts.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
-        effort, last = MAX_TRIED_PARTS, 0
+        parts_left, last_success = MAX_TRIED_PARTS, 0
         for step in range(0, tries, NEIGHBOURS_PER_STEP):
             if (
                 self.best is None
                 or selection is None
-                or effort < 0
-                or step - last > MAX_VAIN_TRIES
+                or parts_left < 0
+                or step - last_success > MAX_VAIN_TRIES
                 or self.budget.is_exceeded()
             ):
                 return
-            moves = itertools.islice(neighbours(tables, selection, seed + step), min(NEIGHBOURS_PER_STEP, tries - step))
-            plans = [tables.plan(move) for move in moves if not self._is_hopeless(tables, move)]
-            effort -= sum(map(_count_parts, plans))
-            origin = self.best.origin  # whose plan it was at first
+            changes = itertools.islice(
+                neighbours(tables, selection, seed + step), min(NEIGHBOURS_PER_STEP, tries - step)
+            )
+            plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
+            parts_left -= sum(map(_count_parts, plans))
+            origin = self.best.origin  # The strategy of the first plan.
             if self.try_plans((plan, origin) for plan in plans):
-                selection, last = tables.find_selection(self.best.plan), step
+                selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
         """Let devices hold fewer weights of a layer if that hardly changes the objective.
@@ -215,22 +217,24 @@ class CandidateSearch:
         if self.best is None or selection is None or self.problem.objective != "latency":
             return
         limit = MAX_SPARING_LOSS * self.best.value(self.problem)
-        most = [weights.max(axis=1) for weights in tables.weight_bytes]
-        beyond = [int(held[chosen] - held.min()) for held, chosen in zip(most, selection, strict=True)]
-        worth = sum(int(held[chosen]) for held, chosen in zip(most, selection, strict=True)) / 100
-        for i in sorted(range(len(beyond)), key=lambda i: -beyond[i])[:MAX_SPARED_LAYERS]:
-            if beyond[i] <= worth or self.budget.is_exceeded():
+        largest = [weights.max(axis=1) for weights in tables.weight_bytes]
+        excess = [int(held[chosen] - held.min()) for held, chosen in zip(largest, selection, strict=True)]
+        threshold = sum(int(held[chosen]) for held, chosen in zip(largest, selection, strict=True)) / 100
+        for i in sorted(range(len(excess)), key=lambda i: -excess[i])[:MAX_SPARED_LAYERS]:
+            if excess[i] <= threshold or self.budget.is_exceeded():
                 return
             (seconds,), _ = _restrict_to_layers(tables, selection, [i], 1.0)
-            fewest = np.flatnonzero(most[i] == most[i].min())
-            tried = (*selection[:i], int(fewest[seconds[fewest].argmin()]), *selection[i + 1 :])
-            plan = tables.plan(tried)
+            smallest = np.flatnonzero(largest[i] == largest[i].min())
+            changed = (*selection[:i], int(smallest[seconds[smallest].argmin()]), *selection[i + 1 :])
+            plan = tables.plan(changed)
             if not self._spend_evaluation(plan):
                 return
-            for one in evaluate_plans(self.problem_without_target, [(plan, self.best.origin)]):
-                alike = one.value(self.problem) <= limit
-                if alike and (self.problem.target is None or evaluate_plans(self.problem, [(one.plan, one.origin)])):
-                    self.best, selection = one, tried
+            for candidate in evaluate_plans(self.problem_without_target, [(plan, self.best.origin)]):
+                is_close = candidate.value(self.problem) <= limit
+                if is_close and (
+                    self.problem.target is None or evaluate_plans(self.problem, [(candidate.plan, candidate.origin)])
+                ):
+                    self.best, selection = candidate, changed
 
     def trim(self) -> None:
         """Evaluate the best plan without elements that no other part reads."""
@@ -304,12 +308,12 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
     node, edge = _restrict_to_layers(tables, selection, range(start, start + length), float(random.choice(LAMBDAS)))
     node = [seconds * np.exp(random.normal(0, 0.1)) for seconds in node]
     edge = {key: table * np.exp(random.normal(0, 0.3)) for key, table in edge.items()}
-    kept = _promising_choices(node, edge)
-    order = build_elimination_order([len(few) for few in kept], list(edge))
+    kept_numbers = _promising_choices(node, edge)
+    order = build_elimination_order([len(numbers) for numbers in kept_numbers], list(edge))
     if order.largest_table > MAX_TABLE_ELEMENTS:
         return None
-    node = [seconds[few] for seconds, few in zip(node, kept, strict=True)]
-    chosen = to_original_numbers(kept, minimise_exactly(order, node, restrict_edges(edge, kept))[1])
+    node = [seconds[numbers] for seconds, numbers in zip(node, kept_numbers, strict=True)]
+    chosen = to_original_numbers(kept_numbers, minimise_exactly(order, node, restrict_edges(edge, kept_numbers))[1])
     return (*selection[:start], *chosen, *selection[start + length :])
 
 

@@ -63,21 +63,19 @@ class CpSat(Strategy):
     tries: int = field(
         default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: also without gradient's plans"}
     )
-    budget: float = field(
-        default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
-    )
+    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
 
     def __post_init__(self) -> None:
         if not self.time > 0:
-            raise UsageError(f"cpsat: time is {self.time:g}: give it more than 0 deterministic seconds")
+            raise UsageError(f"cpsat: time is {self.time:g}: use more than 0 deterministic seconds")
         if self.workers < 1:
-            raise UsageError(f"cpsat: workers is {self.workers}: give it at least 1")
+            raise UsageError(f"cpsat: workers is {self.workers}: use at least 1")
         if not 0 <= self.seed < 2**31:
-            raise UsageError(f"cpsat: seed is {self.seed}: give it 0 to 2147483647")
+            raise UsageError(f"cpsat: seed is {self.seed}: use 0 to 2147483647")
         if self.tries < 0:
-            raise UsageError(f"cpsat: tries is {self.tries}: give it 0 or more")
+            raise UsageError(f"cpsat: tries is {self.tries}: use 0 or more")
         if not self.budget > 0:
-            raise UsageError(f"cpsat: budget is {self.budget:g}: give it more than 0 s")
+            raise UsageError(f"cpsat: budget is {self.budget:g}: use more than 0 s")
         self.choice_set()
 
     def choice_set(self) -> ChoiceSet:
@@ -121,7 +119,7 @@ class CpSat(Strategy):
                 search.try_neighbours(cost_tables, self.tries, self.seed)
                 search.trim()
         except KeyboardInterrupt:
-            log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
+            log.warning("cpsat: interrupted: this is the best plan so far (press Ctrl-C again to end the command)")
             interrupted = True
         best = search.best or EvaluatedPlan(solution.plan, problem.estimate(solution.plan), self.name)
         note = INTERRUPTED_NOTE if interrupted else budget.note()

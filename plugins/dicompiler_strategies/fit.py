@@ -64,17 +64,17 @@ class Fit(Strategy):
         boards = _list_boards(problem.platform)
         stages = StageEstimates(problem.layers, getattr(problem.target, "margin", 0.0))
         refused: list[DicompilerError] = []
-        for count, each in self._orders(len(boards)):
-            left = list(boards[:count])
+        for used, tiles in self._orders(len(boards)):
+            remaining = list(boards[:used])
             for _ in range(MAX_MEASURED_PLANS):
-                row = stages.find_stages(left, each)
-                if row is None:
+                sequence = stages.find_stages(remaining, tiles)
+                if sequence is None:
                     break
-                plan = problem.build_plan(stages.stage_parts(row))
+                plan = problem.build_plan(stages.stage_parts(sequence))
                 missing = _missing_bytes(problem, plan, refused)
                 if not missing:
                     return plan
-                left = [replace(b, ram=b.ram - missing.get(b.device, 0)) for b in left]
+                remaining = [replace(board, ram=board.ram - missing.get(board.device, 0)) for board in remaining]
         raise self._failure_error(problem, boards, stages, refused)
 
     def _failure_error(
@@ -137,10 +137,12 @@ def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError])
         check_measured_memory(problem.platform, occupied)
     except DicompilerError as error:
         refused.append(error)
-        return {one.device: max(EXTRA_BYTES, _excess_bytes(problem.platform, one) + EXTRA_BYTES) for one in occupied}
+        return {
+            entry.device: max(EXTRA_BYTES, _excess_bytes(problem.platform, entry) + EXTRA_BYTES) for entry in occupied
+        }
     return {}
 
 
-def _excess_bytes(platform: Platform, one: DeviceFootprint) -> int:
-    host = platform.host(platform.host_of[one.device])
-    return one.ram - host.ram if host.flash else one.ram + one.flash - host.memory
+def _excess_bytes(platform: Platform, entry: DeviceFootprint) -> int:
+    host = platform.host(platform.host_of[entry.device])
+    return entry.ram - host.ram if host.flash else entry.ram + entry.flash - host.memory

@@ -212,7 +212,7 @@ class StageEstimates:
                 self.estimate_stage(first, _next_boundary(self.cuts, first), "whole" if tiles == 1 else "rows", tiles)
         for (first, last, _, _), needs in list(self.estimates.items()):
             if needs and first in self.cuts and last in self.cuts:
-                ram = self.end_bytes(first, last) + max(one.arena for one in needs)
+                ram = self.end_bytes(first, last) + max(estimate.arena for estimate in needs)
                 best |= {i: min(best.get(i, ram), ram) for i in range(first, last)}
         worst = max(best, key=lambda i: best[i])
         return best[worst], self.layers.layers[worst]
@@ -235,42 +235,44 @@ class _StageSearch:
         best: dict[tuple[int, int], _PartialPlan] = {(0, i): _PartialPlan(0.0, i) for i in range(len(self.boards))}
         for start in cuts[:-1]:
             for i in range(len(self.boards)):
-                label = best.get((start, i))
-                for next_one, end in self._extensions(label, start) if label is not None else ():
-                    for further in range(i, len(self.boards)):
-                        moved = next_one if further == i else self._move_to_board(next_one, further)
-                        known = best.get((end, further))
+                partial = best.get((start, i))
+                for extended, end in self._extensions(partial, start) if partial is not None else ():
+                    for other in range(i, len(self.boards)):
+                        moved = extended if other == i else self._move_to_board(extended, other)
+                        known = best.get((end, other))
                         if known is None or (moved.cost, moved.used_flash) < (known.cost, known.used_flash):
-                            best[end, further] = moved
-        last = [best[cuts[-1], i] for i in range(len(self.boards)) if (cuts[-1], i) in best]
-        return min(last, key=lambda label: label.cost, default=None)
+                            best[end, other] = moved
+        complete = [best[cuts[-1], i] for i in range(len(self.boards)) if (cuts[-1], i) in best]
+        return min(complete, key=lambda partial: partial.cost, default=None)
 
-    def _move_to_board(self, label: _PartialPlan, board: int) -> _PartialPlan:
+    def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
         """Return the plan with another board for the following whole stages."""
-        return _PartialPlan(label.cost + STAGE_PENALTY * self.stages.macs, board, 0, label.shared_flash, label.stages)
+        return _PartialPlan(
+            partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
+        )
 
-    def _extensions(self, label: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
+    def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
         """Yield the plan with one more stage, and the stage's end.
 
         Every stage is tried that starts at this position and fits.
         """
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
-            stage = self._add_whole_stage(label, start, end)
+            stage = self._add_whole_stage(partial, start, end)
             if stage is None:
                 break
             yield stage, end
-        channels = self._add_channel_stage(label, start, ends[0])
-        if channels is not None:
-            yield channels, ends[0]
+        cut = self._add_channel_stage(partial, start, ends[0])
+        if cut is not None:
+            yield cut, ends[0]
         for end in ends:
             if not self.stages.row_bands(start, end, 2):
                 break
             if all(self._layer_fits(layer) for layer in range(start, end)):
                 continue
-            rows = self._add_row_stage(label, start, end)
-            if rows is not None:
-                yield rows, end
+            tiled = self._add_row_stage(partial, start, end)
+            if tiled is not None:
+                yield tiled, end
             elif self._layer_fits(end - 1):  # A longer stage has larger halos.
                 break
 
@@ -279,49 +281,49 @@ class _StageSearch:
         (need,) = self.stages.estimate_stage(layer, layer + 1, "whole", 1)
         return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
 
-    def _add_whole_stage(self, label: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
+    def _add_whole_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
         (need,) = self.stages.estimate_stage(start, end, "whole", 1)
-        board, used = self.boards[label.board], label.used_flash + need.flash
+        board, used = self.boards[partial.board], partial.used_flash + need.flash
         ram = need.arena + self.stages.end_bytes(start, end)
-        if ram > board.ram or used + label.shared_flash > (board.flash or board.ram - ram):
+        if ram > board.ram or used + partial.shared_flash > (board.flash or board.ram - ram):
             return None
         stage = FitStage(start, end, "whole", (board.device,))
-        cost = label.cost + need.macs + STAGE_PENALTY * self.stages.macs
-        return _PartialPlan(cost, label.board, used, label.shared_flash, (*label.stages, stage))
+        cost = partial.cost + need.macs + STAGE_PENALTY * self.stages.macs
+        return _PartialPlan(cost, partial.board, used, partial.shared_flash, (*partial.stages, stage))
 
-    def _add_channel_stage(self, label: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
+    def _add_channel_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
         """Return the plan with a layer whose weights are too large for one board, cut by channels."""
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
-        if end != start + 1 or count < 2 or label.used_flash + label.shared_flash + whole.flash <= board.flash:
+        if end != start + 1 or count < 2 or partial.used_flash + partial.shared_flash + whole.flash <= board.flash:
             return None
         needs = self.stages.estimate_stage(start, end, "channels", count)
         if not needs or needs[0].arena + self.stages.end_bytes(start, end) > board.ram:
             return None
-        shared = label.shared_flash + needs[0].flash
-        if board.flash and label.used_flash + shared > board.flash:
+        shared = partial.shared_flash + needs[0].flash
+        if board.flash and partial.used_flash + shared > board.flash:
             return None
-        stage = FitStage(start, end, "channels", tuple(one.device for one in self.boards))
-        cost = label.cost + whole.macs + 2 * STAGE_PENALTY * self.stages.macs
-        return _PartialPlan(cost, label.board, label.used_flash, shared, (*label.stages, stage))
+        stage = FitStage(start, end, "channels", tuple(board_used.device for board_used in self.boards))
+        cost = partial.cost + whole.macs + 2 * STAGE_PENALTY * self.stages.macs
+        return _PartialPlan(cost, partial.board, partial.used_flash, shared, (*partial.stages, stage))
 
-    def _add_row_stage(self, label: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
+    def _add_row_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
         """Return the plan with the coarsest fused tiles that fit.
 
         They are on the first board, on all others, or on all.
         """
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
-        labels = []
+        candidates = []
         for group in groups:
             for each in range(1, self.max_tiles_per_board + 1):
-                rows = self._try_tiles(label, start, end, group, each)
-                if rows is not None:
-                    labels.append(rows)
+                extended = self._try_tiles(partial, start, end, group, each)
+                if extended is not None:
+                    candidates.append(extended)
                     break
-        return min(labels, key=lambda one: one.cost, default=None)
+        return min(candidates, key=lambda candidate: candidate.cost, default=None)
 
     def _try_tiles(
-        self, label: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
+        self, partial: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
     ) -> _PartialPlan | None:
         """Return the plan with `each` tiles on every board of the group; None if it does not fit.
 
@@ -331,18 +333,23 @@ class _StageSearch:
         needs = self.stages.estimate_stage(start, end, "rows", tiles) if tiles > 1 else ()
         if not needs:
             return None
-        held, passing = self.stages.end_bytes(start, end), max(one.incoming + one.outgoing for one in needs) * each
-        arena = max(one.arena for one in needs)
-        flash = label.shared_flash + sum(one.flash for one in needs[: min(each, MODELS_PER_TILED_STAGE)])
+        end_bytes, passing_bytes = (
+            self.stages.end_bytes(start, end),
+            max(estimate.incoming + estimate.outgoing for estimate in needs) * each,
+        )
+        arena = max(estimate.arena for estimate in needs)
+        flash = partial.shared_flash + sum(estimate.flash for estimate in needs[: min(each, MODELS_PER_TILED_STAGE)])
         for board in self.boards:
-            taking = board in group
-            ram = (arena if taking else 0) + (held if board is self.boards[0] else passing if taking else 0)
-            if ram > board.ram or (taking and label.used_flash + flash > (board.flash or board.ram - ram)):
+            takes_part = board in group
+            ram = (arena if takes_part else 0) + (
+                end_bytes if board is self.boards[0] else passing_bytes if takes_part else 0
+            )
+            if ram > board.ram or (takes_part and partial.used_flash + flash > (board.flash or board.ram - ram)):
                 return None
         macs = needs[0].macs + needs[-1].macs + (tiles - 2) * needs[len(needs) // 2].macs
         stage = FitStage(start, end, "rows", tuple(board.device for board in group), tiles)
-        cost = label.cost + macs + STAGE_PENALTY * self.stages.macs
-        return _PartialPlan(cost, label.board, label.used_flash, flash, (*label.stages, stage))
+        cost = partial.cost + macs + STAGE_PENALTY * self.stages.macs
+        return _PartialPlan(cost, partial.board, partial.used_flash, flash, (*partial.stages, stage))
 
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:

@@ -192,7 +192,7 @@ class _MappingResolver:
             other = self._keys_of(node)
             if other not in (None, keys):
                 log.warning(
-                    "mapping: node %s (%s) goes with %s, which it is absorbed by, not to %s",
+                    "mapping: node %s (%s) is fused into %s and follows it, not %s",
                     node.name,
                     node.op,
                     anchor.name,

@@ -52,13 +52,13 @@ def overlap_orders(
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
-    flow = _TaskOrder.from_routing(route_on_platform(problem.platform, problem.layers, plan))
-    tried = [plan]
+    order = _TaskOrder.from_routing(route_on_platform(problem.platform, problem.layers, plan))
+    known = [plan]
     for share in shares:
-        waved = flow.order_in_waves(plan, share)
-        if waved not in tried:
-            tried.append(waved)
-            yield share, waved
+        ordered = order.order_in_waves(plan, share)
+        if ordered not in known:
+            known.append(ordered)
+            yield share, ordered
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,16 @@ class _TaskOrder:
     @classmethod
     def from_routing(cls, routing: Routing) -> _TaskOrder:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
-        waiting = frozenset(one for one, boxes in read.items() if any(box.origin is not None for box in boxes))
-        stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()  # stage: the most waits that lead to a task
+        waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
+        # Stage of a task: the largest number of waits on a path to it.
+        stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
-            makers = [made for box in boxes if (made := (box.origin or box).task)]
-            at = stage[_task_id(task)] = max((stage[one] for one in makers), default=0) + (_task_id(task) in waiting)
-            made_here = [box.task for box in boxes if box.task is not None]
-            local[_task_id(task)] = [one for one in dict.fromkeys(made_here) if stage[one] == at]
+            producers = [producer for box in boxes if (producer := (box.origin or box).task)]
+            own = max((stage[key] for key in producers), default=0) + (_task_id(task) in waiting)
+            stage[_task_id(task)] = own
+            local_tasks = [box.task for box in boxes if box.task is not None]
+            local[_task_id(task)] = [key for key in dict.fromkeys(local_tasks) if stage[key] == own]
         sent = frozenset(box.origin.task for box in routing.received_boxes if box.origin and box.origin.task)
         urgent = set(sent)
         for task in reversed(routing.tasks):
@@ -115,8 +117,8 @@ class _TaskOrder:
             return (replace(part, lane=LATE_LANE if (name, index) in self.late_tasks else FIRST_WAVE_LANE),)
 
         layers = {
-            name: tuple(new for index, part in enumerate(own) for new in parts(name, index, part))
-            for name, own in plan.layers.items()
+            name: tuple(new for index, part in enumerate(layer_parts) for new in parts(name, index, part))
+            for name, layer_parts in plan.layers.items()
         }
         return replace(plan, layers=layers)
 
@@ -126,12 +128,16 @@ class _TaskOrder:
         These are the tasks from those that send back to those that wait, or that need all of a tensor for each of their
         rows.
         """
-        wanted, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
+        chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
-            one = _task_id(task)
-            if one in wanted and one not in self.waiting_tasks and (found := self._split_task(task, plan, share)):
-                cuts[one] = found
-                wanted.update(self.local_inputs[one])
+            task_id = _task_id(task)
+            if (
+                task_id in chosen
+                and task_id not in self.waiting_tasks
+                and (found := self._split_task(task, plan, share))
+            ):
+                cuts[task_id] = found
+                chosen.update(self.local_inputs[task_id])
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
@@ -154,7 +160,7 @@ class _TaskOrder:
         halves = tuple(with_interval(region, axis, rows) for rows in ((start, middle), (middle, stop)))
         tasks = [make_share_task(layers, layer, LayerShare(half)) for half in halves]
         exact = all(align_region(layers, layer, half) == half for half in halves)
-        less = all(one.needs.get(key) != need for one in tasks for key, need in task.needs.items())
+        less = all(half_task.needs.get(key) != need for half_task in tasks for key, need in task.needs.items())
         return (halves[0], halves[1]) if exact and less else None
 
 

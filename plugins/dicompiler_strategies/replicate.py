@@ -36,7 +36,7 @@ class Replicate(Strategy):
 
     def __post_init__(self) -> None:
         if self.group_size < 0:
-            raise ValueError(f"size must be 0 or more, not {self.group_size}")
+            raise ValueError(f"group_size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the least time between frames that fits into memory.
@@ -57,7 +57,7 @@ class Replicate(Strategy):
         count = len(problem.platform.computing_devices)
         if self.group_size > count:
             raise UsageError(
-                f"replicate: groups of {self.group_size}, but only {count} devices compute: make them smaller"
+                f"replicate: groups of {self.group_size}, but only {count} devices compute: use smaller groups"
             )
         sizes = (
             (self.group_size,) if self.group_size else dict.fromkeys(count // groups for groups in range(count, 0, -1))
@@ -73,7 +73,7 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
     # With states there is only one group, because no other group has the states of the previous frame.
     groups = 1 if problem.layers.states else min(MAX_REPLICAS, len(devices) // size)
-    # The devices at position i of all groups are as equally fast as possible.
+    # The devices at position i of all groups are as similar in speed as possible.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:

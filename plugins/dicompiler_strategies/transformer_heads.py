@@ -60,13 +60,11 @@ class Heads(Strategy):
     waves: bool = field(
         default=True, metadata={"help": "order parts in waves: parts that other devices wait for come first"}
     )
-    budget: float = field(
-        default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
-    )
+    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
 
     def __post_init__(self) -> None:
         if any(count < 2 for count in self.device_counts):
-            raise ValueError(f"counts are numbers of devices of at least 2, not {min(self.device_counts)}")
+            raise ValueError(f"device_counts must be at least 2, not {min(self.device_counts)}")
         if not self.budget > 0:
             raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
 
@@ -139,7 +137,7 @@ def _attention_layers(layers: LayerGraph) -> Iterator[Layer]:
 
 def _explain_no_attention(problem: Problem) -> str:
     for layer in _attention_layers(problem.layers):
-        return f"layer {layer.name!r}, which attends, cannot be cut: {layer.whole_reason}"
+        return f"attention layer {layer.name!r} cannot be cut: {layer.whole_reason}"
     return "the network has no attention (no layer multiplies two computed tensors)"
 
 

@@ -47,7 +47,7 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 
     def cut(name: str, index: int, part: Part) -> Part:
         layers, layer = routing.layers, routing.layers.layer_by_name[name]
-        if layer.whole_reason or part.region is None:  # what has several outputs is whole
+        if layer.whole_reason or part.region is None:  # Whole parts may have several outputs.
             return part
         wanted = bounding_region(read.get((name, index), ()))
         if wanted is None:

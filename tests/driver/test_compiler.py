@@ -56,7 +56,7 @@ def test_a_part_on_a_device_without_compute_is_refused(model: onnx.ModelProto) -
 @pytest.mark.parametrize(
     ("small", "message"),
     [
-        (Host("pi01", 1000), "host pi01 needs .*: give it less of the network, above all of layer 'conv' .576 B"),
+        (Host("pi01", 1000), "host pi01 needs .*: move layers to other hosts, above all parts of layer 'conv' .576 B"),
         (Host("cam", 1000), "host cam needs .*: it only holds inputs or outputs: make another device the source"),
     ],
 )

@@ -148,8 +148,8 @@ def test_memory_of_devices_on_one_host_adds_up() -> None:
     ("ram", "flash", "message"),
     [
         (100, 100, ""),
-        (101, 100, "host a needs 101 B of RAM, 1 B more than the 100 B that it has: cut layer x into smaller"),
-        (100, 101, "host a needs 101 B of flash, 1 B more than the 100 B that it has: cut weights of y into"),
+        (101, 100, "host a needs 101 B of RAM, 1 B more than it has .100 B.: cut layer x into smaller"),
+        (100, 101, "host a needs 101 B of flash, 1 B more than it has .100 B.: cut weights of y into"),
     ],
 )
 def test_measured_ram_and_flash_are_separate_limits(ram: int, flash: int, message: str) -> None:

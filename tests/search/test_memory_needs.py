@@ -72,11 +72,11 @@ def test_measurement_error_names_the_largest_user_of_the_memory() -> None:
     measured = (DeviceFootprint("a0", 50, 30, ("p", "q")), DeviceFootprint("a1", 60, 10, ("r", "s")))
     check_measured_memory(boards(Host("a", 150, flash=40)), measured)
     for host, message in (
-        (Host("a", 149, flash=40), "needs 110 B of RAM, 1 B more than the 109 B that it has: cut r into smaller parts"),
-        (Host("a", 150, flash=39), "needs 40 B of flash, 1 B more than the 39 B that it has: cut q into smaller parts"),
-        (Host("a", 149), "needs 150 B of memory, 1 B more than the 149 B that it has: cut r into smaller parts"),
+        (Host("a", 149, flash=40), "needs 110 B of RAM, 1 B more than it has .109 B.: cut r into smaller parts"),
+        (Host("a", 150, flash=39), "needs 40 B of flash, 1 B more than it has .39 B.: cut q into smaller parts"),
+        (Host("a", 149), "needs 150 B of memory, 1 B more than it has .149 B.: cut r into smaller parts"),
     ):
-        with pytest.raises(DicompilerError, match=f"plan: host a {message}, or give it to another device"):
+        with pytest.raises(DicompilerError, match=f"plan: host a {message} or use another device for it"):
             check_measured_memory(boards(host), measured)
 
 

@@ -99,7 +99,9 @@ def test_memory_of_the_target_counts_in_the_search(spec: str, tmp_path: Path) ->
 
 
 def test_memory_error_names_a_sufficient_limit(tmp_path: Path) -> None:
-    with pytest.raises(DicompilerError, match=r"no plan fits into memory: 83\.4 MB on each host would do") as refused:
+    with pytest.raises(
+        DicompilerError, match=r"no plan fits into memory: 83\.4 MB on each host would suffice"
+    ) as refused:
         compile(heavy(), roomy(70), SPECS["auto"], output=tmp_path / "no")
     assert not (tmp_path / "no").exists() and "\n" not in str(refused.value)
     compile(heavy(), roomy(83_450_000 // MIB + 1), SPECS["auto"], output=tmp_path / "yes")

@@ -251,7 +251,7 @@ def test_ctrl_c_returns_the_front_so_far() -> None:
 
     front = explore(problem, SMALL, progress=stop)
     assert (front.interrupted, front.metrics_source) == (True, "analytic")
-    assert {point.plan.note for point in front.points} == {"the search for it was interrupted"}
+    assert {point.plan.note for point in front.points} == {"the search was interrupted"}
 
     def interrupted(plan: Plan) -> Metrics:
         raise KeyboardInterrupt(plan)

@@ -269,7 +269,7 @@ def test_fused_node_follows_its_anchor_with_a_warning(
     with caplog.at_level(logging.WARNING, logger="dicompiler"):
         plan = Manual(mapping=mapping).plan(Problem(layers(), platform_from_mapping(*files)))
     assert where(plan)["conv0"] == ["nx02_arm012"]
-    assert caplog.messages == ["mapping: node relu1 (Relu) goes with conv0, which it is absorbed by, not to nx01_arm0"]
+    assert caplog.messages == ["mapping: node relu1 (Relu) is fused into conv0 and follows it, not nx01_arm0"]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_rejects_unsupported_objectives_and_sizes() -> None:
         Replicate().plan(problem(1, 1, objective="latency"))
     with pytest.raises(UsageError, match="groups of 3, but only 2 devices compute"):
         Replicate(group_size=3).plan(problem(1, 0, 1))
-    with pytest.raises(ValueError, match="size must be 0 or more"):
+    with pytest.raises(ValueError, match="group_size must be 0 or more"):
         Replicate(group_size=-1)
 
 
@@ -120,7 +120,7 @@ def test_uses_the_size_with_most_frames() -> None:
 
 
 def test_rejects_invalid_options() -> None:
-    with pytest.raises(DicompilerError, match="size must be 0 or more"):
+    with pytest.raises(DicompilerError, match="group_size must be 0 or more"):
         registry().make("strategies", "replicate{group_size=-1}")
 
 

@@ -90,9 +90,7 @@ class CandidateRun(LayerRun):
     partial_sums: Floats | None = None
     _time_by_forms: dict[tuple[TensorForm, ...], tuple[float, float]] = field(default_factory=dict, repr=False)
     _missing_by_form: dict[tuple[str, TensorForm], Floats] = field(default_factory=dict, repr=False)
-    _needed_bytes: list[Floats] = field(
-        default_factory=list, repr=False
-    )  # bytes (n,) that each device must hold, once known
+    _needed_bytes: list[Floats] = field(default_factory=list, repr=False)  # Bytes (n,) of all needs, once known.
 
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
         """Return the seconds of the run and the bytes that are sent, for given forms of the incoming tensors.
@@ -102,25 +100,24 @@ class CandidateRun(LayerRun):
         """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
-            wanted = [self._missing_bytes(team, name, form) for name, form in zip(self.needs, key, strict=True)]
+            missing = [self._missing_bytes(team, name, form) for name, form in zip(self.needs, key, strict=True)]
             seconds = sum(float(step.max()) for step in self.steps)
-            count = 0.0
-            if wanted and not self._needed_bytes:
-                held = [boxes.sizes * bytes_per_element(team.layers, name) for name, boxes in self.needs.items()]
-                self._needed_bytes.append(np.sum(held, axis=0))
-            steps = [(np.sum(wanted, axis=0), self._needed_bytes[0])] if wanted else []
-            for boxes, needed in (*steps, *([] if self.partial_sums is None else [(self.partial_sums, None)])):
-                if boxes is not None:
-                    seconds += float(team.link_loads.transfer_seconds(boxes, needed))
-                    count += float(boxes.sum())
-            self._time_by_forms[key] = (seconds, count)
+            sent_bytes = 0.0
+            if missing and not self._needed_bytes:
+                sizes = [boxes.sizes * bytes_per_element(team.layers, name) for name, boxes in self.needs.items()]
+                self._needed_bytes.append(np.sum(sizes, axis=0))
+            steps = [(np.sum(missing, axis=0), self._needed_bytes[0])] if missing else []
+            for sent, needed in (*steps, *([] if self.partial_sums is None else [(self.partial_sums, None)])):
+                seconds += float(team.link_loads.transfer_seconds(sent, needed))
+                sent_bytes += float(sent.sum())
+            self._time_by_forms[key] = (seconds, sent_bytes)
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
         """Return the bytes (n, n) of a tensor in this form that must be sent."""
         if (name, form) not in self._missing_by_form:
-            lack = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
-            self._missing_by_form[name, form] = lack * bytes_per_element(team.layers, name)
+            elements = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
+            self._missing_by_form[name, form] = elements * bytes_per_element(team.layers, name)
         return self._missing_by_form[name, form]
 
 
@@ -142,26 +139,26 @@ def build_candidate_runs(
     Raises:
         BudgetExceeded: The budget is exceeded before all runs are built.
     """
-    held, budget = team.facts.weight_bytes, budget or WorkBudget()
+    weight_bytes, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
     singles: dict[int, tuple[float, float]] = {}
     for stop, layer in enumerate(team.layers.layers, 1):
         whole = _single_layer_run(
-            team, layer, "whole", [LayerShare() if i == team.leader else None for i in team.members], held
+            team, layer, "whole", [LayerShare() if i == team.leader else None for i in team.members], weight_bytes
         )
-        alone = len(team.members) == 1
-        for move in (
+        is_single = len(team.members) == 1
+        for run in (
             whole,
-            *(() if alone else _channel_runs(team, layer, rules, held)),
-            *_row_blocks(team, stop, rules, held, singles),
+            *(() if is_single else _channel_runs(team, layer, rules, weight_bytes)),
+            *_row_blocks(team, stop, rules, weight_bytes, singles),
         ):
             budget.spend_or_raise(1 / CANDIDATE_RUNS_PER_S)
-            beginning[move.start].append(move)
+            beginning[run.start].append(run)
     return beginning
 
 
 def _channel_runs(
-    team: DeviceTeam, layer: Layer, rules: CandidateRules, held: Mapping[str, int]
+    team: DeviceTeam, layer: Layer, rules: CandidateRules, weight_bytes: Mapping[str, int]
 ) -> Iterator[CandidateRun]:
     """Yield one layer cut by channels, copied to each device, or in partial sums."""
     rows = team.cut_axis_of(layer, "rows") is not None
@@ -170,21 +167,25 @@ def _channel_runs(
     shares = team.member_regions(layer, "channels") if team.cut_axis_of(layer, "channels") is not None else None
     if shares is not None:
         cut = [None if region is None else LayerShare(region) for region in shares]
-        yield _single_layer_run(team, layer, "channels", cut, held)
+        yield _single_layer_run(team, layer, "channels", cut, weight_bytes)
     multiplies = team.facts.macs[layer.name] > 0
     if not multiplies and not rows:
-        yield _single_layer_run(team, layer, "everywhere", [LayerShare()] * len(team.members), held)
+        yield _single_layer_run(team, layer, "everywhere", [LayerShare()] * len(team.members), weight_bytes)
     if multiplies and rules.allow_blocks and reduction_length(team.layers, layer) is not None:
         whole: list[Region | None] = [full_region(output_shape(team.layers, layer))] * len(team.members)
         lead = [region if i == team.leader else None for i, region in zip(team.members, whole, strict=True)]
-        yield _partial_sum_run(team, layer, "whole", lead, held)
-        yield _partial_sum_run(team, layer, "everywhere", whole, held)
+        yield _partial_sum_run(team, layer, "whole", lead, weight_bytes)
+        yield _partial_sum_run(team, layer, "everywhere", whole, weight_bytes)
         if shares is not None:
-            yield _partial_sum_run(team, layer, "channels", shares, held)
+            yield _partial_sum_run(team, layer, "channels", shares, weight_bytes)
 
 
 def _single_layer_run(
-    team: DeviceTeam, layer: Layer, after: TensorForm, shares: Sequence[LayerShare | None], held: Mapping[str, int]
+    team: DeviceTeam,
+    layer: Layer,
+    form: TensorForm,
+    shares: Sequence[LayerShare | None],
+    weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
     """Return one layer in shares without partial sums."""
     at = team.layers.position[layer.name]
@@ -197,15 +198,15 @@ def _single_layer_run(
         at,
         at + 1,
         "cut",
-        after,
+        form,
         (team.share_seconds(layer, shares),),
         team.needed_boxes(layer, shares),
-        _spread_over_devices(team, fractions) * held[layer.name],
+        _spread_over_devices(team, fractions) * weight_bytes[layer.name],
     )
 
 
 def _partial_sum_run(
-    team: DeviceTeam, layer: Layer, after: TensorForm, merged: Sequence[Region | None], held: Mapping[str, int]
+    team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
     """Return one layer in partial sums over each member's range.
 
@@ -213,22 +214,22 @@ def _partial_sum_run(
     """
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
-    makes = np.array([cut is not None for cut in ranges], np.float64)
+    is_maker = np.array([cut is not None for cut in ranges], np.float64)
     partials = [None if cut is None else LayerShare(None, cut) for cut in ranges]
-    mergers = [None if region is None else LayerShare(region, None, int(makes.sum())) for region in merged]
+    mergers = [None if region is None else LayerShare(region, None, int(is_maker.sum())) for region in merged]
     needs = team.needed_boxes(layer, partials)
     for name, need in team.needed_boxes(layer, mergers).items():
         needs[name] = _bound_both(needs[name], need) if name in needs else need
     tensor = team.layers.cut_output(layer.nodes[layer.anchor])
     sizes = np.array([0.0 if region is None else volume(region) for region in merged])
-    sums = np.outer(_spread_over_devices(team, makes), _spread_over_devices(team, sizes)) * bytes_per_element(
+    sums = np.outer(_spread_over_devices(team, is_maker), _spread_over_devices(team, sizes)) * bytes_per_element(
         team.layers, tensor
     )
     np.fill_diagonal(sums, 0.0)
     counts = [0 if cut is None else cut[1] - cut[0] for cut in ranges]
     steps = (team.share_seconds(layer, partials), team.share_seconds(layer, mergers))
-    weights = _spread_over_devices(team, [count / max(sum(counts), 1) for count in counts]) * held[layer.name]
-    return CandidateRun(at, at + 1, "sums", after, steps, needs, weights, sums)
+    weights = _spread_over_devices(team, [count / max(sum(counts), 1) for count in counts]) * weight_bytes[layer.name]
+    return CandidateRun(at, at + 1, "sums", form, steps, needs, weights, sums)
 
 
 def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
@@ -256,7 +257,11 @@ def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> 
 
 
 def _row_blocks(
-    team: DeviceTeam, stop: int, rules: CandidateRules, held: Mapping[str, int], singles: dict[int, tuple[float, float]]
+    team: DeviceTeam,
+    stop: int,
+    rules: CandidateRules,
+    weight_bytes: Mapping[str, int],
+    singles: dict[int, tuple[float, float]],
 ) -> Iterator[CandidateRun]:
     """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the one before.
 
@@ -274,7 +279,7 @@ def _row_blocks(
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
     leader = team.problem.platform.devices[team.leader]
-    alone = weights = parted = 0.0
+    single_device_s = weights = separate_s = 0.0
     multiply = 0
     while block.start > max(0, stop - rules.max_block_layers):
         layer = team.layers.layers[block.start - 1]
@@ -282,15 +287,15 @@ def _row_blocks(
             return
         of_layer = team.member_row_seconds(layer, block.prepend_layer(layer))
         seconds = seconds + of_layer
-        alone += float(team.facts.row_seconds_of(layer, leader)[-1])
+        single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        parted += singles[block.start][0]  # The layers of the block one by one, without the exchange of its input.
-        if stop - block.start > 1 and seconds.max() >= min(alone, _HOPELESS_RATIO * parted):
+        separate_s += singles[block.start][0]  # The layers of the block one by one, without the exchange of its input.
+        if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return
         multiply += team.facts.macs[layer.name] > 0
-        weights += held[layer.name]
-        if stop - block.start == 1 or seconds.max() < parted:
+        weights += weight_bytes[layer.name]
+        if stop - block.start == 1 or seconds.max() < separate_s:
             yield CandidateRun(
                 block.start,
                 stop,
@@ -300,18 +305,18 @@ def _row_blocks(
                 block.needed_boxes(),
                 _spread_over_devices(team, np.where(seconds > 0, weights, 0.0)),
             )
-        parted += singles[block.start][1]
+        separate_s += singles[block.start][1]
 
 
 def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> float:
     """Return the seconds until the missing rows of all tensors that lie in rows have been sent."""
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
-    wanted = [
+    missing = [
         missing_elements(needs[name], team.held_boxes(name, "rows")) * bytes_per_element(team.layers, name)
         for name in rows
     ]
-    held = [needs[name].sizes * bytes_per_element(team.layers, name) for name in rows]
-    return float(team.link_loads.transfer_seconds(np.sum(wanted, axis=0), np.sum(held, axis=0))) if wanted else 0.0
+    needed = [needs[name].sizes * bytes_per_element(team.layers, name) for name in rows]
+    return float(team.link_loads.transfer_seconds(np.sum(missing, axis=0), np.sum(needed, axis=0))) if missing else 0.0
 
 
 class RowBlock:
@@ -373,32 +378,32 @@ class RowBlock:
         return result
 
 
-def run_parts(team: DeviceTeam, move: LayerRun) -> dict[str, tuple[Part, ...]]:
+def run_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
     """Return layer name → parts in a plan."""
-    if move.kind == "rows":
-        return _row_parts(team, move)
-    layer = team.layers.layers[move.start]
+    if run.kind == "rows":
+        return _row_parts(team, run)
+    layer = team.layers.layers[run.start]
     leader = team.problem.platform.devices[team.leader].name
-    done: list[Part]
-    if move.form == "whole":
-        done = [Part(leader)]
-    elif move.form == "everywhere":
-        done = [Part(name) for name in team.member_names]
+    layer_parts: list[Part]
+    if run.form == "whole":
+        layer_parts = [Part(leader)]
+    elif run.form == "everywhere":
+        layer_parts = [Part(name) for name in team.member_names]
     else:
-        shares = team.member_regions(layer, move.form)
-        done = [
+        shares = team.member_regions(layer, run.form)
+        layer_parts = [
             Part(name, region) for name, region in zip(team.member_names, shares, strict=True) if region is not None
         ]
-    if move.kind == "sums":
+    if run.kind == "sums":
         ranges = zip(team.member_names, team.reduction_ranges(layer), strict=True)
-        done = [*(Part(name, None, cut) for name, cut in ranges if cut[0] < cut[1]), *done]
-    return {layer.name: tuple(done)}
+        layer_parts = [*(Part(name, None, cut) for name, cut in ranges if cut[0] < cut[1]), *layer_parts]
+    return {layer.name: tuple(layer_parts)}
 
 
-def _row_parts(team: DeviceTeam, move: LayerRun) -> dict[str, tuple[Part, ...]]:
-    block = RowBlock(team, move.stop)
+def _row_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
+    block = RowBlock(team, run.stop)
     result = {}
-    while block.start > move.start:
+    while block.start > run.start:
         layer = team.layers.layers[block.start - 1]
         block.prepend_layer(layer)
         whole, axis = full_region(output_shape(team.layers, layer)), team.row_maps[layer.name].axis

@@ -23,9 +23,7 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
 """Objectives that are sums over runs. Throughput and memory are maxima, which this search cannot add up."""
 
-FormState = tuple[
-    tuple[str, TensorForm], ...
-]  # the tensors that are still read, in the order of their making, and their forms
+FormState = tuple[tuple[str, TensorForm], ...]
 """The tensors that are still to be read, in the order of their computation, with their forms."""
 
 
@@ -41,18 +39,18 @@ class RunPricing:
     problem: Problem
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
-    def run_cost(self, team: DeviceTeam, seconds: float, count: float, move: CandidateRun | None) -> float:
+    def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
         """Return the cost of one run plus the price of its weights.
 
         The cost is in s, bytes or J (without the energy of sending).
         """
         devices = team.problem.platform.devices
-        total = {"latency": seconds, "communication": count}.get(self.problem.objective)
+        total = {"latency": seconds, "communication": sent_bytes}.get(self.problem.objective)
         if total is None:
             total = seconds * sum(devices[i].power_idle for i in team.members)
-            for step in move.steps if move is not None else ():
+            for step in run.steps if run is not None else ():
                 total += sum(float(step[i]) * (devices[i].power_active - devices[i].power_idle) for i in team.members)
-        return total if move is None else total + self.weight_price(team, move.weights)
+        return total if run is None else total + self.weight_price(team, run.weights)
 
     def weight_price(self, team: DeviceTeam, weights: Floats) -> float:
         """Return the price of these bytes (n,)."""
@@ -108,7 +106,7 @@ class _PathNode:
 
 def find_cheapest_path(
     team: DeviceTeam,
-    moves: Sequence[Sequence[CandidateRun]],
+    runs: Sequence[Sequence[CandidateRun]],
     pricing: RunPricing,
     budget: WorkBudget | None = None,
     beam: int = 24,
@@ -138,27 +136,27 @@ def find_cheapest_path(
     best: list[dict[FormState, _PathNode]] = [{} for _ in range(len(graph.layers) + 1)]
     opening: FormState = tuple((name, "source") for name in graph.inputs)
     best[0][_open_tensors(opening, last, 0)] = _PathNode(0.0, 0.0, 0.0, None, None)
-    for place in range(len(graph.layers)):
-        kept = sorted(best[place].items(), key=lambda entry: entry[1].cost)[:beam]
-        budget.spend_or_raise(len(kept) * len(moves[place]) / CANDIDATE_RUNS_PER_S)
-        for state, node in kept:
+    for position in range(len(graph.layers)):
+        states = sorted(best[position].items(), key=lambda entry: entry[1].cost)[:beam]
+        budget.spend_or_raise(len(states) * len(runs[position]) / CANDIDATE_RUNS_PER_S)
+        for state, node in states:
             forms = dict(state)
-            for move in moves[place]:
-                seconds, count = move.cost_for_forms(team, forms)
-                cost = node.cost + pricing.run_cost(team, seconds, count, move)
-                left = [
-                    (name, move.form)
-                    for layer in graph.layers[move.start : move.stop]
+            for run in runs[position]:
+                seconds, sent_bytes = run.cost_for_forms(team, forms)
+                cost = node.cost + pricing.run_cost(team, seconds, sent_bytes, run)
+                outputs = [
+                    (name, run.form)
+                    for layer in graph.layers[run.start : run.stop]
                     for name in layer.outputs
-                    if last.get(name, 0) > move.stop
+                    if last.get(name, 0) > run.stop
                 ]
-                after = (*_open_tensors(state, last, move.stop), *left)
-                known = best[move.stop].get(after)
+                after = (*_open_tensors(state, last, run.stop), *outputs)
+                known = best[run.stop].get(after)
                 if known is None or cost < known.cost:
-                    best[move.stop][after] = _PathNode(
-                        cost, node.seconds + seconds, node.total_bytes + count, move, node
+                    best[run.stop][after] = _PathNode(
+                        cost, node.seconds + seconds, node.total_bytes + sent_bytes, run, node
                     )
-        best[place] = {}
+        best[position] = {}
     ends = [_deliver_outputs(team, pricing, dict(state), node) for state, node in best[-1].items()]
     end = min(ends, key=lambda node: (node.cost, node.total_bytes))
     return RunPath(team, end.cost, end.seconds, end.total_bytes, (end.previous or end).runs_so_far())
@@ -170,8 +168,8 @@ def _last_readers(graph: LayerGraph) -> dict[str, int]:
     return last | dict.fromkeys(graph.delivered_outputs, len(graph.layers) + 1)
 
 
-def _open_tensors(state: FormState, last: Mapping[str, int], place: int) -> FormState:
-    return tuple([entry for entry in state if last.get(entry[0], 0) > place])
+def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> FormState:
+    return tuple([entry for entry in state if last.get(entry[0], 0) > position])
 
 
 def _deliver_outputs(
@@ -186,8 +184,8 @@ def _deliver_outputs(
         if shape is not None:
             need = DeviceBoxes.from_regions(shape, team.boxes_on(full_region(shape), sinks))
             form = forms[name]
-            lack = missing_elements(need, team.held_boxes(name, form), form in ("source", "everywhere"))
-            total += lack * bytes_per_element(team.layers, name)
-    seconds, count = float(team.link_loads.transfer_seconds(total)), float(total.sum())
-    cost = node.cost + pricing.run_cost(team, seconds, count, None)
-    return _PathNode(cost, node.seconds + seconds, node.total_bytes + count, None, node)
+            missing = missing_elements(need, team.held_boxes(name, form), form in ("source", "everywhere"))
+            total += missing * bytes_per_element(team.layers, name)
+    seconds, sent_bytes = float(team.link_loads.transfer_seconds(total)), float(total.sum())
+    cost = node.cost + pricing.run_cost(team, seconds, sent_bytes, None)
+    return _PathNode(cost, node.seconds + seconds, node.total_bytes + sent_bytes, None, node)

@@ -68,9 +68,7 @@ class Dp(Strategy):
         default=False,
         metadata={"help": "layers with rows may be cut by channels as well (always allowed if memory is short)"},
     )
-    budget: float = field(
-        default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
-    )
+    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -148,18 +146,18 @@ class Dp(Strategy):
         tried as well. Weights get a price on the hosts that lack most memory, and the price grows from round to round.
         """
         platform = facts.problem.platform
-        roomy = sorted(order, key=lambda name: -platform.host(platform.host_of[name]).memory)
+        by_memory = sorted(order, key=lambda name: -platform.host(platform.host_of[name]).memory)
         unit = (
             _FIRST_PRICE_SHARE * (best.cost or best.seconds or 1.0) / max(1.0, float(sum(facts.weight_bytes.values())))
         )
         fitting: list[tuple[float, int, Plan]] = []
         least = (np.inf, 0)
-        teams = dict.fromkeys(tuple(ranking[:k]) for k in counts for ranking in (order, roomy))
+        teams = dict.fromkeys(tuple(ranking[:k]) for k in counts for ranking in (order, by_memory))
         try:
             for number, chosen in enumerate(teams):
-                one, lack = self._fit_team(facts, chosen, unit, budget)
-                least = min(least, lack)
-                fitting.extend((cost, number, plan) for cost, plan in one)
+                fitted, excess = self._fit_team(facts, chosen, unit, budget)
+                least = min(least, excess)
+                fitting.extend((cost, number, plan) for cost, plan in fitted)
         except BudgetExceeded:
             log.info("dp: the budget is used up: %d plans fit into memory", len(fitting))
         except KeyboardInterrupt:
@@ -198,22 +196,22 @@ class Dp(Strategy):
             BudgetExceeded: The budget is exceeded.
         """
         team = self._build_team(facts, chosen)
-        known = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
+        candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
         hosts = facts.problem.platform.hosts
         price: dict[str, float] = {}
         least = (np.inf, 0)
         for _ in range(_MAX_PRICE_ROUNDS):
             pricing = RunPricing(facts.problem, dict(price))
-            path = find_cheapest_path(team, known, pricing, budget)
-            plan, over = _plan_and_excess(facts.problem, path)
-            if not over.any():
+            path = find_cheapest_path(team, candidates, pricing, budget)
+            plan, excess = _plan_and_excess(facts.problem, path)
+            if not excess.any():
                 return [(path.cost - pricing.weight_price(team, path.weights), plan)], least
-            least = min(least, (float(over.max()), int(over.argmax())))
-            worst = {host.name for host, lack in zip(hosts, over, strict=True) if 2 * lack > over.max()}
-            dear = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
-            if not dear:  # A source or a sink is too small for the inputs or outputs.
+            least = min(least, (float(excess.max()), int(excess.argmax())))
+            worst = {host.name for host, missing in zip(hosts, excess, strict=True) if 2 * missing > excess.max()}
+            priced = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
+            if not priced:  # A source or a sink is too small for the inputs or outputs.
                 break
-            price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in dear}
+            price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in priced}
         return [], least
 
 
@@ -223,8 +221,8 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
     Of equal ones the one with the fewest devices.
     """
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
-        plan, over = _plan_and_excess(problem, path)
-        if not over.any():
+        plan, excess = _plan_and_excess(problem, path)
+        if not excess.any():
             log.debug("dp: %d devices, %.6g s by the barrier model", len(path.team.members), path.seconds)
             return plan
     return None
@@ -268,7 +266,7 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
     for device, weights in zip(path.team.problem.platform.devices, path.weights, strict=True):
         used[hosts.index(device.host)] += weights
     plan = problem.build_plan(
-        {layer: pieces for move in path.runs for layer, pieces in run_parts(path.team, move).items()}
+        {layer: layer_parts for move in path.runs for layer, layer_parts in run_parts(path.team, move).items()}
     )
     tensors = _total_tensor_bytes(problem) * max(1, len(problem.platform.devices) // len(hosts))
     if not (used > limits).any() and (problem.target is not None or (used + tensors > limits).any()):

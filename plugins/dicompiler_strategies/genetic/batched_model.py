@@ -203,16 +203,15 @@ class _Batch:
         self.devices = len(model.problem.platform.devices)
         size = self.devices * len(self.plan_numbers)  # Device-major: device d of plan p has the index d · P + p.
         self.compute, self.weights, self.sent, self.received = (np.zeros(size) for _ in range(4))
-        self.sending_seconds, self.receiving_seconds = np.zeros(size), np.zeros(size)  # seconds on the lines
-        self.held = np.zeros(size)  # inputs on their sources from the start on
-        self.forwarded_inputs = np.zeros(size)  # inputs that a source only sends: there in the first step, then gone
+        self.sending_seconds, self.receiving_seconds = np.zeros(size), np.zeros(size)  # On the links.
+        self.held = np.zeros(size)  # Inputs on their sources, from the start of the frame.
+        self.forwarded_inputs = np.zeros(size)  # Inputs that a source only sends; held in the first step only.
         self.peak = np.zeros(size)
         layers = len(self.layer_devices)
-        self.released = np.zeros((layers, len(self.plan_numbers)))  # bytes that the layer's device lets go after it
-        self.layer_latency = np.zeros(
-            (layers + 1, len(self.plan_numbers))
-        )  # latency of what a layer sends; the last row: of the inputs
-        self.largest_latency = np.zeros(len(self.plan_numbers))  # latency of the longest line that is taken
+        self.released = np.zeros((layers, len(self.plan_numbers)))  # Bytes that the device frees after it.
+        # Latency of each layer's transfers; the last row is for the network's inputs.
+        self.layer_latency = np.zeros((layers + 1, len(self.plan_numbers)))
+        self.largest_latency = np.zeros(len(self.plan_numbers))  # Of all links that are used.
         self.frame_seconds = np.zeros(len(self.plan_numbers))
 
     def run(self) -> dict[str, NDArray[Any]]:
@@ -331,12 +330,17 @@ class _Batch:
         self.received[receiver] += nbytes
         self.sending_seconds[sender] += seconds
         self.receiving_seconds[receiver] += seconds
-        costs = self.model.runtimes
+        runtimes = self.model.runtimes
         s, r = np.divmod(pair, self.devices)
-        handled = costs.send[s] + costs.receive[r] + costs.calling[r] + nbytes * (costs.byte[s] + costs.byte[r])
-        self.frame_seconds[chosen] += seconds + handled
-        waited = self.layer_latency[flow.producer]
-        waited[chosen] = np.maximum(waited[chosen], self.model.latency[pair])
+        handling_s = (
+            runtimes.send[s]
+            + runtimes.receive[r]
+            + runtimes.calling[r]
+            + nbytes * (runtimes.byte[s] + runtimes.byte[r])
+        )
+        self.frame_seconds[chosen] += seconds + handling_s
+        latencies = self.layer_latency[flow.producer]
+        latencies[chosen] = np.maximum(latencies[chosen], self.model.latency[pair])
         self.largest_latency[chosen] = np.maximum(self.largest_latency[chosen], self.model.link_latency[pair])
 
     def _add_computing(self) -> None:

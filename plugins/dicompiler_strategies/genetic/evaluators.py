@@ -203,7 +203,11 @@ def build_measuring_evaluator(
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:
         plans = [plan(row) for row in rows]
-        found = problem.evaluate_all(plans) if measure is None else [_measure_or_error(measure, one) for one in plans]
+        found = (
+            problem.evaluate_all(plans)
+            if measure is None
+            else [_measure_or_error(measure, candidate) for candidate in plans]
+        )
         records = [_objectives_and_excess(problem.platform, names, metrics) for metrics in found]
         return np.array([numbers for numbers, _ in records]), np.array([over for _, over in records])
 

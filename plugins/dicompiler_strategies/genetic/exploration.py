@@ -72,7 +72,9 @@ class ExplorationOptions:
 
     objectives: tuple[str, ...] = field(
         default=AUTODICE_OBJECTIVES,
-        metadata=_help_metadata("of latency, throughput, energy, memory, communication, device-memory, device-energy"),
+        metadata=_help_metadata(
+            "objectives, of latency, throughput, energy, memory, communication, device-memory, device-energy"
+        ),
     )
     encoding: Literal["split", "naive", "tiles"] = field(
         default="split",
@@ -135,15 +137,19 @@ def explore(
     Raises:
         DicompilerError: No plan was found that fits the hosts' memory.
     """
-    naive = options.encoding == "naive"
-    level: PlanSpace = (
+    is_naive = options.encoding == "naive"
+    space: PlanSpace = (
         TiledLayerSpace.from_problem(problem)
         if options.encoding == "tiles"
-        else WholeLayerSpace(build_batched_model(problem), naive)
+        else WholeLayerSpace(build_batched_model(problem), is_naive)
     )
-    second = build_measuring_evaluator(problem, options.objectives, level.plan, measure) if options.measured else None
-    front, depth, evaluations = _StagedSearch(problem, options, level, second, progress or (lambda _: None)).run()
-    return _build_front(problem, options, level, front, depth, evaluations)
+    evaluate_measured = (
+        build_measuring_evaluator(problem, options.objectives, space.plan, measure) if options.measured else None
+    )
+    front, level, evaluations = _StagedSearch(
+        problem, options, space, evaluate_measured, progress or (lambda _: None)
+    ).run()
+    return _build_front(problem, options, space, front, level, evaluations)
 
 
 def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
@@ -179,7 +185,7 @@ class _StagedSearch:
         """Return the last front, the level of its values, and the number of evaluated plans."""
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
-        front, depth, evaluations, spare = None, "analytic", 0, 0
+        front, level, evaluations, unused_evaluations = None, "analytic", 0, 0
         for k, (devices, generations) in enumerate(plan):
             name = f"stage {k + 1} of {len(plan)}"
             encoding = self.space.encoding(devices)
@@ -188,24 +194,24 @@ class _StagedSearch:
             )
             if not options.as_printed:
                 seeds = np.concatenate((self.space.seed_plans(devices), seeds))
-            generations += spare // options.population
+            generations += unused_evaluations // options.population
             settings = EvolutionSettings(options.population, generations, options.mutation, options.crossover)
             try:
                 front = self._run_level(encoding, self._evaluate_fast, settings, seeds, (k, 1), name)
             except KeyboardInterrupt:
                 if front is None:
                     raise
-                return replace(front, interrupted=True), depth, evaluations
-            depth, evaluations = "analytic", evaluations + front.evaluations
-            spare = max(0, options.population * generations - front.evaluations)
-            last = k == len(plan) - 1
-            if self.measure is not None and (last or options.as_printed) and not front.interrupted:
-                front, depth = self._run_measured_level(encoding, front, k, f"{name}, measuring")
-                evaluations += front.evaluations if depth == "measured" else 0
+                return replace(front, interrupted=True), level, evaluations
+            level, evaluations = "analytic", evaluations + front.evaluations
+            unused_evaluations = max(0, options.population * generations - front.evaluations)
+            is_last = k == len(plan) - 1
+            if self.measure is not None and (is_last or options.as_printed) and not front.interrupted:
+                front, level = self._run_measured_level(encoding, front, k, f"{name}, measuring")
+                evaluations += front.evaluations if level == "measured" else 0
             if front.interrupted:
                 break
         assert front is not None
-        return front, depth, evaluations
+        return front, level, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
         """Return a population for the next stage.
@@ -254,22 +260,22 @@ class _StagedSearch:
 
 
 def _build_front(
-    problem: Problem, options: ExplorationOptions, level: PlanSpace, front: ParetoRows, depth: str, evaluations: int
+    problem: Problem, options: ExplorationOptions, space: PlanSpace, front: ParetoRows, level: str, evaluations: int
 ) -> ParetoFront:
     fitting = [i for i in range(len(front.rows)) if front.violations[i] <= 0]
     if not fitting and min(front.violations) >= UNMEASURED_VALUE:
         raise DicompilerError("genetic: none of the plans could be measured: see the warnings")
     if not fitting:
-        raise DicompilerError(_describe_misfit(problem, level.plan(front.rows[0])))
-    note = "the search for it was interrupted" if front.interrupted else ""
+        raise DicompilerError(_describe_misfit(problem, space.plan(front.rows[0])))
+    note = "the search was interrupted" if front.interrupted else ""
     points = [
         ParetoPoint(
-            replace(level.plan(front.rows[i]), note=note),
+            replace(space.plan(front.rows[i]), note=note),
             dict(zip(options.objectives, map(float, front.objectives[i]), strict=True)),
         )
         for i in fitting
     ]
-    return ParetoFront(options.objectives, tuple(points), depth, evaluations, front.interrupted)
+    return ParetoFront(options.objectives, tuple(points), level, evaluations, front.interrupted)
 
 
 def _describe_misfit(problem: Problem, plan: Plan) -> str:

@@ -131,9 +131,9 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
     """Return the positions of rows that are not known yet, and add these rows to the known ones."""
     places = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
-        mark = row.tobytes()
-        if mark not in known:
-            known.add(mark)
+        key = row.tobytes()
+        if key not in known:
+            known.add(key)
             places.append(i)
     return places
 
@@ -180,8 +180,8 @@ class _Mating:
             if not missing:
                 break
             parents = self.selection.do(problem, population, missing, n_parents=2, to_pop=False, **options)
-            born = self._make_children(genes[parents[:, 0]], genes[parents[:, 1]])
-            children.append(born[_take_new(self.encoding.decode(born), self.known)])
+            offspring = self._make_children(genes[parents[:, 0]], genes[parents[:, 1]])
+            children.append(offspring[_take_new(self.encoding.decode(offspring), self.known)])
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:

@@ -25,9 +25,7 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
 MULTIPLICATIONS_PER_READ = 10  # Multiplications of a matrix product that cost as much as reading an element.
-_MAX_SERIAL_MULTIPLICATIONS = (
-    1 << 18
-)  # multiplications of a product that linear algebra libraries do not spread over threads
+_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries spread larger matrix products over threads.
 
 
 @dataclass(frozen=True)

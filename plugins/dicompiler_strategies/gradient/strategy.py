@@ -115,9 +115,7 @@ class Gradient(Strategy):
     device_counts: tuple[int, ...] = field(
         default=(), metadata={"help": "numbers of devices to split over; by default 2 to 8, then in growing steps"}
     )
-    budget: float = field(
-        default=DEFAULT_BUDGET_S, metadata={"help": "seconds of a common computer that its work may come to"}
-    )
+    budget: float = field(default=DEFAULT_BUDGET_S, metadata={"help": "work in seconds of a reference computer"})
 
     def __post_init__(self) -> None:
         check_descent_options(self.name, self)
@@ -160,8 +158,8 @@ class Gradient(Strategy):
         reserve: dict[str, int] = {}
         for _ in range(_MAX_REPAIRS):
             plan = cost_tables.plan(best.selection)
-            short = missing_memory(problem, plan)
-            if not short:
+            missing = missing_memory(problem, plan)
+            if not missing:
                 return replace(plan, note=INTERRUPTED_NOTE if best.interrupted else budget.note())
             if best.interrupted:
                 raise KeyboardInterrupt
@@ -170,13 +168,13 @@ class Gradient(Strategy):
             # The tables do not count tensors, and they may count weights twice. The missing bytes and a quarter more
             # are reserved on the host. If that does not help, they are reserved on all hosts, so that the excess does
             # not just move to the next host.
-            wanted = {host: reserve.get(host, 0) + 5 * short.get(host, 0) // 4 for host in {*reserve, *short}}
-            most = max(wanted.values()) if reserve else 0
-            reserve = {host.name: max(most, wanted.get(host.name, 0)) for host in problem.platform.hosts}
+            reserved = {host: reserve.get(host, 0) + 5 * missing.get(host, 0) // 4 for host in {*reserve, *missing}}
+            largest = max(reserved.values()) if reserve else 0
+            reserve = {host.name: max(largest, reserved.get(host.name, 0)) for host in problem.platform.hosts}
             best = self.search_tables(
                 cost_tables, (best.selection, *best.others), reserve, descent=False, budget=budget
             )
-        raise memory_error(self.name, problem, short)
+        raise memory_error(self.name, problem, missing)
 
     def search_tables(
         self,
@@ -205,11 +203,11 @@ class Gradient(Strategy):
         objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
         settings = self._descent_settings(objectives) if descent else None
         for tables in objectives:
-            one = _search_objective(tables, settings, hints, budget or WorkBudget())
-            if one is not None and (best is None or (not one.fits, one.value) < (not best.fits, best.value)):
-                best = one
-            if one is not None and one.interrupted:
-                best = replace(best or one, interrupted=True)
+            found = _search_objective(tables, settings, hints, budget or WorkBudget())
+            if found is not None and (best is None or (not found.fits, found.value) < (not best.fits, best.value)):
+                best = found
+            if found is not None and found.interrupted:
+                best = replace(best or found, interrupted=True)
                 break
         assert best is not None
         return best
@@ -273,7 +271,7 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def memory_error(strategy: str, problem: Problem, short: Mapping[str, int], note: str = "") -> DicompilerError:
+def memory_error(strategy: str, problem: Problem, missing: Mapping[str, int], note: str = "") -> DicompilerError:
     """Return the error that no plan fits into memory.
 
     Args:
@@ -282,9 +280,9 @@ def memory_error(strategy: str, problem: Problem, short: Mapping[str, int], note
         short: Host → missing bytes of the best plan.
         note: Text to append.
     """
-    host = max(short, key=lambda name: (short[name], name))
+    host = max(missing, key=lambda name: (missing[name], name))
     memory = problem.platform.host(host).memory
     return DicompilerError(
-        f"{strategy}: no plan found that fits into memory: the best one needs {memory + short[host]} bytes on host "
+        f"{strategy}: no plan found that fits into memory: the best one needs {memory + missing[host]} bytes on host "
         f"{host!r}, which has {memory}: use more memory or more hosts{note}"
     )

@@ -127,8 +127,8 @@ class JointModel:
 def build_joint_model(
     tables: CostTables,
     limits: Mapping[str, float] | None = None,
-    on: Collection[str] | None = None,
-    full: Collection[int] = (),
+    powered: Collection[str] | None = None,
+    limited_layers: Collection[int] = (),
 ) -> JointModel:
     """Return the model for the objective of the tables' problem.
 
@@ -142,8 +142,8 @@ def build_joint_model(
     Args:
         tables: The cost tables.
         limits: Host → bytes that the weights of its devices may take.
-        on: For energy, the devices that draw idle power; by default all. The choices must use no others.
-        full: Positions of layers whose tensors must fit within the limits together with all weights.
+        powered: For energy, the devices that draw idle power; by default all. The choices must use no others.
+        limited_layers: Positions of layers whose tensors must fit within the limits together with all weights.
 
     Returns:
         The model.
@@ -151,38 +151,38 @@ def build_joint_model(
     Raises:
         UsageError: The objective is unknown.
     """
-    problem, place = tables.problem, device_host_matrix(tables.problem.platform)
+    problem, host_matrix = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
         raise UsageError(f"cpsat: objective {problem.objective!r} is not supported: use one of {', '.join(OBJECTIVES)}")
-    node, edge = _objective_tables(tables, on)
+    node, edge = _objective_tables(tables, powered)
     loads: list[list[Floats]] = [[] for _ in node]
     load_edge: dict[LayerEdge, Floats] = {}
     if problem.objective == "throughput":
-        on_lines, load_edge = link_seconds(tables)
-        loads = [[busy, compute] for busy, compute in zip(on_lines, tables.compute_seconds, strict=True)]
+        on_links, load_edge = link_seconds(tables)
+        loads = [[busy, compute] for busy, compute in zip(on_links, tables.compute_seconds, strict=True)]
     elif problem.objective == "memory":
-        loads = [[held @ place] for held in tables.weight_bytes]
-    caps = [np.inf] * sum(load.shape[1] for columns in loads[:1] for load in columns)
-    minimax = bool(caps)
+        loads = [[held @ host_matrix] for held in tables.weight_bytes]
+    load_limits = [np.inf] * sum(load.shape[1] for columns in loads[:1] for load in columns)
+    minimax = bool(load_limits)
     if limits is not None:
-        live = activation_bytes(tables) if full else ()
-        for layer in full or (-1,):
+        tensor_bytes = activation_bytes(tables) if limited_layers else ()
+        for layer in limited_layers or (-1,):
             for i, (columns, held) in enumerate(zip(loads, tables.weight_bytes, strict=True)):
-                columns.append(held @ place + live[i] if i == layer else held @ place)
-            caps += [limits[host.name] for host in problem.platform.hosts]
+                columns.append(held @ host_matrix + tensor_bytes[i] if i == layer else held @ host_matrix)
+            load_limits += [limits[host.name] for host in problem.platform.hosts]
     return JointModel(
         node,
         edge,
-        tuple(np.concatenate(columns, axis=1) for columns in loads) if caps else (),
+        tuple(np.concatenate(columns, axis=1) for columns in loads) if load_limits else (),
         load_edge,
-        np.array(caps),
+        np.array(load_limits),
         minimax,
         tuple(np.arange(len(costs)) for costs in node),
     )
 
 
 def _objective_tables(
-    tables: CostTables, on: Collection[str] | None
+    tables: CostTables, powered: Collection[str] | None
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
     """Return (node, edge) of an objective that is a sum, and zeros for one that is a maximum."""
     objective, devices = tables.problem.objective, tables.problem.platform.devices
@@ -194,7 +194,7 @@ def _objective_tables(
         return tuple(map(np.zeros_like, tables.node_seconds)), {
             e: np.zeros_like(table) for e, table in tables.edge_seconds.items()
         }
-    idle = sum(device.power_idle for device in devices if on is None or device.name in on)
+    idle = sum(device.power_idle for device in devices if powered is None or device.name in powered)
     extra = np.array([device.power_active - device.power_idle for device in devices])
     node = tuple(
         idle * time + compute @ extra for time, compute in zip(tables.node_seconds, tables.compute_seconds, strict=True)
@@ -239,14 +239,14 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
     for ends, slots in find_edges(layers).items():
         edge[ends] = _edge_link_seconds(tables, network, ends, slots, known)
     # States are never sent: such choices cost more than any plan on one device.
-    dear = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
+    prohibitive_s = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
     for (i, j), slots in find_state_edges(layers).items():
-        busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, known) > 0, dear, 0.0)
+        busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, known) > 0, prohibitive_s, 0.0)
         if i == j:
             node[i] = node[i] + busy[np.arange(len(busy)), np.arange(len(busy))]
         else:
-            there, busy = ((i, j), busy) if i < j else ((j, i), busy.transpose(1, 0, 2))
-            edge[there] = busy + edge[there] if there in edge else busy
+            ends, busy = ((i, j), busy) if i < j else ((j, i), busy.transpose(1, 0, 2))
+            edge[ends] = busy + edge[ends] if ends in edge else busy
     return node, edge
 
 

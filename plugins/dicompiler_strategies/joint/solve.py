@@ -126,7 +126,7 @@ class _JointSearch:
         for _ in range(MAX_MEMORY_ROUNDS):
             start = self.start_selections if best is None else [*self.start_selections, best]
             best, own_bound = self._solve_model(
-                build_joint_model(self.tables, limits, full=full).keep_choices(keep), start
+                build_joint_model(self.tables, limits, limited_layers=full).keep_choices(keep), start
             )
             bound = max(bound, own_bound) if valid else bound
             if best is None:
@@ -164,7 +164,7 @@ class _JointSearch:
             ]
             if not all(mask.any() for mask in inside):
                 continue
-            powered = build_joint_model(self.tables, on=on)
+            powered = build_joint_model(self.tables, powered=on)
             selection, own_bound = self._solve_model(powered.keep_choices(inside), self.start_selections)
             bound = min(bound, own_bound)
             if selection is not None and powered.value(selection) < value:
@@ -214,7 +214,7 @@ class _JointSearch:
                 least = int(need.max(axis=1).min())
                 raise DicompilerError(
                     f"cpsat: layer {self.problem.layers.layers[i].name!r} fits nowhere: its smallest split needs "
-                    f"{format_bytes(least)} on a host: give the hosts at least that much memory"
+                    f"{format_bytes(least)} on a host: use hosts with at least that much memory"
                 )
             keep.append(fits)
         return keep
@@ -260,18 +260,18 @@ class _JointSearch:
         sizes = [float(held[c].max()) for held, c in zip(self.tables.weight_bytes, best, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
         raise DicompilerError(
-            f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would do; most of it is for "
-            f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): give hosts more, or add some"
+            f"cpsat: no plan fits into memory: {format_bytes(int(need))} on each host would suffice, most of it for "
+            f"layer {layer!r} ({format_bytes(int(max(sizes)))} of weights on one device): use more memory or more hosts"
         )
 
     def _build_solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:
-        powered = build_joint_model(self.tables, on=self.powered_devices)
+        powered = build_joint_model(self.tables, powered=self.powered_devices)
         value = powered.value(selection)
         bound = min(bound, value)
         proven = value - bound <= PROOF_GAP * abs(value)
         plan = self.tables.plan(selection)
         if self.interrupted:
-            log.warning("cpsat: interrupted: this is the best plan so far (Ctrl-C again ends the command)")
+            log.warning("cpsat: interrupted: this is the best plan so far (press Ctrl-C again to end the command)")
             plan = replace(plan, note=INTERRUPTED_NOTE)
         return JointSolution(
             plan,
@@ -290,7 +290,7 @@ def _describe_cost_model(problem: Problem) -> str:
     inside = {
         "latency": "seconds with a barrier after each layer",
         "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",
-        "throughput": "seconds of the busiest device or line",
+        "throughput": "seconds of the busiest device or link",
         "memory": "bytes of weights on the fullest host",
         "communication": "bytes, counted for each edge of the layer graph",
     }[problem.objective]

@@ -34,9 +34,7 @@ from dicompiler_strategies.tables.choice_footprints import (
 from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
 
-MILLI_PER_UNIT = (
-    1e3  # costs are in ms and mJ: the unit decides what a learning rate means, and with these 0.8 does well
-)
+MILLI_PER_UNIT = 1e3
 """Costs are in ms or mJ. The unit decides the meaning of a learning rate; with these, the paper's 0.8 works well."""
 
 

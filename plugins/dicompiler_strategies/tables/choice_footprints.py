@@ -179,7 +179,7 @@ class _FootprintBuilder:
         if key not in self.known_seconds:
             share = LayerShare(region, part.reduce, merge)
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        if part.reduce is None:  # Only partial lookups need the copies below.
+        if part.reduce is None:  # A lookup in the whole table needs no copies.
             return self.known_seconds[key]
         around = count_lookup_copies(self.problem.layers, probe.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*around)

@@ -154,8 +154,8 @@ def devices_by_rate(problem: Problem) -> tuple[Device, ...]:
 def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]:
     devices = devices_by_rate(problem)
     # The fastest device is always a choice. Without any whole layer there might be no choice at all.
-    each = devices if options.each_device and "whole" in options.kinds else devices[:1]
-    for device in each:
+    whole_devices = devices if options.each_device and "whole" in options.kinds else devices[:1]
+    for device in whole_devices:
         yield Choice("whole", f"whole {device.name}", (Part(device.name),))
     if layer.whole_reason:
         return
@@ -195,24 +195,24 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
         find_first_layers(problem.layers).get(layer.name),
         problem.source or (problem.platform.devices[0].name,),
     )
-    own = [device for device in devices if (device.name,) == source]
+    sources = [device for device in devices if (device.name,) == source]
     axis = None if first is None else find_cuttable_axis(problem.layers, first, "height")
-    if first is None or axis is None or not own or len(devices) < 2:
+    if first is None or axis is None or not sources or len(devices) < 2:
         return None
     rows = output_shape(problem.layers, first)[axis]
-    others = [device for device in devices if device is not own[0]]
-    computed, rates = (
-        _layer_seconds(problem, first, own[0]),
+    others = [device for device in devices if device is not sources[0]]
+    source_s, rates = (
+        _layer_seconds(problem, first, sources[0]),
         [1 / _layer_seconds(problem, first, device) for device in others],
     )
-    link = problem.platform.link(own[0].name, others[0].name)
-    sent = (
+    link = problem.platform.link(sources[0].name, others[0].name)
+    sending_s = (
         0.0 if link is None else sum(link.transfer_s(_tensor_bytes(problem.layers, name), 0.0) for name in first.inputs)
     )
-    there = sent + 1 / sum(rates)
-    kept = min(rows, round(rows * there / (computed + there)))
-    rest = iter([stop - start for start, stop in split_proportionally(rows - kept, rates)])
-    return [float(kept) if device is own[0] else float(next(rest)) for device in devices]
+    arrival_s = sending_s + 1 / sum(rates)
+    source_rows = min(rows, round(rows * arrival_s / (source_s + arrival_s)))
+    rest = iter([stop - start for start, stop in split_proportionally(rows - source_rows, rates)])
+    return [float(source_rows) if device is sources[0] else float(next(rest)) for device in devices]
 
 
 @memoized
@@ -230,7 +230,7 @@ def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
         if before is None and count_macs(layers, layer):
             found[layer.name] = layer
         elif before is not None and before.name in found and not count_macs(layers, layer):
-            sizes = {volume(full_region(output_shape(layers, one))) for one in (layer, before)}
+            sizes = {volume(full_region(output_shape(layers, same))) for same in (layer, before)}
             if len(sizes) == 1 and len(layers.consumers.get(read, ())) == 1:
                 found[layer.name] = found[before.name]
     return found
@@ -252,10 +252,8 @@ def _share_weights(problem: Problem, devices: Sequence[Device], share: str) -> l
     if share == "rate":
         return [device.rate for device in devices]
     if share == "memory":
-        together = [
-            sum(other.host == device.host for other in problem.platform.computing_devices) for device in devices
-        ]
-        return [problem.platform.host(d.host).memory / n for d, n in zip(devices, together, strict=True)]
+        sharing = [sum(other.host == device.host for other in problem.platform.computing_devices) for device in devices]
+        return [problem.platform.host(d.host).memory / n for d, n in zip(devices, sharing, strict=True)]
     return [1.0] * len(devices)
 
 
@@ -358,9 +356,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
     def cut(label: str, weights: Sequence[float], coarse: bool) -> Sequence[Interval]:
         axis, extent = split.find_axis(label), split.axis_length(label)
         assert axis is not None
-        rows = (
-            next_smaller_extent(layers, layer, label) if coarse else 0
-        ) or extent  # strides of [2, 1] make one axis smaller
+        # Strides such as [2, 1] make only one of the axes smaller.
+        rows = (next_smaller_extent(layers, layer, label) if coarse else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
 
@@ -484,9 +481,8 @@ def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
 def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     layers, layer = split.problem.layers, split.layer
     length, run = reduction_length(layers, layer), find_run_before(layers, layer)
-    if length is None or (
-        run is None and count_macs(layers, layer)
-    ):  # a product of two tensors sums what neither layer cuts
+    # Without a run, a product of two computed tensors sums over an axis that no earlier layer can cut.
+    if length is None or (run is None and count_macs(layers, layer)):
         return
     if _table_is_small(layers, layer):
         return
@@ -497,12 +493,12 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     )
     cuts = zip(split.devices, ranges, strict=True)
     partials = tuple(Part(device.name, None, cut) for device, cut in cuts if cut[0] < cut[1])
-    for finish in split.options.merges:
-        mergers = _merging_parts(split, finish)
+    for merge in split.options.merges:
+        mergers = _merging_parts(split, merge)
         if mergers:
-            apart = _make_disjoint([part.region or split.full_region() for part in mergers])
-            label = f"lip {len(split.devices)} > {finish}{split.note}"
-            yield Choice("lip", label, partials + mergers, (None,) * len(partials) + apart if apart else ())
+            own_regions = _make_disjoint([part.region or split.full_region() for part in mergers])
+            label = f"lip {len(split.devices)} > {merge}{split.note}"
+            yield Choice("lip", label, partials + mergers, (None,) * len(partials) + own_regions if own_regions else ())
 
 
 def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
@@ -512,17 +508,17 @@ def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
     """
     if count_macs(layers, layer):
         return False
-    made = output_shape(layers, layer)
-    held = sum(weight_regions(layers, make_share_task(layers, layer, LayerShare(full_region(made)))).values())
-    return 0 < held <= sent_nbytes(layers, layer.output, made)
+    output = output_shape(layers, layer)
+    table_bytes = sum(weight_regions(layers, make_share_task(layers, layer, LayerShare(full_region(output)))).values())
+    return 0 < table_bytes <= sent_nbytes(layers, layer.output, output)
 
 
-def _merging_parts(split: _SplitInputs, finish: str) -> tuple[Part, ...]:
-    if finish == "one":
+def _merging_parts(split: _SplitInputs, merge: str) -> tuple[Part, ...]:
+    if merge == "one":
         return (Part(split.devices[0].name),)
-    if finish == "all":
+    if merge == "all":
         return tuple(Part(device.name) for device in split.devices if split.is_sequence_or_vector)
-    slices = split.device_slices("channel" if finish == "channels" else "height")
+    slices = split.device_slices("channel" if merge == "channels" else "height")
     return tuple(Part(device.name, region) for device, region in slices)
 
 

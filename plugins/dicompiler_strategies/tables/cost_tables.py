@@ -40,13 +40,9 @@ from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 
 LayerEdge = tuple[int, int]
 """(producer, consumer): positions of two layers in layer order."""
-TensorSlots = tuple[
-    tuple[int, int], ...
-]  # of an edge's tensors: places in the producer's outputs, in the consumer's inputs
+TensorSlots = tuple[tuple[int, int], ...]
 """For each tensor of an edge: (index of the producer's output, index of the consumer's input)."""
-BoxFlow = tuple[
-    Ints, Ints, Sequence[NeededBoxes], int
-]  # what is held, whose it is, what is needed, bytes of an element
+BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
 """One tensor on an edge: boxes that are held, their disjoint shares, boxes that are needed, and bytes of an element."""
 _MAX_BLOCK_ELEMENTS = 1 << 17  # Arrays of this size stay in the processor's cache while an edge is filled.
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
@@ -282,9 +278,8 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        self.node_arrays: dict[
-            ChoiceFootprint, tuple[Floats, Floats]
-        ] = {}  # of layers without inputs and outputs of the graph
+        # Without the transfers of network inputs and outputs.
+        self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:
         layers = self.problem.layers
