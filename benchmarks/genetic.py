@@ -1,6 +1,8 @@
-"""The genetic search: plans per second of its fast model, and what its encoding and its stages are worth.
+"""The genetic search: plans per second of its fast model, and the benefit of its encoding and stages.
 
-`genetic.py [--network resnet101] [--platform jetson-nx4] [--generations 40] [--seeds 10]`; see README.md.
+    genetic.py [--network resnet101] [--platform jetson-nx4] [--generations 40] [--seeds 10]
+
+See README.md. The exit code is 1 if a figure is out of range.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from dicompiler.networks import build
 from dicompiler.search.pareto_front import AUTODICE_OBJECTIVES
 from dicompiler.search.problem import Problem
 from dicompiler_strategies.genetic.batched_model import BatchedModel, build_batched_model
-from dicompiler_strategies.genetic.exploration import ExplorationOptions, explore
+from dicompiler_strategies.genetic.exploration import explore
+from dicompiler_strategies.papers.autodice import Autodice
 
 PLANS = 40_000
 LEAST = 20_000
@@ -31,7 +34,7 @@ VARIANTS = {
 
 
 def speed(tables: BatchedModel) -> float:
-    """Random pipelines of whole layers that the model evaluates in a second."""
+    """Return the random pipelines of whole layers that the model evaluates in a second."""
     layers, devices = tables.seconds.shape
     rows = np.sort(np.random.default_rng(0).integers(0, devices, (PLANS, layers)), axis=1)
     start = time.perf_counter()
@@ -40,14 +43,14 @@ def speed(tables: BatchedModel) -> float:
 
 
 def reference(tables: BatchedModel) -> list[float]:
-    """The fixed reference point: in each objective the worst of the plans on one device alone."""
+    """Return the fixed reference point: for each objective the worst plan on a single device."""
     layers, devices = tables.seconds.shape
     alone = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
     return [float(alone.objective(name).max()) for name in AUTODICE_OBJECTIVES]
 
 
 def main() -> int:
-    """Prints the figures; 1 where one of them is not what it should be."""
+    """Print the figures and return 1 if one of them is out of range."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--network", default="resnet101")
     parser.add_argument("--platform", default="jetson-nx4")
@@ -66,8 +69,8 @@ def main() -> int:
     for name, variant in VARIANTS.items():
         evaluations = []
         for seed in range(given.seeds):
-            options = ExplorationOptions(
-                population=given.population, generations=given.generations, measured=0, paper=True, seed=seed, **variant
+            options = Autodice(
+                population=given.population, generations=given.generations, measured=0, seed=seed, **variant
             )
             front = explore(problem, options)
             points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])

@@ -1,8 +1,10 @@
-"""How fast the joint problem is proven: VGG16, ResNet-50, MobileNetV2 and YOLOv2 on 2, 4 and 8 boards.
+"""The time to prove the joint problem: VGG16, ResNet-50, MobileNetV2 and YOLOv2 on 2, 4 and 8 boards.
 
-In: nothing, or names of networks. Out: a table of optimum, bound, MoDNN's value, and seconds for tables and search, in
-the barrier model of dicompiler.tables (a Raspberry Pi 4 has 13.6 GFLOP/s; a shared medium of 100 Mbit/s; a gateway
-holds input and output; pools and activations free); exit code 1 where one is not proven, or takes more than LIMIT_S.
+    joint.py [NETWORK …]
+
+The table has the optimum, the bound, MoDNN's value, and seconds for tables and search in the barrier model. A Raspberry
+Pi 4 has 13.6 GFLOP/s, on a shared medium of 100 Mbit/s behind a gateway that holds input and output. Pools and
+activations are free. The exit code is 1 if a case is not proven, or takes more than MAX_CPU_S.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from dicompiler_strategies.tables.cost_tables import build_cost_tables
 NETWORKS = ("vgg16", "resnet50", "mobilenet_v2", "yolov2")
 DEVICES = (2, 4, 8)
 RATE, BANDWIDTH = 13.6e9, 100e6
-LIMIT_S = 10.0  # of CPU time, tables and search together
+MAX_CPU_S = 10.0  # Seconds of CPU time for tables and search together.
 
 
 def boards(count: int) -> Platform:
-    """`count` boards behind a compute-less gateway."""
+    """Return `count` boards behind a gateway without compute."""
     names = [f"pi{i}" for i in range(count)]
     hosts = (Host("gateway", 2**40), *(Host(name, 2**40) for name in names))
     devices = (Device("gateway", "gateway", 0.0), *(Device(name, name, RATE) for name in names))
@@ -43,7 +45,7 @@ def boards(count: int) -> Platform:
 
 
 def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
-    """A row of the table, and whether it is proven in time."""
+    """Return a row of the table, and True if it is proven in time."""
     problem = Problem(layers, boards(count), AnalyticModel(pools=False, elementwise=False, weights=False))
     start = time.process_time()
     known = build_cost_tables(problem, affordable_choices(problem, CpSat().choice_set()))
@@ -53,12 +55,12 @@ def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
     one, modnn = known.total_seconds([0] * len(layers.layers)), problem.estimate(Modnn().plan(problem)).latency_s
     choices = f"{sum(known.choice_counts) / len(layers.layers):.0f}"
     cells = [name, str(count), choices, f"{one:.4f}", f"{modnn:.4f}", f"{found.value:.4f}", f"{found.bound:.4f}"]
-    good = found.is_proven and end - start <= LIMIT_S
+    good = found.is_proven and end - start <= MAX_CPU_S
     return [*cells, "yes" if found.is_proven else "no", f"{filled - start:.2f}", f"{end - filled:.2f}"], good
 
 
 def main(names: Sequence[str]) -> int:
-    """Prints the table; 1 where something is not proven in time."""
+    """Print the table and return 1 if a case is not proven in time."""
     titles = "network devices choices one[s] MoDNN[s] best[s] bound[s] proven tables[s] search[s]"
     table = Table(*titles.split())
     good = True

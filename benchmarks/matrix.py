@@ -1,7 +1,7 @@
-"""The matrix of large networks × kinds of split on four devices: exact, real weights, bytes. Prints one table.
+"""Verification of large networks × kinds of splits on four devices: exact check, real weights, bytes.
 
-In: names of networks and kinds. Out: a row for each pair on stdout, what failed below it, progress on stderr; exit code
-1 where anything failed. Run it as README.md says; nothing is written.
+It prints a row for each pair, then the failures; progress goes to stderr. The exit code is 1 if anything failed. Run it
+as README.md says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,15 @@ ASPECTS = ("exact", "real", "bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """The splits of one kind of one network (several for random sets): their checks, and how long all took (s)."""
+    """The splits of one kind of one network, several of them for random sets.
+
+    Attributes:
+        network: Name of the network.
+        kind: Kind of split.
+        splits: The splits.
+        checks: Checks of each split, one for each of ASPECTS.
+        seconds: Seconds for all splits.
+    """
 
     network: str
     kind: str
@@ -48,7 +56,7 @@ class Row:
         ]
 
     def cells(self) -> list[str]:
-        """Network, kind, layers cut, for each aspect what was found, seconds."""
+        """Return network, kind, layers cut, the result of each aspect, and seconds."""
         cut = sorted(len(split.cut) for split in self.splits)
         layers = str(cut[0]) if cut[0] == cut[-1] else f"{cut[0]}–{cut[-1]}"
         return [self.network, self.kind, layers, *map(self._cell, range(3)), f"{self.seconds:.0f}"]
@@ -62,7 +70,7 @@ class Row:
 
 
 def _verify(case: Case, split: Split, seeds: Sequence[int] | None) -> tuple[Check, ...]:
-    """The three checks; an error fails them all."""
+    """Run the three checks; an error fails all of them."""
     try:
         return case.verify(split, seeds)
     except DicompilerError as error:
@@ -70,7 +78,7 @@ def _verify(case: Case, split: Split, seeds: Sequence[int] | None) -> tuple[Chec
 
 
 def rows(network: str, kinds: Sequence[str], sets: int, seeds: int) -> Iterable[Row]:
-    """The network's rows: one for each kind, and for fused tiles one more for the random sets."""
+    """Yield the network's rows: one for each kind, and for fused tiles another one for the random sets."""
     case = Case.of(networks.build(network, 1))
     for kind in kinds:
         found = tuple(splits(case.layers, [kind], sets))
@@ -102,7 +110,7 @@ def main(names: Sequence[str], kinds: Sequence[str], sets: int, seeds: int) -> N
 
 
 def finish(table: Table, failures: Sequence[str]) -> NoReturn:
-    """Prints the table and what failed; the exit code is 1 where something did."""
+    """Print the table and the failures, and exit with 1 if there are any."""
     Console(width=None if sys.stdout.isatty() else 160).print(table)
     for failure in failures:
         click.echo(failure)

@@ -1,6 +1,6 @@
-"""The figures of CoopAI and of Stahl et al. beside what `dp` and `stahl` compute: published | recomputed.
+"""The published figures of CoopAI and of Stahl et al. next to those that `coopai` and `stahl` compute.
 
-Nothing is run on devices. YOLOv2 of CoopAI is not reached; the other rows are.
+Nothing is run on devices. All rows are reproduced, except YOLOv2 of CoopAI.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dicompiler.networks import build
 from dicompiler_strategies.papers.coopai import CoopaiResult, best_k, build_chain, minimise_latency
 from dicompiler_strategies.papers.stahl import PartitionScheme, build_ilp_layers, solve_ilp
 
-F, G = 13.6e9, 100e6  # Raspberry Pi 4, FLOP/s; gateway, bit/s
+F, G = 13.6e9, 100e6  # FLOP/s of a Raspberry Pi 4, bit/s of the gateway.
 COUNTS = range(1, 11)
-# Table II and section V-A: blocks for k = 1 … 10, best k of MLS and SLS, time saved (%) by MLS: to SLS, to one device.
+# Table II and section V-A: blocks for k = 1 … 10, best k of MLS and SLS, and the time in % that MLS saves compared to
+# SLS and to one device.
 COOPAI = {
     "AlexNet": ((1, 5, 4, 4, 4, 4, 4, 4, 4, 4), (2, 2), (4.91, 18.43)),
     "VGG16": ((1, 8, 7, 6, 5, 4, 4, 4, 4, 4), (7, 3), (31.49, 60.46)),
@@ -28,7 +29,7 @@ COOPAI = {
 # Table 2 (MB, six devices) and the last column of table 1 (MB per device).
 TABLE_2 = {"LOP": 78.1, "FUSE4": 82.2, "FUSE3": 75.5, "FUSE2": 68.1, "FUSE1": 68.1}
 MEMORY = {1: 204, 3: 68, 5: 41, 6: 34, 7: 29}
-MB = 1e6 / 4  # elements of 32 bit
+MB = 1e6 / 4  # Elements of 32 bit in a megabyte.
 
 
 def vgg19() -> LayerGraph:
@@ -40,13 +41,13 @@ def vgg19() -> LayerGraph:
 
 
 def line(name: str, published: Iterable[object], recomputed: Iterable[object]) -> str:
-    """A row: both columns, with = where they agree to the letter."""
+    """Return a row: both columns, with = if they are equal."""
     both = " ".join(map(str, published)), " ".join(map(str, recomputed))
     return f"{name:<34} {both[0]:<28} {both[1]:<28} {'=' if both[0] == both[1] else ''}"
 
 
 def longest_path(layers: LayerGraph) -> list[Layer]:
-    """The path from an input to an output with the most layers that multiply; of equals the one that comes first."""
+    """Return the path from an input to an output with the most layers that multiply; the first of equal ones."""
     length: dict[str, int] = {}
     before: dict[str, Layer | None] = {}
     for layer in layers.layers:
@@ -65,7 +66,7 @@ def longest_path(layers: LayerGraph) -> list[Layer]:
 
 
 def coopai(name: str, graph: LayerGraph) -> None:
-    """One network's rows. YOLOv2 has a branch: its longest path stands for it."""
+    """Print one network's rows. YOLOv2 has a branch and is represented by its longest path."""
     layers = build_chain(graph, longest_path(graph))
     many = [minimise_latency(layers, F, G, k) for k in COUNTS]
     single = [minimise_latency(layers, F, G, k, single=True) for k in COUNTS]
@@ -83,7 +84,7 @@ def _saved(ours: CoopaiResult, other: CoopaiResult) -> float:
 
 
 def stahl(yolo: LayerGraph) -> None:
-    """The example, table 2 and the memory column."""
+    """Print the example, table 2 and the memory column."""
     example = chained((4, 8, 16, 4, 4))
     rows: Sequence[tuple[str, int, tuple[PartitionScheme, ...]]] = (
         ("LOP", 34, ("o", "o", "o", "o")),
@@ -107,7 +108,7 @@ def stahl(yolo: LayerGraph) -> None:
 
 
 def main() -> None:
-    """Prints everything; some seconds, most of them for the weights of YOLOv2."""
+    """Print everything. This takes some seconds, most of them for the weights of YOLOv2."""
     yolo = formed(build("yolov2"))
     print(line("", ("published",), ("recomputed",)))
     for name, graph in (("AlexNet", alexnet(1)), ("VGG16", vgg16()), ("VGG19", vgg19()), ("YOLOv2", yolo)):

@@ -1,11 +1,11 @@
-"""What plans for losses cost while nothing is lost: one plan without and with plans for the loss of each of five
-devices, as processes of this host. Both clusters are up at once, and play slices of frames in turn, in random order;
-the ratio of two slices that follow each other is a pair. Where processes lie in memory makes some a tenth faster than
-others that do the same: both are started anew again and again.
+"""The cost of failure plans while no device has failed.
 
-In: a network, for how long, a file of the pairs of earlier calls, to which these are added. Out: lines on stdout: the
-median over starts of the median over their pairs, in per cent above 1, and what 95 % of it lie within where starts, and
-in each of them pairs, are drawn anew with replacement. Nothing else may run here.
+One plan is run without and with a failure plan for each of five devices, as processes of this host. Both clusters are
+up at the same time and run slices of frames in turn, in random order. Two consecutive slices are a pair. The memory
+layout makes some processes a tenth faster than identical ones, so that both clusters are restarted again and again.
+
+It prints the median over starts of the median over their pairs, in percent, with a 95 % interval by resampling starts
+and pairs. With --file, pairs are added to those of earlier calls. Nothing else may run on this host.
 """
 
 from __future__ import annotations
@@ -27,44 +27,50 @@ from support.running import pids
 import dicompiler
 from dicompiler.target.run_records import RunOptions
 
-DRAWS = 4000
-"""So often starts and pairs are drawn anew."""
-WARM = 2
-"""Pairs of a start that do not count."""
+RESAMPLES = 4000
+"""Number of times that starts and pairs are resampled."""
+WARM_UP_PAIRS = 2
+"""First pairs of a start, which are not counted."""
 
 
 class Slice(NamedTuple):
-    """What a frame took, of a slice of them: the median of their seconds; processor seconds of all processes; packets
-    and bytes."""
+    """Costs of a frame in a slice of frames.
+
+    Attributes:
+        seconds: Median time of a frame in seconds.
+        processor_s: Processor seconds of all processes per frame.
+        packets: Packets per frame.
+        nbytes: Bytes per frame.
+    """
 
     seconds: float
-    processor: float
+    processor_s: float
     packets: float
-    bytes: float
+    nbytes: float
 
 
 Pair = tuple[Slice, Slice]
-"""Without plans for losses, and with them."""
+"""Without and with failure plans."""
 
 
 def processor_s(processes: Iterable[int]) -> float:
-    """Processor seconds of the processes and of this one so far."""
+    """Return the processor seconds of the processes and of this one so far."""
     total = 0
     for task in [task for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()]:
-        with contextlib.suppress(OSError):  # threads that took part in starting end soon
+        with contextlib.suppress(OSError):  # Threads of the start end soon.
             total += int((task / "schedstat").read_text().split()[0])
     return time.process_time() + total / 1e9
 
 
 def loopback() -> tuple[int, int]:
-    """Packets and bytes that the loopback has carried so far."""
+    """Return the packets and bytes that the loopback interface has carried so far."""
     line = next(line for line in Path("/proc/self/net/dev").read_text().splitlines() if "lo:" in line)
     size, count = line.split(":")[1].split()[:2]
     return int(count), int(size)
 
 
 def play(session: dicompiler.Session, processes: Sequence[int], given: object, frames: int) -> Slice:
-    """Plays a slice of frames."""
+    """Run a slice of frames."""
     seconds = []
     worked, (packets, size) = processor_s(processes), loopback()
     for _ in range(frames):
@@ -77,60 +83,60 @@ def play(session: dicompiler.Session, processes: Sequence[int], given: object, f
 
 
 def start(made: Mapping[str, Survivor], pairs: int, frames: int, rng: Random) -> list[Pair]:
-    """Starts all processes anew; the pairs of them. made: "plain" and "other"."""
+    """Restart all processes and return their pairs."""
     with contextlib.ExitStack() as stack:
         options, given = RunOptions(in_flight=1, pin=True, timeout_s=300), made["plain"].frames(1)[0]
-        begun = rng.sample(sorted(made), 2)  # who is started first has other memory
+        begun = rng.sample(sorted(made), 2)  # The order of the start influences the memory layout.
         sessions = {name: stack.enter_context(dicompiler.connect(made[name].directory, options)) for name in begun}
         processes = {name: tuple(pids(one.directory).values()) for name, one in made.items()}
         found = []
-        for _ in range(WARM + pairs):
+        for _ in range(WARM_UP_PAIRS + pairs):
             pair = {n: play(sessions[n], processes[n], given, frames) for n in rng.sample(sorted(made), 2)}
             found.append((pair["plain"], pair["other"]))
-    return found[WARM:]
+    return found[WARM_UP_PAIRS:]
 
 
 def middle(starts: Sequence[Sequence[float]]) -> float:
-    """The median over starts of the median over their pairs."""
+    """Return the median over starts of the median over their pairs."""
     return statistics.median(statistics.median(ratios) for ratios in starts)
 
 
 def between(starts: Sequence[Sequence[float]], rng: Random) -> tuple[float, float]:
-    """What 95 % of the medians lie within, of starts and pairs drawn anew."""
-    drawn = sorted(
+    """Return the 95 % interval of the medians of resampled starts and pairs."""
+    medians = sorted(
         middle([rng.choices(ratios, k=len(ratios)) for ratios in rng.choices(starts, k=len(starts))])
-        for _ in range(DRAWS)
+        for _ in range(RESAMPLES)
     )
-    return drawn[DRAWS // 40], drawn[-1 - DRAWS // 40]
+    return medians[RESAMPLES // 40], medians[-1 - RESAMPLES // 40]
 
 
 def tell(starts: Sequence[Sequence[Pair]]) -> None:
-    """A line for each of what was measured."""
+    """Print a line for each field of Slice."""
     rng = Random(0)
     for index, name in enumerate(Slice._fields):
         plain = statistics.median(pair[0][index] for pairs in starts for pair in pairs)
         ratios = [[pair[1][index] / pair[0][index] for pair in pairs] for pairs in starts]
         least, most = between(ratios, rng)
-        told, low, high = (100 * (one - 1) for one in (middle(ratios), least, most))
-        unit = f"{1000 * plain:.3f} ms" if name in ("seconds", "processor") else f"{plain:.1f}"
-        click.echo(f"  {name:10} {unit:>12} a frame; {told:+.2f} % ({low:+.2f} to {high:+.2f})")
+        median, low, high = (100 * (ratio - 1) for ratio in (middle(ratios), least, most))
+        unit = f"{1000 * plain:.3f} ms" if name in ("seconds", "processor_s") else f"{plain:.1f}"
+        click.echo(f"  {name:10} {unit:>12} per frame; {median:+.2f} % ({low:+.2f} to {high:+.2f})")
 
 
 @click.command()
 @click.option("--network", default="lenet", show_default=True, help="One of dicompiler.networks.")
-@click.option("--seconds", default=50.0, show_default=True, help="How long processes are started anew.")
-@click.option("--pairs", default=20, show_default=True, help="Of a start.")
-@click.option("--frames", default=20, show_default=True, help="Of a slice.")
-@click.option("--same", is_flag=True, help="The plan without plans for losses beside itself: what chance alone gives.")
-@click.option("--file", default=None, type=click.Path(path_type=Path), help="JSON: pairs that were measured before.")
+@click.option("--seconds", default=50.0, show_default=True, help="Seconds for all starts.")
+@click.option("--pairs", default=20, show_default=True, help="Pairs of each start.")
+@click.option("--frames", default=20, show_default=True, help="Frames of each slice.")
+@click.option("--same", is_flag=True, help="Compare the plan with itself, to see the noise.")
+@click.option("--file", default=None, type=click.Path(path_type=Path), help="JSON file with pairs of earlier calls.")
 def main(network: str, seconds: float, pairs: int, frames: int, same: bool, file: Path | None) -> None:
-    """Measure what plans for losses cost without a loss."""
+    """Measure the cost of failure plans without a failure."""
     key = f"{network}{', the same again' if same else ''}"
     known = json.loads(file.read_text()) if file is not None and file.exists() else {}
     starts = known.setdefault(key, [])
-    losses = {"plain": (), "other": () if same else [(name,) for name in DEVICES]}
+    failures = {"plain": (), "other": () if same else [(name,) for name in DEVICES]}
     with tempfile.TemporaryDirectory() as place:
-        made = {name: named(network, those, Path(place, name)) for name, those in losses.items()}
+        made = {name: named(network, those, Path(place, name)) for name, those in failures.items()}
         until, rng = time.monotonic() + seconds, Random()
         while time.monotonic() < until:
             starts.append(start(made, pairs, frames, rng))

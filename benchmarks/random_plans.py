@@ -1,7 +1,6 @@
-"""Random networks under random plans, as in tests/test_random_plans.py, but many.
+"""Random networks with random plans, as in tests/test_random_plans.py, but many.
 
-In: how many pairs, from which seed on. Out: every pair that is not bit-equal, or that sends other bytes than predicted,
-and how many were tried, on stdout.
+It prints every pair that is not bit-equal, or that sends other bytes than predicted, and the number of pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dicompiler_passes.partition import PartitionPass
 
 
 def fault(seed: int) -> str:
-    """What is wrong with the pair of this seed; '' where nothing is."""
+    """Return the fault of the pair with this seed; '' if there is none."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -51,8 +50,8 @@ def fault(seed: int) -> str:
 @click.argument("count", type=click.IntRange(min=1), default=10_000)
 @click.argument("first", type=click.IntRange(min=0), default=0)
 def main(count: int, first: int) -> None:
-    """Tries COUNT pairs from seed FIRST on. The exit code is 1 where one is wrong."""
-    logging.disable(logging.WARNING)  # parts that nobody reads are what random plans are full of
+    """Try COUNT pairs from seed FIRST on. The exit code is 1 if one is wrong."""
+    logging.disable(logging.WARNING)  # Random plans have many unread parts, which are warned of.
     faults = 0
     for seed in range(first, first + count):
         try:

@@ -1,6 +1,6 @@
-"""How each strategy's time grows with layers and devices, up to 1 000 layers on 64 devices.
+"""The time of each strategy for growing numbers of layers and devices, up to 1000 layers on 64 devices.
 
-In: nothing, or which sizes. Out: a table of seconds, one row for each size, on stdout.
+It prints a table of seconds, one row for each size.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.plugin.registry import registry
 
 STRATEGIES = ("pipeline", "modnn", "dp", "gradient", "genetic", "cpsat", "auto")
-LIMIT_S = 60.0
-"""What `auto` may take on the largest size."""
+MAX_AUTO_S = 60.0
+"""Seconds that `auto` may take."""
 
 
 def network(layers: int, rows: int = 64) -> Model:
-    """`layers` convolutions of 16 channels on a map of `rows` × 64 in residual blocks of two."""
+    """Return `layers` convolutions of 16 channels on `rows` × 64 elements, in residual blocks of two."""
     import numpy as np
 
     random = np.random.default_rng(0)
@@ -66,7 +66,7 @@ def main(layers: Sequence[int], devices: Sequence[int], strategies: Sequence[str
                 except DicompilerError as error:
                     cells.append("none")
                     click.echo(f"{count} layers, {number} devices: {name}: {error}", err=True)
-                over = over or (name == "auto" and time.perf_counter() - start > LIMIT_S)
+                over = over or (name == "auto" and time.perf_counter() - start > MAX_AUTO_S)
                 click.echo(f"{count} {number} {name} {cells[-1]}", err=True)
             table.add_row(str(count), str(number), *cells)
     Console(width=None if sys.stdout.isatty() else 120).print(table)

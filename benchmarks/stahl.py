@@ -1,8 +1,9 @@
-"""Stahl's experiment (SAMOS 2019, table 1): YOLOv2 on six boards, its late layers in LOP, or by pairs in FUSE.
+"""Stahl's experiment (SAMOS 2019, table 1): YOLOv2 on six boards, its late layers in LOP, or in pairs in FUSE.
 
-In: lines in Mbit/s. Out: for each line the seconds of a frame with LOP and with FUSE, predicted and measured on boards
-that this host plays, and how many times faster FUSE is, beside what the paper measured. Run it as README.md says, as
-root, on a host that does nothing else.
+    stahl.py [--line MBIT_S …] [--frames N]
+
+For each bandwidth it prints the seconds of a frame with LOP and with FUSE, predicted and measured on emulated boards,
+and the speed-up of FUSE next to the paper's. Run it as README.md says, as root, on an idle host.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from dicompiler_strategies.papers.stahl import PartitionScheme, network_parts
 
 BOARDS = 6
 PAPER = {10: 1.16, 100: 1.15, 1000: 1.06}
-"""How many times faster FUSE was, by Mbit/s."""
+"""Mbit/s → speed-up of FUSE in the paper."""
 NUMBERS = (16, 18, 19, 20, 21, 22, 23, 24, 26, 29, 30)
-"""The convolutions whose channels the paper cuts, as darknet numbers them: the last of ours."""
+"""Darknet's numbers of the convolutions that the paper cuts by channels: the last ones of our network."""
 CONVOLUTIONS = {number: f"conv{13 + i}" for i, number in enumerate(NUMBERS)}
 PAIRS = {"LOP": (), "FUSE": ((18, 19), (20, 21), (22, 23), (29, 30))}
 """The paper's FUSE1 is the best of its table 2."""
@@ -36,15 +37,21 @@ PAIRS = {"LOP": (), "FUSE": ((18, 19), (20, 21), (22, 23), (29, 30))}
 
 @dataclass(frozen=True)
 class Case:
-    """Seconds of a frame."""
+    """One plan's times.
+
+    Attributes:
+        predicted_s: Predicted seconds of a frame.
+        measured_s: Measured seconds of a frame.
+        slowdown: Share by which the host was too slow to emulate the boards.
+    """
 
     predicted_s: float
     measured_s: float
-    late: float
+    slowdown: float
 
 
 def parts(tiled: PipelineState, kind: str) -> Mapping[str, tuple[Part, ...]]:
-    """Early layers in height tiles, as `tiled` has them, late ones by channels."""
+    """Return the parts: early layers in height tiles as in `tiled`, late ones by channels."""
     layers, plan = tiled.layers, tiled.plan
     assert layers is not None and plan is not None
     schemes: dict[str, PartitionScheme] = dict.fromkeys(CONVOLUTIONS.values(), "o")
@@ -56,7 +63,7 @@ def parts(tiled: PipelineState, kind: str) -> Mapping[str, tuple[Part, ...]]:
 
 
 def measured(tiled: PipelineState, platform: Platform, kind: str, frames: int) -> Case:
-    """One plan on boards of that platform."""
+    """Compile and emulate one plan."""
     assert tiled.plan is not None
     plan = replace(tiled.plan, layers=parts(tiled, kind))
     cost = f"analytic{{runtime={runtime_cost_factor('sockets', BOARDS):.3g}}}"
@@ -78,12 +85,12 @@ def main(lines: Sequence[int], frames: int) -> None:
         for kind, case in cases.items():
             click.echo(
                 f"{line:5} Mbit/s  {kind:4}  {case.predicted_s:7.2f} s predicted {case.measured_s:7.2f} measured, "
-                f"host late by {case.late:.0%}"
+                f"host too slow by {case.slowdown:.0%}"
             )
         lop, fuse = cases["LOP"], cases["FUSE"]
         click.echo(
-            f"{line:5} Mbit/s  FUSE is {lop.predicted_s / fuse.predicted_s:.2f} times faster as predicted, "
-            f"{lop.measured_s / fuse.measured_s:.2f} as measured; the paper: {PAPER.get(line, 'no figure')}"
+            f"{line:5} Mbit/s  FUSE is predicted to be {lop.predicted_s / fuse.predicted_s:.2f} times faster, "
+            f"measured {lop.measured_s / fuse.measured_s:.2f}; the paper: {PAPER.get(line, 'no figure')}"
         )
 
 

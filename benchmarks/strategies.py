@@ -1,7 +1,6 @@
-"""All strategies by simulation over networks × kinds of network × devices × bandwidths: who is best, how far from the
-bound. 405 cases in all; `--sample` takes some of them at random.
+"""All strategies by simulation over networks × kinds of network × devices × bandwidths: the best one and the gap.
 
-In: which networks, how many cases. Out: a row for each case as it comes, then a summary, on stdout.
+There are 405 cases; `--sample` picks some at random. It prints a row for each case as it ends, then a summary.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 
 KINDS: tuple[NetworkKind, ...] = ("switch", "shared", "gateway")
-FAST, SLOW = 13.6e9, 3.75e9  # Raspberry Pi 4 and 3
+FAST, SLOW = 13.6e9, 3.75e9  # FLOP/s of a Raspberry Pi 4 and 3.
 CLUSTERS = {"2": (2, 0), "4": (4, 0), "8": (8, 0), "2+2": (2, 2), "1+5": (1, 5)}
 MBITS = (10, 100, 1000)
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
-BUDGET = 30.0
-"""Seconds that auto has; as many as the slowest of the others took where that is more."""
-EQUAL = 1.001
-"""What lies within a thousandth counts as equal."""
+AUTO_BUDGET_S = 30.0
+"""Budget of auto in seconds, at least as long as the slowest of the other strategies takes."""
+MAX_EQUAL_RATIO = 1.001
+"""Values within this factor of the best one count as equal to it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: a network on fast and slow devices, joined by a network of some kind."""
+    """One problem: a network on fast and slow devices, connected by a network of some kind."""
 
     network: str
     kind: NetworkKind
@@ -65,15 +64,21 @@ class Case:
 
 
 def cases(names: Sequence[str]) -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases."""
     for case in itertools.product(names, KINDS, CLUSTERS, MBITS):
         yield Case(*case)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A case's comparison: of each strategy the value in seconds (endless without a plan) and the seconds of its
-    search; the bound."""
+    """The comparison of one case.
+
+    Attributes:
+        case: The case.
+        values: Strategy → value in seconds; infinite without a plan.
+        seconds: Strategy → seconds of its search.
+        bound: Lower bound in seconds.
+    """
 
     case: Case
     values: Mapping[str, float]
@@ -85,7 +90,7 @@ class Result:
         return min(self.values.values())
 
     def is_best(self, name: str) -> bool:
-        return self.values[name] <= EQUAL * self.least
+        return self.values[name] <= MAX_EQUAL_RATIO * self.least
 
     def __str__(self) -> str:
         cells = [
@@ -97,24 +102,27 @@ class Result:
 
 @lru_cache(maxsize=1)
 def problem(network: str) -> Problem:
-    """The network's layers, which all its cases have in common."""
+    """Return the problem of a network, whose layers all its cases share."""
     return load_problem(Model.load(networks.build(network, 1)), "rpi4x1")
 
 
 def run(case: Case) -> Result:
-    """All strategies on one case."""
+    """Run all strategies on one case."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     given = replace(problem(case.network), platform=case.platform())
     found = compare(given, {name: registry().make("strategies", name) for name in STRATEGIES[:-1]})
     longest = max(row.search_s for row in found.results)
-    auto = compare(given, {"auto": registry().make("strategies", f"auto{{budget={max(BUDGET, longest)}}}")})
+    auto = compare(given, {"auto": registry().make("strategies", f"auto{{budget={max(AUTO_BUDGET_S, longest)}}}")})
     rows = (*found.results, *auto.results)
     values = {row.strategy: math.inf if row.metrics is None else found.objective_value(row) for row in rows}
     return Result(case, values, {row.strategy: row.search_s for row in rows}, found.lower_bound or 0.0)
 
 
 def summary(done: Sequence[Result]) -> int:
-    """Prints who was best how often, and the gap; how many times auto was worse than another."""
+    """Print how often each strategy was best and the gap to the bound.
+
+    Returns how often auto was worse than another strategy.
+    """
     for name in STRATEGIES:
         best = sum(result.is_best(name) for result in done)
         search = statistics.median(result.seconds[name] for result in done)
@@ -128,10 +136,10 @@ def summary(done: Sequence[Result]) -> int:
 
 @click.command()
 @click.option("--network", "chosen", multiple=True, help="Only these (repeatable). Default: the nine CNNs of onnx.")
-@click.option("--sample", type=click.IntRange(min=1), help="So many cases, taken at random with seed 0.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="So many cases at once, each in its own process.")
+@click.option("--sample", type=click.IntRange(min=1), help="Number of cases, picked at random with seed 0.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Number of cases at the same time, each in its own process.")
 def main(chosen: Sequence[str], sample: int | None, jobs: int) -> None:
-    """Compare all strategies by simulation. Rows end as their cases do; "!" marks who is not best or equal."""
+    """Compare all strategies by simulation. "!" marks strategies that are worse than the best one."""
     every = list(cases(chosen or [f"light/{name}" for name in networks.LIGHT_NAMES]))
     taken = sorted(Random(0).sample(every, min(sample, len(every))), key=every.index) if sample else every
     done = []
