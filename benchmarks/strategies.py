@@ -137,7 +137,7 @@ def summary(done: Sequence[Result]) -> int:
 @click.command()
 @click.option("--network", "chosen", multiple=True, help="Only these (repeatable). Default: the nine CNNs of onnx.")
 @click.option("--sample", type=click.IntRange(min=1), help="Number of cases, picked at random with seed 0.")
-@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Number of cases at the same time, each in its own process.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, help="Cases at the same time, each in its own process.")
 def main(chosen: Sequence[str], sample: int | None, jobs: int) -> None:
     """Compare all strategies by simulation. "!" marks strategies that are worse than the best one."""
     every = list(cases(chosen or [f"light/{name}" for name in networks.LIGHT_NAMES]))

@@ -96,7 +96,7 @@ def test_pipeline_rejects_invalid_devices() -> None:
     problem = Problem(shuffled(), platform(1, 1, 0))
     for devices, expected in (
         (("d0", "d2"), "pipeline: device 'd2' has no compute"),
-        (("d0", "d1", "d0"), "pipeline: device 'd0' stands twice"),
+        (("d0", "d1", "d0"), "pipeline: device 'd0' is named twice"),
         (("d0", "x"), "unknown device 'x'"),
     ):
         with pytest.raises(DicompilerError, match=expected):

@@ -87,7 +87,7 @@ def test_requires_either_plan_file_or_mapping() -> None:
     for spec in ("manual", "manual{file=a.json mapping=b.json}"):
         with pytest.raises(UsageError, match=r"give either file=PLAN\.json or mapping=MAPPING\.json"):
             instantiate(Manual, parse_spec(spec))
-    with pytest.raises(UsageError, match=r"platform=PLATFORM\.txt goes with mapping"):
+    with pytest.raises(UsageError, match=r"platform=PLATFORM\.txt needs mapping"):
         instantiate(Manual, parse_spec("manual{file=a.json platform=p.txt}"))
 
 
@@ -107,7 +107,7 @@ def test_keys_name_host_and_resource(text: str, host: str, kind: str, cores: tup
 
 @pytest.mark.parametrize("text", ["nx01", "nx01_npu", "nx01_arm", "_gpu", "nx01_arm1x", "nx01_gpu0"])
 def test_rejects_unknown_resource(text: str) -> None:
-    with pytest.raises(DicompilerError, match=r"^m: key .* names no resource: write <host>_gpu, <host>_arm012"):
+    with pytest.raises(DicompilerError, match=r"^m: key .* does not name a resource: write <host>_gpu, <host>_arm012"):
         parse_key(text, "m")
 
 
@@ -127,9 +127,9 @@ def test_platform_txt_is_read_line_by_line(files: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("nx01 arm slots=0-5", r":1: 'nx01 arm slots=0-5' is no host: write 'name, architecture, slots=0-5'"),
+        ("nx01 arm slots=0-5", r":1: 'nx01 arm slots=0-5' is not a host: write 'name, architecture, slots=0-5'"),
         ("nx01, arm, slots=5-0", r":1: slots=5-0: the first core comes after the last"),
-        ("a, arm, slots=0\na, arm, slots=0", r":2: host 'a' has a line already"),
+        ("a, arm, slots=0\na, arm, slots=0", r":2: host 'a' is listed twice"),
         ("\n# nothing\n", ": no host: write lines such as"),
     ],
 )
@@ -279,7 +279,7 @@ def test_fused_node_follows_its_anchor_with_a_warning(
         ({"nx01_gpu": ["c2", "p", "fc"]}, r"key 'nx01_gpu': unknown layer 'fc'"),
         ({"nx01_gpu": ["conv_2", "p"]}, r"unknown layer 'conv_2' \(did you mean 'conv2'\?\)"),
         ({"nx01_gpu": "c2"}, r"key 'nx01_gpu': expected a list of layers' names"),
-        ({"nx01": ["c2"]}, r"key 'nx01' names no resource"),
+        ({"nx01": ["c2"]}, r"key 'nx01' does not name a resource"),
     ],
 )
 def test_each_mistake_in_a_mapping_is_one_message(

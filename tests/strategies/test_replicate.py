@@ -97,7 +97,7 @@ def test_every_role_computes_the_same_bits(size: int) -> None:
 
 
 def test_rejects_unsupported_objectives_and_sizes() -> None:
-    with pytest.raises(UsageError, match="objective 'latency' is not throughput, which is all it knows"):
+    with pytest.raises(UsageError, match="objective 'latency' is not supported: use throughput"):
         Replicate().plan(problem(1, 1, objective="latency"))
     with pytest.raises(UsageError, match="groups of 3, but only 2 devices compute"):
         Replicate(group_size=3).plan(problem(1, 0, 1))

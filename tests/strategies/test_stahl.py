@@ -171,7 +171,7 @@ def test_network_without_such_layers_stays_whole() -> None:
 
 def test_rejects_invalid_options() -> None:
     problem = Problem(vgg16(), make_cluster("switch", 1, 1))
-    with pytest.raises(DicompilerError, match=r"stahl: devices=3, and the platform 'switch2' has 2 that compute"):
+    with pytest.raises(DicompilerError, match=r"stahl: devices=3, but only 2 devices of platform 'switch2' compute"):
         Stahl(devices=3).plan(problem)
     with pytest.raises(ValueError, match="devices must be 0"):
         Stahl(devices=-1)

@@ -24,7 +24,7 @@ from dicompiler_strategies.trim_parts import trim_parts
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_trimmed_plan_is_bit_equal_with_no_more_work(seed: int) -> None:
+def test_trimmed_plan_is_bit_equal_and_needs_no_more_work(seed: int) -> None:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())

@@ -28,7 +28,7 @@ def test_narrower_wire_type_changes_the_choice(name: str, objective: str) -> Non
 
     before, after = strategy.plan(wide), strategy.plan(narrow)
 
-    assert (before.wire, after.wire) == (WireFormat(), HALVED)
+    assert (before.wire_format, after.wire_format) == (WireFormat(), HALVED)
     assert before.layers != after.layers
     same = narrow.evaluate(replace(before, wire_format=HALVED)).objective_value(objective)
     assert narrow.evaluate(after).objective_value(objective) <= same * 1.01

@@ -106,7 +106,7 @@ def test_deadline_stops_search() -> None:
     assert budget.is_exceeded() and budget.was_exceeded and not budget.try_steps()
     assert budget.spent_s == 0.0
     with pytest.raises(
-        DicompilerError, match="tables: the budget is used up before they are filled: give a larger one"
+        DicompilerError, match="cost tables: the budget is used up before they are filled: use a larger budget"
     ):
         Gradient().plan_within(posed(), budget)
 
