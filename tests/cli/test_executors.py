@@ -28,7 +28,16 @@ from dicompiler.driver import dask_executor
 from dicompiler.driver.prepare import load_problem
 from dicompiler.plugin.registry import registry
 
-SEARCH = ("--strategy", "genetic{measured_generations=2}", "--generations", "4", "--population", "20", "--platform", "rpi4x3")
+SEARCH = (
+    "--strategy",
+    "genetic{measured_generations=2}",
+    "--generations",
+    "4",
+    "--population",
+    "20",
+    "--platform",
+    "rpi4x3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +95,12 @@ def test_compile_and_compare_come_to_the_same_with_processes(
 
 def test_ranks_of_mpi_find_the_same_front(tmp_path: Path) -> None:
     onnx.save(networks.build("lenet"), tmp_path / "net.onnx")
-    explore(tmp_path / "net.onnx", "rpi4x3", "genetic{measured_generations=2 generations=4 population=20}", output=tmp_path / "a")
+    explore(
+        tmp_path / "net.onnx",
+        "rpi4x3",
+        "genetic{measured_generations=2 generations=4 population=20}",
+        output=tmp_path / "a",
+    )
     line = ["-m", "dicompiler.cli", "explore", "net.onnx", *SEARCH, "-o", "b", "--executor", "mpi"]
     ranks = ["mpirun", "--oversubscribe", "-n", "3", sys.executable]
     for words, code in ((["-m", "mpi4py.futures"], 0), ([], 2)):

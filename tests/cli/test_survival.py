@@ -80,7 +80,11 @@ def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("plan MODEL --platform rpi4x1 --survive 1 -o OUT", 2, "tolerate-failures: 1: on rpi4x1 only one device computes"),
+        (
+            "plan MODEL --platform rpi4x1 --survive 1 -o OUT",
+            2,
+            "tolerate-failures: 1: on rpi4x1 only one device computes",
+        ),
         ("plan MODEL --platform rpi4x3 --survive 3 -o OUT", 2, "use at most 2"),
         ("plan MODEL --platform rpi4x3 --survive most -o OUT", 2, "'most' is not a number, 'hosts' or a device"),
         ("compare MODEL --platform rpi4x3 --survive pi002", 2, "(did you mean 'pi02'?)"),

@@ -114,7 +114,10 @@ def test_states_exclude_what_gives_frames_to_other_devices() -> None:
     ):
         with pytest.raises(DicompilerError, match=f"^plan: {what}: state 'h' is kept on its device, and"):
             problem.estimate(given)
-    with pytest.raises(DicompilerError, match=r"^tolerate-failures: 1: state 'h' exists on one device only and would be lost with it: omit"):
+    with pytest.raises(
+        DicompilerError,
+        match=r"^tolerate-failures: 1: state 'h' exists on one device only and would be lost with it: omit",
+    ):
         compile(cell(), uniform_platform(2), tolerate_failures=1)
     with pytest.raises(UsageError, match=r"^state: target 'tflm' cannot keep states between frames: use no states"):
         compile(cell(), uniform_platform(1), state="h=hn", target="tflm")
