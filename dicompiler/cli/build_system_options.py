@@ -1,7 +1,4 @@
-"""The options by which build systems learn what a command read and wrote: --depfile, --depfile-target, --print-outputs.
-
-In: the options, what the command was asked, what it wrote. Out: a depfile; a path each line on stdout.
-"""
+"""Options for build systems: --depfile, --depfile-target and --print-outputs."""
 
 from __future__ import annotations
 
@@ -17,17 +14,23 @@ from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import PATH, CompileRequest, check_output_file, combine
 
 build_system_options = combine(
-    click.option("--depfile", metavar="FILE", type=PATH, help="Write there what was read, for Make and Ninja."),
+    click.option("--depfile", metavar="FILE", type=PATH, help="Write the files that were read to FILE, as a rule for Make and Ninja."),
     click.option(
-        "--depfile-target", metavar="NAME", help="What the build rule makes, where that is not the first output."
+        "--depfile-target", metavar="NAME", help="Set the target of the rule. Default: the first output."
     ),
-    click.option("--print-outputs", is_flag=True, help="Print the paths of the written files, and nothing else."),
+    click.option("--print-outputs", is_flag=True, help="Print only the paths of the written files."),
 )
 
 
 @dataclass(frozen=True)
 class BuildSystemOptions:
-    """What the three options say."""
+    """Values of the three options.
+
+    Attributes:
+        depfile: File to write the dependencies to.
+        depfile_target: Target of the rule; None for the first output.
+        print_outputs: Whether to print only the paths of the written files.
+    """
 
     depfile: Path | None = None
     depfile_target: str | None = None
@@ -36,24 +39,39 @@ class BuildSystemOptions:
     def depfile_rule(
         self, outputs: Sequence[Path], request: CompileRequest, parts: Iterable[object] = ()
     ) -> DepfileRule:
-        """Before the work: what `Rule.write` will write after it, which is checked. outputs: what the command writes,
-        the main file first; parts: see Rule."""
+        """Check the options before the work, and return the rule to write after it.
+
+        Args:
+            outputs: The files that the command writes, the main one first.
+            request: The compilation request, which names the files that are read.
+            parts: The strategy, cost model, target and passes, whose options may name more files.
+
+        Raises:
+            UsageError: The options do not fit together.
+        """
         rule = DepfileRule(self.depfile, self.depfile_target or str(outputs[0]), request, tuple(parts))
         if self.depfile is None:
             if self.depfile_target is not None:
-                raise UsageError("--depfile-target goes with --depfile")
+                raise UsageError("--depfile-target needs --depfile")
             return rule
         check_output_file(self.depfile)
         for path in outputs:
             if path.absolute() == self.depfile.absolute():
-                raise UsageError(f"--depfile: {path} is written too: give the depfile a name of its own")
+                raise UsageError(f"--depfile: {path} is also an output: give the depfile another name")
         rule.format_text()
         return rule
 
 
 @dataclass(frozen=True)
 class DepfileRule:
-    """That a command makes `target` of what `request` and the options of `parts` name (see depfile.prerequisites)."""
+    """A make rule: the files that the command reads are the prerequisites of `target`.
+
+    Attributes:
+        depfile: File to write; None to write nothing.
+        target: Target of the rule.
+        request: The compilation request.
+        plugins: Passes, strategies and other plugins whose options may name files (see `depfile.prerequisites`).
+    """
 
     depfile: Path | None
     target: str
@@ -61,7 +79,7 @@ class DepfileRule:
     plugins: Sequence[object]
 
     def write(self) -> None:
-        """After the work: the depfile, whole, if there is to be one."""
+        """Write the depfile, if there is one."""
         if self.depfile is None:
             return
         from dicompiler.base.atomic_output import atomic_file
@@ -70,7 +88,7 @@ class DepfileRule:
             stage.write_bytes(os.fsencode(self.format_text()))
 
     def format_text(self) -> str:
-        """The depfile's text. DicompilerError for names that it cannot hold."""
+        """Return the text of the depfile; raise DicompilerError for names that it cannot contain."""
         from dicompiler.driver import depfile
 
         given = self.request
@@ -81,8 +99,7 @@ class DepfileRule:
 
 
 def make_plugins(**specs: str | None) -> dict[str, Any]:
-    """Strategy, cost model and target from their texts, by the same name; those that are given. UsageError for unknown
-    names."""
+    """Make strategy, cost model and target from their texts; raise UsageError for unknown names."""
     from dicompiler.plugin.registry import registry
 
     kinds = {"strategy": "strategies", "cost": "cost_models", "target": "targets"}
@@ -90,6 +107,5 @@ def make_plugins(**specs: str | None) -> dict[str, Any]:
 
 
 def print_paths(paths: Iterable[Path]) -> None:
-    """One each line."""
     for path in paths:
         click.echo(path)

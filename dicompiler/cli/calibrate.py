@@ -1,4 +1,4 @@
-"""`dicompiler calibrate`: corrects a platform's or a profile's figures by what runs measured."""
+"""`dicompiler calibrate`: correct the figures of a platform or profile with measured runs."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.argument("logs", metavar="RUN.json…", type=PATH, nargs=-1, required=True)
-@click.option("--artifact", metavar="DIR", type=PATH, help="What was run. Default: where the first log says.")
-@click.option("--profile", metavar="P.json", type=PATH, help="Correct this profile's seconds instead.")
-@click.option("--force", is_flag=True, help="Take runs of a busy machine.")
+@click.option("--artifact", metavar="DIR", type=PATH, help="Read the artifact from DIR. Default: the directory that the first log names.")
+@click.option("--profile", metavar="P.json", type=PATH, help="Correct the seconds of this profile instead of a platform.")
+@click.option("--force", is_flag=True, help="Accept runs that were measured on a busy machine.")
 @json_option
-@output_option(metavar="PLATFORM.toml", required=True, help="Where to write the platform, or the profile.")
+@output_option(metavar="PLATFORM.toml", required=True, help="Write the platform, or the profile, to this file.")
 def command(
     logs: tuple[Path, ...], artifact: Path | None, profile: Path | None, force: bool, as_json: bool, output: Path
 ) -> None:
-    """Correct a platform's figures, or a profile's, by what runs measured.
+    """Correct the figures of a platform or profile with measured runs.
 
-    The logs are of one artifact, from 'deploy --log' or 'emulate --log'. Rates follow from what segments took, lines
-    from the pauses between them. Prints each figure before and after, and how far off a frame was with it.
+    All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Rates are estimated from the times of
+    segments, links from the pauses between them. Use several runs to estimate links. Prints each figure before and after,
+    and the error of the frame time with both.
+
+    Example: dicompiler calibrate run1.json run2.json -o cluster.toml
     """
     from dicompiler.cli.file_io import write_json, write_text
     from dicompiler.cli.progress import progress
@@ -58,24 +61,24 @@ def _show_calibration(found: Calibration) -> None:
         (one.name, _format_figure(one, one.before), _format_figure(one, one.after), _format_change(one))
         for one in found.figures
     ]
-    print_table(("figure", "before", "after", "was off by"), rows, right=(1, 2))
+    print_table(("figure", "before", "after", "change"), rows, right=(1, 2))
     click.echo()
     times = [
         (one.log, *map(format_seconds, (one.measured_s, one.before_s, one.after_s)),
          *(f"{told / one.measured_s - 1:+.1%}" for told in (one.before_s, one.after_s)))
         for one in found.frames
     ]  # fmt: skip
-    print_table(("a frame of", "measured", "before", "after", "off before", "off after"), times, right=range(1, 6))
+    print_table(("run", "measured frame", "before", "after", "error before", "error after"), times, right=range(1, 6))
     for doubt in found.warnings:
-        click.echo(f"doubtful: {doubt}")
+        click.echo(f"warning: {doubt}")
 
 
 def _format_figure(figure: Figure, value: float | None) -> str:
-    """In the unit of platform files, with four digits."""
+    """Return a value in the unit of platform files, with four digits."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_quantity
 
     if value is None:
-        return "left"
+        return "unchanged"
     quantity = {"FLOP/s": COMPUTE_RATE, "bit/s": BANDWIDTH, "s": TIME}.get(figure.unit)
     return f"{value:.4g}" if quantity is None else format_quantity(float(f"{value:.4g}"), quantity)
 
@@ -83,4 +86,4 @@ def _format_figure(figure: Figure, value: float | None) -> str:
 def _format_change(figure: Figure) -> str:
     if figure.after is None:
         return figure.reason
-    return f"{figure.before / figure.after - 1:+.1%}" if figure.after else "it is nothing"
+    return f"{figure.before / figure.after - 1:+.1%}" if figure.after else "is zero"

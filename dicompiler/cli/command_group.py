@@ -1,4 +1,4 @@
-"""The command group: knows the commands' names and summaries, and imports a command's module when it is called."""
+"""The command group: names and summaries of all commands; their modules are imported when they are called."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import click
 
 from dicompiler.base.errors import UsageError, did_you_mean, one_line
 
-# Stated here so that `--help` imports no command; a test compares them with the commands' own.
+# They are repeated here so that `--help` imports no command. A test compares them with the commands.
 COMMANDS: Mapping[str, str] = {
     "compile": "Compile a model into programs for the devices of a platform.",
-    "run": "Run a compiled model on this host, a process for each device.",
-    "emulate": "Run a compiled model on this host as the boards of a platform would.",
-    "deploy": "Run a compiled model on the boards of a cluster, over ssh.",
-    "status": "Ask the devices that are kept running how they do.",
-    "keys": "Make the keys that the devices of a compiled model need to talk over a network.",
-    "verify": "Run a compiled model and compare it with onnxruntime.",
-    "plan": "Decide only: write the plan that a strategy makes.",
-    "compare": "Compare strategies: what their plans come to, how long they searched, what holds the best back.",
-    "explore": "Search for the plans of which none is better than another in everything.",
-    "simulate": "Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.",
-    "report": "Draw a compiled network, or a front of plans, as one HTML page.",
-    "profile": "Measure the layers of a model, pieces of them, and what targets' runtimes cost, on this device.",
-    "calibrate": "Correct a platform's figures, or a profile's, by what runs measured.",
-    "opt": "Run passes over a model.",
-    "list": "List what plugins provide, with options and origins, or the networks that come with dicompiler.",
-    "demo": "Split ResNet-50 over four boards, verify it, and say why it is faster or not.",
+    "run": "Run an artifact on this host, with one process per device.",
+    "emulate": "Run an artifact on this host at the speed of a platform's boards.",
+    "deploy": "Run an artifact on the boards of a cluster, over ssh.",
+    "status": "Show the state of resident devices.",
+    "keys": "Create the TLS keys of an artifact's devices.",
+    "verify": "Run an artifact and compare its outputs with onnxruntime.",
+    "plan": "Write the plan that a strategy makes, without compiling.",
+    "compare": "Compare strategies: predicted metrics, search time, and the bottleneck of the best plan.",
+    "explore": "Search for Pareto-optimal plans.",
+    "simulate": "Simulate a plan on a platform, and show when each device computes, sends and waits.",
+    "report": "Write a report of an artifact or Pareto front as one HTML page.",
+    "profile": "Measure a model's layers, pieces of them, and the overhead of runtimes.",
+    "calibrate": "Correct the figures of a platform or profile with measured runs.",
+    "opt": "Run passes on a model.",
+    "list": "List passes, strategies, targets and other plugins, or the built-in networks.",
+    "demo": "Split ResNet-50 over four boards, verify it, and explain the speed-up.",
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose command `x` is `command` in module `dicompiler.cli.x`."""
+    """A group whose command `x` is `command` in the module `dicompiler.cli.x`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -61,7 +61,7 @@ class LazyGroup(click.Group):
 
 
 def _make_debug_option() -> click.Option:
-    # Its value is not used: `main` looks for the flag itself, as parsing the arguments may be what fails.
+    # `main` looks for the flag itself, because an error may occur while arguments are parsed.
     return click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error.")
 
 
@@ -80,17 +80,17 @@ def _print_cmake_directory(ctx: click.Context, param: click.Parameter, value: bo
 
 
 def _log_warnings_to_stderr() -> None:
-    """Warnings of the library become lines like those of errors."""
+    """Print warnings of the library as lines like those of errors."""
     import logging
 
-    class Lines(logging.Handler):
+    class StderrHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            # Whatever stderr is now: while progress is shown, lines go above it.
+            # sys.stderr is looked up for each line, because a progress display replaces it.
             line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
             print(line, file=sys.stderr)
 
     log = logging.getLogger("dicompiler")
-    log.handlers, log.propagate = [Lines(logging.WARNING)], False
+    log.handlers, log.propagate = [StderrHandler(logging.WARNING)], False
 
 
 @click.group(cls=LazyGroup, invoke_without_command=True, params=[_make_debug_option()])
@@ -107,7 +107,7 @@ def _log_warnings_to_stderr() -> None:
 )
 @click.pass_context
 def root(ctx: click.Context) -> None:
-    """Splits a trained ONNX model over a cluster of edge devices, and proves that the parts compute the same."""
+    """Split a trained ONNX model over a cluster of edge devices, and verify that the parts compute the same."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)

@@ -1,7 +1,9 @@
-"""Runs a command line: arguments go in; results come out on stdout, diagnostics on stderr, and an exit code.
+"""The command line: run a command and return its exit code.
 
-0: done; 1: what was given cannot be compiled or run, or a third party's plugin broke; 2: wrong usage; 70: our own
-mistake; 130: interrupted. Commands live in modules of their own that are imported when they are called.
+    arguments ⇒ results on stdout, diagnostics on stderr, exit code
+
+Exit codes: 0; 1 for input that cannot be compiled or run, or a broken third-party plugin; 2 for wrong usage; 70 for an
+internal error; 130 after an interrupt. The module of a command is imported when the command is called.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what they print in Python goes to stderr.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started us
+        if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Help, which comes at once, loads no plugin.
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(given: list[str]) -> int:
     try:
         result = root.main(given, prog_name="dicompiler", standalone_mode=False)
-        # A full disk or a reader that went away shows only now.
+        # A full disk or a closed pipe is noticed only when the buffer is flushed.
         sys.stdout.flush()
     except BaseException as error:
         if isinstance(error, BrokenPipeError) or _is_click_exit(error):
@@ -63,7 +65,7 @@ def _run_command(given: list[str]) -> int:
 
 
 def _is_click_exit(error: BaseException) -> bool:
-    """Whether click has ended the process: what it makes of a broken pipe."""
+    """Return True if click has ended the process, as it does after a broken pipe."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -71,12 +73,12 @@ def _is_click_exit(error: BaseException) -> bool:
 
 
 def _discard_stdout() -> None:
-    """Nobody reads stdout any more: lets the interpreter's last flush go nowhere instead of failing."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush cannot fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _describe_error(error: BaseException) -> tuple[int, str]:
-    """The exit code and the line for an error."""
+    """Return the exit code and the line for an error."""
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
     if any(isinstance(one, click.Abort | KeyboardInterrupt) for one in _cause_chain(error)):
@@ -95,21 +97,24 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
 
 
 def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it came of: a library that is interrupted while it is loaded says that it cannot be loaded."""
+    """Yield the error and its causes.
+
+    A library that is interrupted while it is imported raises ImportError with KeyboardInterrupt as its cause.
+    """
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """The line for an exception in a third party's code that no guard has seen; None where there is no such code."""
+    """Return the line for an exception in unwrapped plugin code, or None if no plugin is involved."""
     from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry
 
     try:
         plugins = registry().plugins
-    except DicompilerError:  # two plugins collide: nothing was loaded
+    except DicompilerError:  # two plugins have the same name, so nothing was loaded
         return None
     return format_plugin_error(
         error,
@@ -122,7 +127,7 @@ def _plugin_error_line(error: BaseException) -> str | None:
 
 
 def _describe_usage_error(error: click.ClickException) -> str:
-    """click's own errors in our words: the command, what is wrong with it, and the nearest valid name."""
+    """Return click's error in one line: command, cause, and the nearest valid name."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "dicompiler"
     place = path.removeprefix("dicompiler").strip()
@@ -132,7 +137,7 @@ def _describe_usage_error(error: click.ClickException) -> str:
         message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, known)}"
     else:
         message = one_line(error.format_message()).rstrip(".")
-        for theirs, ours in (("valid integer range", "whole number"), ("valid float range", "number")):
+        for theirs, ours in (("valid integer range", "integer"), ("valid float range", "number")):
             message = message.replace(theirs, ours)
         message = f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
     return f"{place}: {message}" if place else message

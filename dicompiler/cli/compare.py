@@ -1,4 +1,4 @@
-"""`dicompiler compare`: all strategies in one table, under one cost model, evaluated by the simulator."""
+"""`dicompiler compare`: all strategies in one table, with one cost model and simulator."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dicompiler.cli.options import (
 if TYPE_CHECKING:
     from dicompiler.search.strategy import Strategy
 
-# Those that need no file and no choice of the user's.
+# The strategies that need no file and no required option.
 DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 
 
 @click.command("compare")
 @problem_options
-@click.option("--strategies", metavar="A,B{…},C", help=f"Which, separated by commas. Default: {DEFAULT_STRATEGIES}.")
-@click.option("--why", "reasons", is_flag=True, help="Say of what stays whole why, and when a split would pay.")
+@click.option("--strategies", metavar="A,B{…},C", help=f"Compare these, separated by commas. Default: {DEFAULT_STRATEGIES}.")
+@click.option("--why", "reasons", is_flag=True, help="Explain why layers are not split, and from which bandwidth on a split would pay off.")
 @objective_option
 @tolerate_failures_option
 @wire_option
@@ -38,10 +38,12 @@ DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 def command(
     request: CompileRequest, strategies: str | None, reasons: bool, executor: str | None, as_json: bool
 ) -> None:
-    """Compare strategies: what their plans come to, how long they searched, what holds the best back.
+    """Compare strategies: predicted metrics, search time, and the bottleneck of the best plan.
 
-    Times are simulated, for the same cost model; below the table stands a bound that no plan can beat. With --survive
-    each has plans for losses, and the longest frame of them stands beside.
+    All times are simulated with the same cost model. The lower bound below the table holds for every plan. With
+    --tolerate-failures, each strategy also makes failure plans, and the table shows the longest latency after a failure.
+
+    Example: dicompiler compare model.onnx --platform rpi4x4 --strategies single,modnn,dp
     """
     from dicompiler.analysis.compare import compare
     from dicompiler.analysis.explain import explain
@@ -71,7 +73,7 @@ def command(
 
 
 def parse_strategies(text: str) -> dict[str, Strategy]:
-    """`dp,cpsat{…}` → the strategies by their specs. UsageError for unknown names."""
+    """Return the strategies of a text such as `dp,cpsat{…}`, by their specs; raise UsageError for unknown names."""
     from dicompiler.base.option_specs import parse_pipeline
     from dicompiler.plugin.registry import registry
 

@@ -1,4 +1,4 @@
-"""`dicompiler compile`: one model and one platform in, a directory of programs out."""
+"""`dicompiler compile`: write the programs that run a model on the devices of a platform."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from dicompiler.cli.options import (
 @click.command("compile")
 @problem_options
 @strategy_option
-@plan_option(help="A plan to carry out, instead of a strategy.")
+@plan_option(help="Use this plan instead of a strategy.")
 @click.option(
     "--fit",
     is_flag=True,
-    help="Find the fewest boards, or on one the coarsest tiles in turn, that fit RAM and flash: strategy fit.",
+    help="Use strategy fit: find the fewest boards, or the coarsest tiles on one board, that fit RAM and flash.",
 )
 @objective_option
 @tolerate_failures_option
 @cost_option
-@target_option(help="What to emit: see 'dicompiler list targets'. Default: sockets.")
+@target_option(help="Set the target (see 'dicompiler list targets'). Default: sockets.")
 @shape_options
 @executor_option
 @click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
 @wire_options
 @json_option
 @build_system_options
-@output_option(metavar="DIR", required=True, help="The directory to write.")
+@output_option(metavar="DIR", required=True, help="Write the artifact to this directory.")
 @options_as(request=CompileRequest, building=BuildSystemOptions)
 def command(
     request: CompileRequest,
@@ -60,7 +60,9 @@ def command(
 ) -> None:
     """Compile a model into programs for the devices of a platform.
 
-    Prints who computes what; 'dicompiler verify DIR' then proves that the programs compute what the model does.
+    Prints the share of each device. Then 'dicompiler verify DIR' checks that the programs compute the model's outputs.
+
+    Example: dicompiler compile model.onnx --platform rpi4x4 --strategy dp -o build
     """
     from dicompiler.base.atomic_output import tracked_files
     from dicompiler.cli.compile_output import show_compilation
@@ -70,9 +72,9 @@ def command(
 
     strategy, plan = request.strategy, request.plan
     if strategy is not None and plan is not None:
-        raise UsageError("compile: --strategy and --plan exclude each other: a plan needs no strategy")
+        raise UsageError("compile: --strategy and --plan exclude each other: remove one")
     if fit and (strategy is not None or plan is not None):
-        raise UsageError("compile: --fit decides itself: leave out --strategy and --plan, or take --strategy 'fit{…}'")
+        raise UsageError("compile: --fit is a strategy: remove --strategy and --plan, or use --strategy 'fit{…}'")
     check_writable(output)
     parts = make_plugins(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
     rule = building.depfile_rule([output / ARTIFACT_FILE], request, parts.values())

@@ -1,4 +1,4 @@
-"""What compile, plan, run and verify print: tables of who computes what, or the same as JSON."""
+"""Output of compile, plan, simulate, compare and verify: tables for terminals, or JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def show_compilation(result: CompileResult, as_json: bool) -> None:
-    """Prints what each device does in a frame, what that is predicted to cost, and where it was written."""
+    """Print the share of each device, the predicted metrics, and the written artifact."""
     devices = _device_records(result.program)
     if as_json:
         outputs = [str(result.artifacts / name) for name in tracked_files(result.artifacts)]
@@ -60,8 +60,11 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
 
 
 def _footprint_document(result: PipelineState) -> dict[str, Any]:
-    """RAM and flash of each device with its host's limits, the most RAM of a device where one has the whole network,
-    and how many times the multiplications of the uncut network all devices do together."""
+    """Return RAM and flash of each device, with its host's limits.
+
+    `single_device_ram` is the RAM of a device with the whole network; `multiplication_ratio` compares the multiplications of
+    all devices with those of the unsplit network.
+    """
     assert result.platform is not None
     devices = []
     for one in result.footprints:
@@ -76,7 +79,7 @@ def _footprint_document(result: PipelineState) -> dict[str, Any]:
 
 
 def _relative_multiplications(result: PipelineState) -> float:
-    """Those of all parts of a frame, halos included, as a multiple of the uncut network's."""
+    """Return the multiplications of all parts, halos included, divided by those of the unsplit network."""
     from dicompiler.cost.op_counts import count_macs, count_task_macs
 
     assert result.layers is not None and result.routing is not None
@@ -100,14 +103,14 @@ def _show_footprints(result: PipelineState) -> None:
     if occupied["uncut_ram"] is not None:
         most = max(one["ram"] for one in occupied["devices"])
         click.echo(
-            f"\nRAM of the fullest device: {format_bytes(most)}; of one that has the whole network, uncut: "
+            f"\nRAM of the fullest device: {format_bytes(most)}; of a device with the whole network: "
             f"{format_bytes(occupied['uncut_ram'])}"
         )
-    click.echo(f"multiplications: {occupied['multiplications']:.3f} times those of the uncut network")
+    click.echo(f"multiplications: {occupied['multiplications']:.3f} times those of the unsplit network")
 
 
 def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
-    """Prints what a plan is predicted to cost, and where it was written."""
+    """Print the predicted metrics of a plan, and the written file."""
     if as_json:
         losses = failures_document(result.failure_metrics)
         told, files = {"summary": dataclasses.asdict(result.summary)}, {"plan": str(written), "outputs": [str(written)]}
@@ -121,8 +124,10 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
 
 
 def _device_records(program: Program) -> list[dict[str, Any]]:
-    """For each device: its name, how many segments, bytes of weights, how many transfers, bytes sent and received; with
-    replicas for a frame of each, and of all that is for losses the segments and weights."""
+    """Return segments, weights, transfers and bytes of each device.
+
+    With replicas, transfers and bytes are for one frame of each. Segments and weights include failure plans.
+    """
     from dicompiler.ir.program import TensorSpec
 
     records = []
@@ -146,7 +151,7 @@ def _device_records(program: Program) -> list[dict[str, Any]]:
 
 
 def _prediction_document(result: PipelineState) -> dict[str, Any]:
-    """`metrics` of the plan and, beside them, of the best single device (`single`)."""
+    """Return the metrics of the plan and of the best single device."""
     both = {"metrics": result.metrics, "single": result.single_device_metrics}
     return {name: None if metrics is None else dataclasses.asdict(metrics) for name, metrics in both.items()}
 
@@ -156,22 +161,22 @@ def _show_prediction(result: PipelineState) -> None:
         return
     plan, single = _format_metrics(result.metrics), _format_metrics(result.single_device_metrics)
     rows = [(name, plan[name], single[name]) for name in plan]
-    print_table(("predicted for a frame", "this plan", "one device"), rows, right=(1, 2))
+    print_table(("predicted per frame", "this plan", "one device"), rows, right=(1, 2))
     if result.plan is not None:
         show_wire(result.plan)
 
 
 def show_wire(plan: Plan) -> None:
-    """Prints in which types tensors travel, where that is not as they are."""
+    """Print the element types on the wire, if any tensor is narrowed."""
     if plan.wire_format.dtypes:
-        click.echo(f"\ntensors travel between devices as {plan.wire_format}")
+        click.echo(f"\ntensors are sent between devices as {plan.wire_format}")
 
 
 def _format_metrics(metrics: Metrics) -> dict[str, str]:
     return {
         "latency": f"{1000 * metrics.latency_s:.4g} ms",
-        "inputs and outputs, beside it": f"{1000 * metrics.input_output_s:.4g} ms",
-        "time between frames": f"{1000 * metrics.period_s:.4g} ms",
+        "inputs and outputs, in addition": f"{1000 * metrics.input_output_s:.4g} ms",
+        "frame period": f"{1000 * metrics.period_s:.4g} ms",
         **({"energy": f"{metrics.energy_j:.4g} J"} if metrics.energy_j else {}),
         "memory of the fullest host": f"{metrics.memory / 2**20:.4g} MiB",
         "sent between devices": f"{metrics.total_bytes} bytes",
@@ -185,8 +190,7 @@ def show_simulation(
     stretches: Sequence[StreamInterval] = (),
     in_flight: int = 1,
 ) -> None:
-    """Prints for each device what it does in a frame of its own, and the times of the stream that was played, piece by
-    piece where devices were lost."""
+    """Print the work of each device in one frame, and the times of the stream."""
     metrics = result.metrics
     assert metrics is not None
     frames = len(simulation.frames)
@@ -213,7 +217,7 @@ def show_simulation(
         click.echo()
     elif frames > 1:
         click.echo(
-            f"a stream of {frames}: {1000 * simulation.period_s:.4g} ms between frames, "
+            f"a stream of {frames} frames: one every {1000 * simulation.period_s:.4g} ms, "
             f"{1 / simulation.period_s:.4g} frames per second"
         )
         show_queueing(
@@ -221,13 +225,13 @@ def show_simulation(
         )
     busiest = sorted(_link_bytes(result).items(), key=lambda entry: -entry[1])[:5]
     for (sender, receiver), count in busiest:
-        click.echo(f"{sender} → {receiver}: {count} bytes a frame")
+        click.echo(f"{sender} → {receiver}: {count} bytes per frame")
     if result.plan is not None:
         show_wire(result.plan)
 
 
 def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """What `dicompiler compare --json` prints; see the schema comparison."""
+    """Return the output of `dicompiler compare --json` (schema comparison)."""
     problem, best = comparison.problem, comparison.best
     assert problem.model is not None
     rows = [
@@ -253,10 +257,10 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def show_comparison(comparison: Comparison) -> None:
-    """Prints a row for each strategy, the bound, and for the best one what each device does and what holds it back."""
+    """Print a row for each strategy, the bound, and the shares and bottleneck of the best plan."""
     powered = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
     energy = ("energy J",) if powered else ()
-    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "faster", "search s")
+    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speed-up", "search s")
     lines = [_comparison_row(row, comparison, powered) for row in comparison.results]
     if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
@@ -265,7 +269,7 @@ def show_comparison(comparison: Comparison) -> None:
         ]
         lines = [(*line, value) for line, value in zip(lines, values, strict=True)]
     if any(row.failures for row in comparison.results):
-        headers = (*headers, "at worst ms", "without")
+        headers = (*headers, "worst ms", "failed")
         lines = [
             (*line, *worst_failure_columns(row.worst_failure))
             for line, row in zip(lines, comparison.results, strict=True)
@@ -297,9 +301,9 @@ def _comparison_row(row: StrategyResult, comparison: Comparison, powered: bool) 
 def _show_best(comparison: Comparison) -> None:
     best, objective = comparison.best, comparison.problem.objective
     if best is None or best.metrics is None:
-        raise DicompilerError("compare: no strategy has a plan that can be carried out")
+        raise DicompilerError("compare: no strategy found a feasible plan")
     if comparison.lower_bound is not None:
-        what = {"throughput": "time between frames"}.get(objective, objective)
+        what = {"throughput": "frame period"}.get(objective, objective)
         least = (
             f"{1000 * comparison.lower_bound:.1f} ms"
             if len(objective_terms(objective)) == 1
@@ -314,20 +318,20 @@ def _show_best(comparison: Comparison) -> None:
     click.echo(f"\n{wrap_text(text)}\n")
     show_device_shares(best.metrics)
     if doubt := best.metrics.describe_implausible_gain(comparison.single_device, objective):
-        click.echo(f"doubtful: {doubt}")
+        click.echo(f"warning: {doubt}")
     if len(best.metrics.devices) == 1:
-        click.echo("one device alone is best here")
+        click.echo("a single device is best here")
 
 
 def show_device_shares(metrics: Metrics) -> None:
-    """Prints for each device what it computes, sends, receives and waits for in a frame."""
+    """Print the time that each device computes, sends, receives and waits in a frame."""
     headers = (
         "device",
         "compute ms",
         "messages ms",
-        "line ms",
+        "link ms",
         "waiting ms",
-        "for",
+        "waits for",
         "MiB",
         "bytes sent",
     )
@@ -350,7 +354,7 @@ def show_device_shares(metrics: Metrics) -> None:
 
 
 def _link_bytes(result: PipelineState) -> dict[tuple[str, str], int]:
-    """(sender, receiver) → bytes of a frame; with replicas in the mean, rounded up."""
+    """Return the bytes per frame of each (sender, receiver); with replicas the mean, rounded up."""
     assert result.program is not None
     totals: dict[tuple[str, str], int] = {}
     for transfer in (transfer for role in result.program.replica_roles for transfer in role.transfers):
@@ -361,11 +365,11 @@ def _link_bytes(result: PipelineState) -> dict[tuple[str, str], int]:
 
 
 def _describe_outcome(check: Check) -> str:
-    return ("ok" if check.applies else "left out") if check.passed else "FAILED"
+    return ("ok" if check.applies else "excluded") if check.passed else "FAILED"
 
 
 def show_verification(verification: Verification, directory: Path, as_json: bool) -> None:
-    """Prints every check. DicompilerError names the first that failed."""
+    """Print every check; raise DicompilerError for the first that failed."""
     checks = verification.checks
     if as_json:
         print_json([dataclasses.asdict(check) for check in checks])

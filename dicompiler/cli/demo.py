@@ -1,4 +1,4 @@
-"""`dicompiler demo`: the main job on a built-in network: split, verified, and timed on emulated boards."""
+"""`dicompiler demo`: compile, verify and time a built-in network on emulated boards."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from dicompiler.emulation.demo import DemoResult
     from dicompiler.verify.comparison import Verification
 
-DEMO_STRATEGY = "cpsat{tries=0}"  # quick, and its work has no limit in seconds: the same on a busy machine
+DEMO_STRATEGY = "cpsat{tries=0}"  # fast, and without a time limit, so that a busy machine gives the same plan
 
 
 @click.command("demo")
-@click.option("--network", metavar="NAME", default="resnet50", show_default=True, help="tiny, lenet, mobilenet_v2, …")
-@click.option("--platform", metavar="P", default="rpi4x4", show_default=True, help="A TOML file or a built-in one.")
-@click.option("--strategy", metavar="'NAME{…}'", default=DEMO_STRATEGY, show_default=True, help="Who decides.")
+@click.option("--network", metavar="NAME", default="resnet50", show_default=True, help="Use this network (see 'dicompiler list networks').")
+@click.option("--platform", metavar="P", default="rpi4x4", show_default=True, help="Use this platform: a TOML file or a built-in name.")
+@click.option("--strategy", metavar="'NAME{…}'", default=DEMO_STRATEGY, show_default=True, help="Use this strategy.")
 @json_option
-@output_option(metavar="DIR", help="Keep what was compiled there. Default: do not.")
+@output_option(metavar="DIR", help="Keep the artifact in DIR. Default: a temporary directory.")
 def command(network: str, platform: str, strategy: str, as_json: bool, output: Path | None) -> None:
-    """Split ResNet-50 over four boards, verify it, and say why it is faster or not.
+    """Split ResNet-50 over four boards, verify it, and explain the speed-up.
 
-    The network is built with seeded weights, compiled for the boards, run on this host as one process per board, and
-    verified. As root it is timed too, on boards that this host emulates: shaped lines, computing held back to their
-    speed. Exit code 0 only where every check held.
+    The network has seeded weights. It is compiled for the boards, run on this host as one process per board, and verified.
+    As root it is also timed on boards that this host emulates, with limited links and computing slowed down to their speed.
+    The exit code is 0 only if every check passed.
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress
@@ -53,7 +53,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
 @contextmanager
 def _output_directory(output: Path | None) -> Iterator[Path]:
-    """Where to compile to: `output`, or a temporary directory."""
+    """Yield `output`, or a temporary directory."""
     if output is not None:
         yield output
         return
@@ -70,12 +70,12 @@ def _show_json(result: DemoResult) -> None:
 
 
 def _show_demo(result: DemoResult) -> None:
-    """Who computes what, the times, and what was verified, in 80 columns."""
+    """Print the share of each device, the times, and the checks, in 80 columns."""
     from dicompiler.cli.table import print_table
 
-    work, weights = f"{result.flops / 1e9:.3g} GFLOP a frame", f"{result.weights / 2**20:.3g} MiB of weights"
+    work, weights = f"{result.flops / 1e9:.3g} GFLOP per frame", f"{result.weights / 2**20:.3g} MiB of weights"
     click.echo(f"{result.network}: {result.layers} layers, {work}, {weights}")
-    click.echo(f"split over {result.platform} by {result.strategy}; a frame on the boards as predicted, in ms:\n")
+    click.echo(f"split over {result.platform} by {result.strategy}; predicted ms per frame on the boards:\n")
     headers = ("board", "layers", "FLOP", "weights MiB", "sent KiB", "computing", "messages", "waiting")
     rows = [
         (
@@ -96,7 +96,7 @@ def _show_demo(result: DemoResult) -> None:
 
 
 def _show_times(result: DemoResult) -> None:
-    """Seconds of a frame with this plan and on one board, what they mean, and why they are no better."""
+    """Print the time of a frame with this plan and on one board, and explain the difference."""
     from dicompiler.cli.table import print_table, wrap_text
     from dicompiler.emulation.emulate import MAX_COMPUTE_SLOWDOWN
 
@@ -105,30 +105,30 @@ def _show_times(result: DemoResult) -> None:
     if played is not None:
         pairs.append(("emulated on this host", played.frame_s, played.single_device_s))
     rows = [(name, f"{1000 * a:.4g} ms", f"{1000 * b:.4g} ms", f"{b / a:.2f}×") for name, a, b in pairs]
-    print_table(("a frame", many, "one alone", "faster"), rows, right=(1, 2, 3))
+    print_table(("frame", many, "one board", "speed-up"), rows, right=(1, 2, 3))
     click.echo(wrap_text(_explain_speedup(result)))
     if played is None:
         told = f"Not measured on emulated boards: {result.not_emulated_reason}."
     else:
         told = (
-            "Emulated: a process for each board, lines of the boards' rates, computing held back to their speed."
-            f" Messages are handled at this host's speed, which is higher; the fastest of {played.frames} frames."
+            "Emulated: one process per board, links and computing slowed down to the boards' speed."
+            f" Messages are handled at this host's speed, which is higher. Fastest of {played.frames} frames."
         )
     click.echo(wrap_text(told))
     if played is not None and played.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
-        click.echo(f"Doubtful: this host was busy: computing took {played.compute_slowdown:.0%} longer than on boards.")
+        click.echo(f"Warning: this host was busy: computing took {played.compute_slowdown:.0%} longer than on boards.")
 
 
 def _explain_speedup(result: DemoResult) -> str:
-    """What a frame consists of on the board that computes most, and what would be if that were all."""
+    """Return the parts of a frame on the board that computes most, and the ideal speed-up."""
     most = max(result.shares, key=lambda share: share.compute_s)
     if len(result.shares) == 1:
-        return "One board does all: predictions rest on its published figures."
+        return "One board computes everything. The prediction uses its published figures."
     parts = f"{most.device} computes {1000 * most.compute_s:.0f} ms, handles messages for {1000 * most.message_s:.0f}"
     gain = result.predicted_single_device_s / result.predicted_s
     return (
         f"{gain:.1f} times as fast as one board, not {len(result.shares)}: in a frame {parts} and waits for"
-        f" {1000 * most.wait_s:.0f}: {result.bottleneck}. Predictions rest on the boards' published figures."
+        f" {1000 * most.wait_s:.0f}: {result.bottleneck}. Predictions use the boards' published figures."
     )
 
 

@@ -1,4 +1,4 @@
-"""`dicompiler deploy`: copies a compiled model to the boards of a cluster over ssh, runs it there, collects logs."""
+"""`dicompiler deploy`: copy an artifact to the boards of a cluster over ssh, run it, and collect logs."""
 
 from __future__ import annotations
 
@@ -78,13 +78,16 @@ def command(
     cost: str | None,
     as_json: bool,
 ) -> None:
-    """Run a compiled model on the boards of a cluster, over ssh.
+    """Run an artifact on the boards of a cluster, over ssh.
 
-    Copies each device's directory, and its keys, to the host that HOSTS.toml names for it, unless they are there
-    already; checks Python, numpy and onnxruntime there; starts all devices, gives them the frames, and stops them.
-    Prints what was copied and what 'dicompiler run' prints; with --log where prediction and measurement part.
-    With --keep the devices stay, with their sessions made, until --stop; 'run', 'deploy' and 'dicompiler.connect' join
-    them.
+    Copies each device's directory and keys to its host in HOSTS.toml, unless they are already there. Checks Python, numpy and
+    onnxruntime on the hosts. Starts all devices, sends them the frames, and stops them. Prints the copied files and the
+    output of 'dicompiler run'. With --log it also prints differences between prediction and measurement.
+
+    With --resident the devices keep running with their sessions loaded, until --stop. Later runs of 'run', 'deploy' and
+    'dicompiler.connect' use them.
+
+    Example: dicompiler deploy build --hosts hosts.toml --keys build.keys --frames 100
     """
     from dicompiler.target.remote.hosts import Hosts
 
@@ -190,7 +193,7 @@ def _copy_and_run(
 
 
 def _show_installed(installed: Sequence[InstalledDevice]) -> None:
-    """Prints for each device where it is, what was copied and what runs it there."""
+    """Print the directory, the copied bytes and the software versions of each device."""
     from dicompiler.cli.table import print_table
 
     programs = list(installed[0].versions)

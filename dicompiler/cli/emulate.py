@@ -1,4 +1,4 @@
-"""`dicompiler emulate`: runs a compiled model on this host as the boards of a platform would, beside the prediction."""
+"""`dicompiler emulate`: run an artifact on this host at the speed of a platform, and compare it with the prediction."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     "--slower",
     metavar="N",
     type=click.FloatRange(min=1.0, max=1e6),
-    help="The fastest device takes N times as long as one core of this host; others by their rates. Default: as long "
-    "as the cost model says.",
+    help="Slow the fastest device down to 1/N of one core of this host; others by their rates. Default: use the times "
+    "of the cost model.",
 )
 @click.option(
     "--dilation",
     metavar="N",
     type=click.FloatRange(min=1.0, max=1000.0),
     default=1.0,
-    help="Play all of it N times slower than it goes on the boards, and divide what is measured by N: for more boards, "
-    "or faster ones, than this host can carry. Runtimes are N times faster then. Default: 1.",
+    help="Run everything N times slower and divide the measured times by N. Use it for more or faster boards than this "
+    "host can emulate. It makes the runtime's own work seem N times faster. Default: 1.",
 )
 @cost_option
 @inputs_option
-@frames_option(default=8, help="How many times. Default: 8.")
+@frames_option(default=8, help="Run N frames. Default: 8.")
 @click.option(
-    "--in-flight", metavar="N", type=click.IntRange(1, 1024), default=1, help="Frames on their way at once. Default: 1."
+    "--in-flight", metavar="N", type=click.IntRange(1, 1024), default=1, help="Allow N frames in flight. Default: 1."
 )
-@timeout_option(help="Seconds for the run. Default: 600.")
+@timeout_option(help="Stop the run after S seconds. Default: 600.")
 @keys_option
 @log_option
 @json_option
@@ -68,11 +68,13 @@ def command(
     options: RunOptions,
     as_json: bool,
 ) -> None:
-    """Run a compiled model on this host as the boards of a platform would.
+    """Run an artifact on this host at the speed of a platform's boards.
 
-    Makes the platform's network of namespaces and shaped lines (as root), holds each segment back until it has taken as
-    long as on its board, and lets the target's own programs do the rest. Prints what they measured, and the prediction
-    beside it.
+    Creates the platform's network from network namespaces with limited links (needs root). Each segment is delayed until it
+    has taken as long as on its board. Everything else is done by the target's own programs. Prints the measured times and
+    the prediction.
+
+    Example: sudo dicompiler emulate build --frames 20 --log run.json
     """
     from dicompiler.cli.file_io import read_inputs, write_json
     from dicompiler.cli.progress import progress
@@ -116,6 +118,6 @@ def _show_emulation(found: EmulationResult, log: Mapping[str, Any], as_json: boo
     )
     if found.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
         print_entries(
-            [f"doubtful: this host was busy: computing took {found.compute_slowdown:.0%} longer than on the boards"]
+            [f"warning: this host was busy: computing took {found.compute_slowdown:.0%} longer than on the boards"]
         )
     print_entries([f"not emulated: {describe_limits(found.dilation)}"])

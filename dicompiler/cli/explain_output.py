@@ -1,4 +1,4 @@
-"""How `compare --why` is shown: a line for each layer that stays whole, and for each split that does not pay."""
+"""Output of `compare --explain`: a line for each layer that is not split, and for each split that does not pay off."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 
 def explanation_document(why: Explanation) -> dict[str, Any]:
-    """What `why` is in the schema comparison."""
+    """Return the entry `explanation` of the schema comparison."""
     return asdict(why)
 
 
 def show_explanation(why: Explanation) -> None:
-    """Prints both tables."""
     from dicompiler.analysis.explain import break_even_text
 
     if why.splits:
-        click.echo("\nthe network stays on one device; splitting it by at least 3 % would take\n")
+        click.echo("\nno split is faster than one device; one would be 3 % faster from this bandwidth on\n")
         lines = [(one.strategy, break_even_text(one.break_even_bandwidth, one.wire_dtypes)) for one in why.splits]
-        print_table(("plan of", "pays"), lines)
-    click.echo("\nlayers that one device computes, and why: as if each were split by itself\n")
-    headers = ("layer", "operator", "why", "saves", "sends", "pays")
+        print_table(("strategy", "pays off"), lines)
+    click.echo("\nlayers that are not split, each considered on its own\n")
+    headers = ("layer", "operator", "reason", "saves", "sends", "pays off")
     rows = [
         (
             one.layer,

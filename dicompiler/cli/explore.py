@@ -1,4 +1,4 @@
-"""`dicompiler explore`: plans of which none is better than another in everything: their numbers, files, a picture."""
+"""`dicompiler explore`: search for Pareto-optimal plans and write them, with a table and a chart."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MAX_SHOWN_PLANS = 20
 
 @click.command("explore")
 @problem_options
-@click.option("--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Who searches.")
+@click.option("--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Use this strategy for the search.")
 @click.option(
     "--objectives",
     metavar="A,B,…",
-    help="What is made small: latency, throughput, energy, memory, communication, device-memory, device-energy. "
+    help="Minimize these: latency, throughput, energy, memory, communication, device-memory, device-energy. "
     "Default: throughput,device-memory,device-energy.",
 )
-@click.option("--generations", metavar="N", type=int, help="How long the search is. Default: 150.")
-@click.option("--population", metavar="N", type=int, help="Plans of a generation. Default: 100.")
-@click.option("--seed", metavar="N", type=int, help="Of the random numbers: the same seed, the same front. Default: 0.")
+@click.option("--generations", metavar="N", type=int, help="Search N generations. Default: 150.")
+@click.option("--population", metavar="N", type=int, help="Keep N plans in each generation. Default: 100.")
+@click.option("--seed", metavar="N", type=int, help="Seed the random numbers; equal seeds give equal fronts. Default: 0.")
 @wire_option
 @executor_option
 @cost_options
-@output_option(metavar="DIR", required=True, help="The directory to write.")
+@output_option(metavar="DIR", required=True, help="Write the front to this directory.")
 @options_as(request=CompileRequest)
 def command(
     request: CompileRequest,
@@ -52,10 +52,12 @@ def command(
     as_json: bool,
     output: Path,
 ) -> None:
-    """Search for the plans of which none is better than another in everything.
+    """Search for Pareto-optimal plans.
 
-    Writes front.json, front.csv, a picture (front.svg) and each plan, which 'dicompiler compile --plan' takes. Ctrl-C
-    ends the search with the front so far.
+    Writes front.json, front.csv, a chart (front.svg) and each plan, for 'dicompiler compile --plan'. Ctrl-C ends the search
+    and keeps the front found so far.
+
+    Example: dicompiler explore model.onnx --platform rpi4x4 --objectives latency,energy -o front
     """
     from dicompiler.analysis.explore import explore, override_options
     from dicompiler.cli.progress import progress
@@ -83,12 +85,12 @@ def command(
 
 
 def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) -> None:
-    """The points, or as JSON what front.json holds and where it is."""
+    """Print the points, or as JSON the content of front.json and its path."""
     from dicompiler.base.schema import load_json
     from dicompiler.cli.table import print_json, print_table, wrap_text
 
     if front.interrupted:
-        click.echo("dicompiler: interrupted: this is the front so far", err=True)
+        click.echo("dicompiler: interrupted: the front is incomplete", err=True)
     document = load_json(output / "front.json")
     if as_json:
         print_json({**document, "front": str(output)})
@@ -103,13 +105,13 @@ def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) 
     if len(rows) > MAX_SHOWN_PLANS:
         click.echo(f"… and {len(rows) - MAX_SHOWN_PLANS} more")
     searched = (
-        f"{front.evaluations} plans looked at on {platform}, {len(rows)} kept; the numbers are {_describe_level(front)}"
+        f"{front.evaluations} plans evaluated on {platform}, {len(rows)} kept; the values are from {_describe_level(front)}"
     )
     click.echo(f"\n{wrap_text(searched)}\nwritten: {output}")
 
 
 def _describe_level(front: ParetoFront) -> str:
-    return "each plan's own evaluation" if front.metrics_source == "measured" else "those of the search's fast model"
+    return "a full simulation of each plan" if front.metrics_source == "measured" else "the search's fast model"
 
 
 def _format_value(value: float, unit: str) -> str:

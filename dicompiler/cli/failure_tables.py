@@ -1,4 +1,4 @@
-"""What surviving losses costs, as commands print it: a row for each loss that a plan covers, or the same as JSON."""
+"""Tables of failure plans: predicted metrics and extra memory, for terminals and as JSON."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from dicompiler.ir.metrics import FailureMetrics
     from dicompiler.ir.pipeline_state import PipelineState
 
-FAILURE_HEADERS = ("lost", "latency ms", "between frames ms", "fullest host MiB", "extra weights MiB")
+FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MiB", "extra weights MiB")
 
 
 def failures_document(losses: Sequence[FailureMetrics]) -> dict[str, Any]:
-    """The entry `losses`; none where none are covered."""
+    """Return the entry `failures`, or an empty document if there are no failure plans."""
     return {"losses": [dataclasses.asdict(one) for one in losses]} if losses else {}
 
 
 def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
-    """The latency while that is lost without which it is longest, and what that is."""
+    """Return the longest latency after a failure, and the failed devices."""
     return ("-", "-") if worst is None else (f"{1000 * worst.metrics.latency_s:.1f}", ", ".join(worst.failed))
 
 
 def show_failures(result: PipelineState) -> None:
-    """Prints what each of the plans comes to by itself, and what all of them take; nothing without losses."""
+    """Print the metrics of each failure plan and the memory of all of them; nothing if there are none."""
     if not result.failure_metrics or result.metrics is None:
         return
     rows = [
         (
-            ", ".join(one.failed) or "nothing",
+            ", ".join(one.failed) or "none",
             f"{1000 * one.metrics.latency_s:.4g}",
             f"{1000 * one.metrics.period_s:.4g}",
             f"{one.metrics.memory / 2**20:.4g}",
@@ -45,11 +45,11 @@ def show_failures(result: PipelineState) -> None:
     click.echo()
     print_table(FAILURE_HEADERS, rows, right=range(1, len(FAILURE_HEADERS)))
     alone, every = (metrics.memory / 2**20 for metrics in (result.failure_metrics[0].metrics, result.metrics))
-    click.echo(f"\nto survive that the fullest host holds {every:.4g} MiB instead of {alone:.4g} MiB")
+    click.echo(f"\nto tolerate these failures the fullest host needs {every:.4g} MiB instead of {alone:.4g} MiB")
 
 
 def intervals_document(stretches: Sequence[StreamInterval]) -> list[dict[str, Any]]:
-    """The pieces of a stream between losses and returns."""
+    """Return the intervals of a stream between failures and returns."""
     return [
         {
             "away": one.down,
@@ -65,12 +65,12 @@ def intervals_document(stretches: Sequence[StreamInterval]) -> list[dict[str, An
 
 
 def show_intervals(stretches: Sequence[StreamInterval]) -> None:
-    """Prints for each piece of the stream who was away, and what it took to go on."""
-    headers = ("from s", "away", "frames", "between frames ms", "replayed", "next frame after s")
+    """Print the devices down, the frames, and the interruption for each interval of the stream."""
+    headers = ("from s", "down", "frames", "frame period ms", "replayed", "interruption s")
     rows = [
         (
             f"{one['since_s']:.4g}",
-            ", ".join(one["away"]) or "nobody",
+            ", ".join(one["away"]) or "none",
             str(one["frames"]),
             "-" if one["period_s"] is None else f"{1000 * one['period_s']:.4g}",
             str(one["replayed"]),

@@ -1,5 +1,4 @@
-"""Files that commands read and write: npz and JSON in, npz and text out. What is written appears whole or
-not at all."""
+"""Input and output files of commands: npz, JSON and text; outputs are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file in UTF-8, whole or not at all."""
+    """Write a text file in UTF-8, atomically."""
     with atomic_file(path) as stage:
         stage.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Writes a JSON document, whole or not at all; entries of the outermost lists stand on lines of their own."""
+    """Write a JSON document atomically, with one line per entry of the outermost lists."""
     rows = []
     for key, value in document.items():
         text = json.dumps(value, ensure_ascii=False)
@@ -36,7 +35,7 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def read_plan(path: Path) -> Plan:
-    """Reads a plan that somebody gives: no part may stand twice, which is harmless and never meant."""
+    """Read a plan file; raise DicompilerError if a part is listed twice, which is always a mistake."""
     from dicompiler.base.schema import format_key_path
     from dicompiler.ir.plan import load_plan
 
@@ -45,14 +44,14 @@ def read_plan(path: Path) -> Plan:
         for i, part in enumerate(parts):
             if part in parts[:i]:
                 place = format_key_path(("layers", name, i))
-                raise DicompilerError(f"{path}: {place}: the same part stands there twice: remove one")
+                raise DicompilerError(f"{path}: {place}: the part is listed twice: remove one")
     return plan
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays by name, uncompressed, whole or not at all; the same arrays give the same bytes.
+    """Write arrays by name, uncompressed and atomically; equal arrays give equal bytes.
 
-    Not with `numpy.savez`, which cannot take tensors that are called like its own arguments ("file").
+    `numpy.savez` is not used, because it cannot store tensors named like its own arguments ("file").
     """
     import zipfile
 
@@ -60,14 +59,16 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
     with atomic_file(path) as stage, zipfile.ZipFile(stage, "w") as archive:
         for name, array in _flatten_tensors(arrays):
-            # A ZipInfo made from a name alone bears no time of writing.
+            # A ZipInfo without a date keeps the bytes independent of the clock.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _require_tensor(array, f"{path}: {name!r}"), allow_pickle=False)
 
 
 def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is no tensor as tensors: of a sequence x → x_0, x_1, …; of a map → x_keys, x_values (of one to each number);
-    of an optional value that is not there → nothing."""
+    """Yield a tensor for each value.
+
+    A sequence x becomes x_0, x_1, …; a map becomes x_keys and x_values; an empty optional is omitted.
+    """
     import numpy as np
 
     for name, value in values.items():
@@ -81,37 +82,36 @@ def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _require_array(value: Any, place: str) -> NDArray[Any]:
-    """What an archive holds under a name; bytes where that is no array."""
     import numpy as np
 
     if not isinstance(value, np.ndarray):
-        raise DicompilerError(f"{place} is no array: write the file with numpy.savez")
+        raise DicompilerError(f"{place} is not an array: write the file with numpy.savez")
     return value
 
 
 def _require_tensor(array: Any, place: str) -> NDArray[Any]:
-    """The array, texts with a fixed length. DicompilerError for what is no tensor."""
+    """Return the array, with strings of fixed length; raise DicompilerError for other types."""
     import numpy as np
 
     if not isinstance(array, np.ndarray):
-        raise DicompilerError(f"{place} is no tensor, which an npz file cannot hold")
+        raise DicompilerError(f"{place} is not a tensor, so it cannot be stored in an npz file")
     return array.astype(str) if array.dtype.kind == "O" else array
 
 
 def read_inputs(path: Path | None) -> dict[str, Any] | None:
-    """What --inputs names, an npz file or one of JSON; None: nothing was given."""
+    """Read the file of --inputs, npz or JSON; return None if there is none."""
     if path is None:
         return None
     if path.suffix != ".json":
         return read_npz(path)
     document = load_json(path)
     if not isinstance(document, dict):
-        raise DicompilerError(f'{path}: is no JSON object: give inputs by name, as {{"words": ["a", "b"]}}')
+        raise DicompilerError(f'{path}: not a JSON object: give inputs by name, such as {{"words": ["a", "b"]}}')
     return document
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an npz file by name. DicompilerError where it is missing, no npz, or holds Python objects."""
+    """Return the arrays of an npz file by name; raise DicompilerError if it is missing or invalid."""
     import zipfile
 
     import numpy as np
@@ -119,14 +119,14 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         archive = np.load(path, allow_pickle=False)
         if isinstance(archive, np.ndarray):
-            raise DicompilerError(f"{path}: holds a single array; expected an npz file (numpy.savez)")
+            raise DicompilerError(f"{path}: contains a single array; expected an npz file (numpy.savez)")
         with archive:
             return {name: _require_array(archive[name], f"{path}: {name!r}") for name in archive.files}
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        # Of a file that is no zip archive numpy says that it may be a pickle.
-        cause = "it is another kind of file" if "pickle" in str(error) else " ".join(str(error).split())
+        # numpy reports that a file without a zip header may be a pickle.
+        cause = "it is not a zip archive" if "pickle" in str(error) else " ".join(str(error).split())
         if "Object arrays" in str(error):
-            cause = "it holds Python objects"
+            cause = "it contains Python objects"
         raise DicompilerError(f"{path}: not an npz file of plain arrays: {cause}: write it with numpy.savez") from error

@@ -1,4 +1,4 @@
-"""`dicompiler keys`: makes the keys with which a compiled model's devices trust each other."""
+"""`dicompiler keys`: create the keys with which an artifact's devices authenticate each other."""
 
 from __future__ import annotations
 
@@ -12,30 +12,32 @@ from dicompiler.target.remote.certificates import DEFAULT_VALIDITY_DAYS, MAX_VAL
 
 @click.command("keys")
 @directory_argument
-@output_option(metavar="KEYS", help="Where to keep them. Default: DIR.keys, beside DIR.")
+@output_option(metavar="KEYS", help="Write the keys to this directory. Default: DIR.keys next to DIR.")
 @click.option(
     "--days",
     metavar="N",
     type=click.IntRange(1, MAX_VALIDITY_DAYS),
     default=DEFAULT_VALIDITY_DAYS,
-    help=f"How long they last. Default: {DEFAULT_VALIDITY_DAYS}.",
+    help=f"Make certificates valid for N days. Default: {DEFAULT_VALIDITY_DAYS}.",
 )
-@click.option("--renew", is_flag=True, help="Make all anew; those of before are not accepted any more.")
+@click.option("--renew", is_flag=True, help="Create all keys again; the old ones are no longer accepted.")
 @click.option(
     "--revoke",
     metavar="DEVICE",
     multiple=True,
-    help="A device that is not to be let in any more; with --renew it alone gets new keys. Can be repeated.",
+    help="Refuse this device from now on; with --renew, create new keys only for it. Can be repeated.",
 )
 @json_option
 def command(
     directory: Path, output: Path | None, days: int, renew: bool, revoke: tuple[str, ...], as_json: bool
 ) -> None:
-    """Make the keys that the devices of a compiled model need to talk over a network.
+    """Create the TLS keys of an artifact's devices.
 
-    For the coordinator (this host) and each device a certificate, signed by an authority of the cluster's own. Keys
-    that are there already are kept. Copy to a device only KEYS/devices/ITS-NAME; after --revoke copy to all of them
+    Creates a certificate for the coordinator (this host) and for each device, signed by the cluster's own authority.
+    Existing keys are kept. Copy only KEYS/devices/NAME to the device NAME. After --revoke, copy the keys to all devices
     again, as 'dicompiler deploy' does.
+
+    Example: dicompiler keys build --days 365
     """
     from dicompiler.cli.table import print_json
     from dicompiler.target.integrity import load_artifact
@@ -49,4 +51,4 @@ def command(
         print_json({"keys": str(place), "made": list(written), "revoked": list(revoke)})
         return
     did = [*([", ".join(written)] if written else []), *([f"revoked {', '.join(revoke)}"] if revoke else [])]
-    click.echo(f"{place}: {'; '.join(did) or 'nothing to do: all keys are there'}")
+    click.echo(f"{place}: {'; '.join(did) or 'unchanged: all keys exist'}")

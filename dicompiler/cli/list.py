@@ -1,4 +1,4 @@
-"""`dicompiler list`: what the plugins provide, each with its options and the distribution that it comes from."""
+"""`dicompiler list`: the installed passes, strategies, targets and other plugins, with options and origin."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ NETWORKS_KIND_NAME = "networks"
 @click.argument("name", required=False)
 @json_option
 def command(kind: str, name: str | None, as_json: bool) -> None:
-    """List what plugins provide, with options and origins, or the networks that come with dicompiler.
+    """List passes, strategies, targets and other plugins, or the built-in networks.
 
-    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of
-    that kind: each of its options, what it means and what it is by default; of a platform its hosts and its network.
+    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of that kind,
+    prints each option with its meaning and default; for a platform, its hosts and network.
+
+    Example: dicompiler list strategies dp
     """
     from dicompiler.cli.table import print_json, print_table
     from dicompiler.plugin.registry import registry
 
     if name is not None and kind in ("plugins", NETWORKS_KIND_NAME):
-        raise UsageError(f"list: a name is for other kinds than {kind}: leave {name!r} out")
+        raise UsageError(f"list: {kind} takes no name: remove {name!r}")
     if kind == NETWORKS_KIND_NAME:
         _show_networks(as_json)
         return
@@ -58,25 +60,25 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
         _show_entry(records[0])
         return
     text = "provides" if kind == "plugins" else "summary"
-    # Of a long text the first sentence; --json has all of it.
+    # Only the first sentence is shown; --json has the whole text.
     rows = [(r["name"], r[text].partition(". ")[0], f"{r['distribution']} {r['version']}") for r in records]
     if kind == "platforms":
         rows = [(name, _describe_family(known, name), origin) for name, _, origin in rows]
-        text = "a host; the network"
+        text = "host; network"
     print_table(("name", text, "from"), rows, wrap=1)
     if any(record.get("options") for record in records):
-        click.echo(f"\noptions of one, and what they mean: dicompiler list {kind} NAME")
+        click.echo(f"\nfor the options of an entry: dicompiler list {kind} NAME")
 
 
 def _show_entry(record: dict[str, Any]) -> None:
-    """What it is, and a row for each option."""
+    """Print the summary and a row for each option."""
     from dicompiler.cli.table import print_table, wrap_text
 
     click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
     if record["options"]:
         click.echo()
         rows = [(o["name"], _format_default(o), o["help"] or "") for o in record["options"]]
-        print_table(("option", "default", "what it is"), rows, wrap=2)
+        print_table(("option", "default", "meaning"), rows, wrap=2)
 
 
 def _platform_families(known: Registry) -> list[PlatformFamily]:
@@ -87,12 +89,12 @@ def _platform_families(known: Registry) -> list[PlatformFamily]:
 
 
 def _family_name(known: Registry, name: str) -> str:
-    """The name of the family that a platform is of; that of anything else as it is."""
+    """Return the family of a platform's name, or the name itself."""
     return next((family.name for family in _platform_families(known) if family.find(name) is not None), name)
 
 
 def _find_member(known: Registry, name: str) -> Platform | None:
-    """The platform of a name; of a family ("rpi4xN") one with two hosts. None for a file format."""
+    """Return the platform of a name; for a family ("rpi4xN") one with two hosts; None for a file format."""
     families = _platform_families(known)
     asked = f"{name[:-1]}2" if any(family.name == name for family in families) else name
     return next((found for family in families if (found := family.find(asked)) is not None), None)
@@ -102,7 +104,7 @@ def _describe_device(device: Device) -> str:
     from dicompiler.base.units import COMPUTE_RATE, format_quantity
 
     watts = f", {device.power_active:g} W" if device.power_active else ""
-    return f"{format_quantity(device.rate, COMPUTE_RATE)}{watts}" if device.can_compute else "computes nothing"
+    return f"{format_quantity(device.rate, COMPUTE_RATE)}{watts}" if device.can_compute else "no compute"
 
 
 def _describe_network(platform: Platform) -> str:
@@ -114,24 +116,24 @@ def _describe_network(platform: Platform) -> str:
 
 
 def _describe_family(known: Registry, name: str) -> str:
-    """What a host of a family computes and holds, and what joins them."""
+    """Return the compute and memory of a family's hosts, and their network."""
     from dicompiler.base.units import format_bytes
 
     platform = _find_member(known, name)
     if platform is None:
-        return "as a file of that format says"
+        return "described in a file of this format"
     host = platform.hosts[0]
     own = " + ".join(_describe_device(device) for device in platform.devices if device.host == host.name)
     return f"{own}, {format_bytes(host.ram)}; {_describe_network(platform)}"
 
 
 def _show_platform(known: Registry, name: str) -> None:
-    """Hosts, devices and network of a built-in platform, as its file would have them."""
+    """Print the hosts, devices and network of a built-in platform."""
     from dicompiler.cli.table import print_table, wrap_text
 
     platform = _find_member(known, name)
     if platform is None:
-        raise UsageError(f"list: there is no platform {name!r}{did_you_mean(name, known.platforms)}")
+        raise UsageError(f"list: unknown platform {name!r}{did_you_mean(name, known.platforms)}")
     click.echo(wrap_text(f"{platform.name}: {platform.description}"))
     click.echo()
     rows = [(one.name, one.host, str(one.cores), _describe_device(one)) for one in platform.devices]
@@ -140,7 +142,7 @@ def _show_platform(known: Registry, name: str) -> None:
 
 
 def _show_networks(as_json: bool) -> None:
-    """The architectures with seeded weights that `dicompiler.networks.build` makes."""
+    """Print the architectures that `dicompiler.networks.build` makes with seeded weights."""
     from dicompiler import networks
     from dicompiler.cli.table import print_json, print_table
 
@@ -150,7 +152,7 @@ def _show_networks(as_json: bool) -> None:
         return {"name": name, "summary": summary, "parameters": parameters, "options": known}
 
     records = [record(name) for name in networks.NAMES]
-    fixed: dict[str, Any] = {"summary": "comes with the onnx package", "parameters": None, "options": []}
+    fixed: dict[str, Any] = {"summary": "from the onnx package", "parameters": None, "options": []}
     records += [{"name": f"light/{name}", **fixed} for name in networks.LIGHT_NAMES]
     if as_json:
         print_json(records)
@@ -161,7 +163,7 @@ def _show_networks(as_json: bool) -> None:
 
 
 def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
-    """What `--json` prints of one thing: name, summary, options, and whom it comes from."""
+    """Return the `--json` record of an entry: name, summary, options and origin."""
     return {
         "name": provided.name,
         "summary": _summary(provided.value),
@@ -181,12 +183,12 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
 
 
 def _summary(value: Any) -> str:
-    """A class's first docstring line, a platform's description, how an operator is cut."""
+    """Return the first line of a class's docstring, a platform's description, or how an operator is cut."""
     from dicompiler.ir.operator_rule import OperatorRule
 
     if isinstance(value, OperatorRule):
         kind = "element-wise" if value.is_elementwise else _first_line(inspect.unwrap(value.piece).__doc__)
-        return kind or "can be cut"
+        return kind or "can be split"
     return _first_line(value.__doc__ if isinstance(value, type) else value.description)
 
 
@@ -195,7 +197,7 @@ def _first_line(text: str | None) -> str:
 
 
 def _plugin_records(known: Registry) -> list[dict[str, Any]]:
-    """The loaded plugins with how many things of each kind they provide."""
+    """Return the loaded plugins, with the number of entries of each kind."""
     records = []
     for plugin in known.plugins:
         counts = {

@@ -1,4 +1,4 @@
-"""`dicompiler opt`: runs a pipeline of passes over a model and writes what comes out."""
+"""`dicompiler opt`: run a pipeline of passes on a model, and write the result."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ NORMALISE_PASS, INFER_SHAPES_PASS, PARTITION_PASS = "normalise", "infer-shapes",
 
 
 @click.command("opt")
-@click.option("-p", "--pipeline", metavar="PIPELINE", required=True, help="Passes: 'infer-shapes,form-layers,…'.")
+@click.option("-p", "--pipeline", metavar="PIPELINE", required=True, help="Run these passes: 'infer-shapes,form-layers,…'.")
 @problem_options
-@plan_option(metavar="IN.json", help="A plan to begin with.")
-@click.option("--save-plan", metavar="OUT.json", type=PATH, help="Where to write the plan that the passes made.")
+@plan_option(metavar="IN.json", help="Start with this plan.")
+@click.option("--save-plan", metavar="OUT.json", type=PATH, help="Write the plan of the annotating passes to this file.")
 @shape_option
 @wire_options
-@click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write graph and plan there after every pass.")
-@click.option("--timing", is_flag=True, help="Print on stderr what each pass took.")
+@click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write the graph and the plan to DIR after every pass.")
+@click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
 @click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
-@click.option("--verify-each", is_flag=True, help="Run the model after every pass, and compare its outputs.")
-@click.option("--statistics", is_flag=True, help="Print on stderr what partition made of each layer.")
+@click.option("--verify-each", is_flag=True, help="Run the model after every pass and compare its outputs.")
+@click.option("--statistics", is_flag=True, help="Print parts, halos and redundant work of each layer on stderr.")
 @click.option(
-    "--reproducer", metavar="DIR", type=PATH, help="Where a pass breaks: write what it takes to see it again."
+    "--reproducer", metavar="DIR", type=PATH, help="If a pass fails, write files to DIR that reproduce the failure."
 )
 @build_system_options
 @json_option
-@output_option(metavar="OUT.onnx", required=True, help="Where to write the model.")
+@output_option(metavar="OUT.onnx", required=True, help="Write the model to this file.")
 @options_as(request=CompileRequest, building=BuildSystemOptions)
 def command(
     request: CompileRequest,
@@ -67,11 +67,12 @@ def command(
     as_json: bool,
     output: Path,
 ) -> None:
-    """Run passes over a model.
+    """Run passes on a model.
 
-    PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised
-    first, and partitioned in the end when passes or --plan left a plan that no pass has carried out yet. Without a
-    platform, devices are called d0, d1, ….
+    PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised first. It is
+    partitioned at the end if --plan or annotating passes left a plan. Without a platform, devices are named d0, d1, ….
+
+    Example: dicompiler opt model.onnx -p 'infer-shapes,form-layers,tile-height{parts=2}' -o tiled.onnx
     """
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
@@ -112,18 +113,18 @@ def command(
 
 
 def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[Path | None]) -> None:
-    """UsageError and DicompilerError for places that cannot be written."""
+    """Raise UsageError or DicompilerError if an output cannot be written."""
     check_output_file(output)
     check_output_file(plan)
     if plan is not None and plan.absolute() == output.absolute():
-        raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan a file of its own")
+        raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan another name")
     for directory in directories:
         if directory is not None and directory.exists() and not directory.is_dir():
             raise DicompilerError(f"{directory}: it is a file: give the name of a directory")
 
 
 def _make_passes(text: str, shapes: tuple[str, ...]) -> tuple[Pass, ...]:
-    """The pipeline's passes, normalise first where the text leaves it out, with --shape given to infer-shapes."""
+    """Return the passes of the pipeline, with normalise first and with --shape given to infer-shapes."""
     from dicompiler.base.option_specs import Spec, parse_pipeline
     from dicompiler.plugin.registry import registry
 
@@ -180,7 +181,7 @@ def _run_passes(
 
 
 def _set_wire_types(compilation: PipelineState, request: CompileRequest) -> PipelineState:
-    """The compilation whose plan says that tensors travel as asked, with their ranges where there are samples."""
+    """Set the element types on the wire in the plan, with measured ranges if there are samples."""
     from dicompiler.driver.wire_types import apply_wire_types, measure_wire_ranges, resolve_wire_types
 
     plan, wire = resolve_wire_types(compilation.plan, request.wire_dtype, request.wire_samples)
@@ -207,7 +208,7 @@ def _show_times(rows: Sequence[tuple[str, float, bool]]) -> None:
 def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
     from dicompiler.cli.table import print_table
 
-    headers = ("layer", "parts", "devices", "elements received", "multiplications", "of them redundant")
+    headers = ("layer", "parts", "devices", "elements received", "multiplications", "redundant")
     counts = [(row.parts, row.devices, row.halo, row.macs, row.redundant_macs) for row in rows]
     total = ("total", *(str(sum(column)) for column in zip(*counts, strict=True))) if counts else ("total",)
     shown = [(row.layer, *map(str, count)) for row, count in zip(rows, counts, strict=True)]
@@ -215,14 +216,14 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 
 
 def _write_outputs(compilation: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
-    """Writes the model and, where asked, the plan; neither where one of them cannot be. What was written."""
+    """Write the model and the plan, both or neither, and return the written paths."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.ir.plan import dumps
 
     if save_plan is None:
         return compilation.model.save(output)
     if compilation.plan is None:
-        raise UsageError("--save-plan: no pass of the pipeline made a plan")
+        raise UsageError("--save-plan: the pipeline has no pass that makes a plan")
     with atomic_file(save_plan) as stage:
         stage.write_text(dumps(compilation.plan), encoding="utf-8")
         return (*compilation.model.save(output), save_plan)

@@ -1,4 +1,4 @@
-"""`dicompiler plan`: decides only: a strategy's plan, written as a file that compile and opt take."""
+"""`dicompiler plan`: write the plan of a strategy to a file, for `compile` and `opt`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ from dicompiler.cli.options import (
 @wire_options
 @cost_options
 @build_system_options
-@output_option(metavar="PLAN.json", required=True, help="Where to write the plan.")
+@output_option(metavar="PLAN.json", required=True, help="Write the plan to this file.")
 @options_as(request=CompileRequest, building=BuildSystemOptions)
 def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool, output: Path) -> None:
-    """Decide only: write the plan that a strategy makes.
+    """Write the plan that a strategy makes, without compiling.
 
-    Prints what the plan is predicted to cost.
+    Prints the predicted metrics of the plan.
+
+    Example: dicompiler plan model.onnx --platform rpi4x4 --strategy dp -o plan.json
     """
     from dicompiler.cli.compile_output import show_plan
     from dicompiler.cli.file_io import write_text

@@ -1,4 +1,4 @@
-"""`dicompiler profile`: measures a network's layers on this device, or writes a package that does so on another."""
+"""`dicompiler profile`: measure a network's layers on this device, on boards, or with a package on another device."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 @click.command("profile")
 @model_argument
 @shape_options
-@output_option(metavar="PROFILE.json", help="Where to write the profile.")
-@click.option("--package", metavar="DIR", type=PATH, help="Write a package that measures elsewhere, measure nothing.")
-@click.option("--tiles", default="1,2,3,4,6,8", show_default=True, help="Into how many pieces each layer is cut.")
-@click.option("--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Timings of each piece.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads of a piece. Default: all processors.")
+@output_option(metavar="PROFILE.json", help="Write the profile to this file.")
+@click.option("--package", metavar="DIR", type=PATH, help="Measure nothing; write a package to DIR that measures on another device.")
+@click.option("--tiles", default="1,2,3,4,6,8", show_default=True, help="Cut each layer into these numbers of pieces.")
+@click.option("--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Time each piece this many times.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Run a piece with this many threads. Default: all processors.")
 @click.option(
-    "--device", metavar="NAME", help="The platform's devices that it holds for, * and ? allowed. Default: this host."
+    "--device", metavar="NAME", help="Name the platform's devices to which the profile applies; * and ? match several. Default: this host."
 )
 @click.option(
     "--target",
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     multiple=True,
     default=("sockets",),
     show_default=True,
-    help="A target whose runtime is measured too; may be repeated. none: no runtime.",
+    help="Measure the runtime of this target too; none: no runtime. Can be repeated.",
 )
-@click.option("--hosts", metavar="HOSTS.toml", type=PATH, help="Measure on these boards, over ssh, and their links.")
-@click.option("--platform", metavar="P", help="With --hosts: whose figures are corrected. Default: a new one.")
-@click.option("--log", "logs", metavar="RUN.json", type=PATH, multiple=True, help="With --hosts: runs to calibrate by.")
-@click.option("--force", is_flag=True, help="With --hosts: take boards that are busy or throttled.")
-@timeout_option(help="With --hosts: seconds for each board. Default: 3600.")
+@click.option("--hosts", metavar="HOSTS.toml", type=PATH, help="Measure these boards and their links, over ssh.")
+@click.option("--platform", metavar="P", help="With --hosts: correct this platform. Default: a new platform.")
+@click.option("--log", "logs", metavar="RUN.json", type=PATH, multiple=True, help="With --hosts: calibrate with this run. Can be repeated.")
+@click.option("--force", is_flag=True, help="With --hosts: use boards that are busy or throttled.")
+@timeout_option(help="With --hosts: stop after S seconds per board. Default: 3600.")
 @json_option
 def command(
     model: Path,
@@ -70,12 +70,17 @@ def command(
     timeout_s: float | None,
     as_json: bool,
 ) -> None:
-    """Measure the layers of a model, pieces of them, and what targets' runtimes cost, on this device.
+    """Measure a model's layers, pieces of them, and the overhead of runtimes.
 
-    The profile is for --cost 'profile{file=PROFILE.json}' and --cost 'linear{file=PROFILE.json}'. With --package,
-    measure on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
-    profile_run.py, which also measures the links between hosts. With --hosts that is done over ssh, on one board after
-    another: -o is then the platform with what was measured, and the profiles lie in a directory beside it.
+    Use the profile with --cost 'profile{file=PROFILE.json}' or --cost 'linear{file=PROFILE.json}'.
+
+    With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
+    profile_run.py. It also measures the links between hosts.
+
+    With --hosts, measures over ssh on one board after another. Then -o is the platform with the measured figures, and the
+    profiles are in a directory next to it.
+
+    Example: dicompiler profile model.onnx --hosts hosts.toml -o cluster.toml
     """
     from dicompiler.cli.progress import progress
     from dicompiler.driver.prepare import prepare
@@ -86,9 +91,9 @@ def command(
     if (output is None) == (package is None):
         raise UsageError("profile: give either -o PROFILE.json or --package DIR")
     if hosts is None and (platform is not None or logs or force or timeout_s is not None):
-        raise UsageError("profile: --platform, --log, --force and --timeout go with --hosts")
+        raise UsageError("profile: --platform, --log, --force and --timeout need --hosts")
     if hosts is not None and (output is None or device is not None):
-        raise UsageError("profile: --hosts goes with -o PLATFORM.toml, and names the devices itself: no --device")
+        raise UsageError("profile: --hosts needs -o PLATFORM.toml and excludes --device")
     numbers = _parse_tiles(tiles)
     measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
     check_writable(output or package)
@@ -117,7 +122,7 @@ def command(
 
 
 def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
-    """The package that measures elsewhere, and what to do with it."""
+    """Write the package that measures elsewhere, and print how to use it."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.table import print_json
     from dicompiler.measure import profile_package as profiling
@@ -132,7 +137,7 @@ def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) 
 
 
 def _measure_here(write: Callable[[Path], None], output: Path, threads: int | None, repeat: int, as_json: bool) -> None:
-    """The profile of this device, by a package that is run here, and what was measured."""
+    """Run the package on this host, and print the results."""
     import logging
     import tempfile
     from dataclasses import replace
@@ -158,7 +163,7 @@ def _measure_here(write: Callable[[Path], None], output: Path, threads: int | No
 
 
 def _profile_document(profile: Profile) -> dict[str, Any]:
-    """What was measured, in numbers."""
+    """Return the results as numbers."""
     from dicompiler.cost.profile_accuracy import fit_roofline, interpolation_error, linear_fit_error
 
     layers = profile.layers.values()
@@ -184,11 +189,11 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def _summarize_profile(profile: Profile) -> str:
-    """What was measured, in a few lines."""
+    """Return the results as a few lines of text."""
     numbers = _profile_document(profile)
     lines = [
-        f"{numbers['layers']} layers, {numbers['different']} of them different, {numbers['pieces']} pieces on "
-        f"{profile.threads} threads, for device {profile.device}: all layers one after another take "
+        f"{numbers['layers']} layers, {numbers['different']} distinct, {numbers['pieces']} pieces on "
+        f"{profile.threads} threads, for device {profile.device}: all layers in sequence take "
         f"{1000 * numbers['total_s']:.4g} ms"
     ]
     if profile.whole_model_s is not None:
@@ -203,7 +208,7 @@ def _summarize_profile(profile: Profile) -> str:
 
 
 def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
-    """How far off models are that rest on it, in a line."""
+    """Yield a line with the errors of cost models that use the profile."""
     words = []
     if (off := errors["between_sizes"]) is not None:
         words.append(f"parts between measured sizes {_format_error(off)}")
@@ -213,7 +218,7 @@ def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
         rates = f"{roof['rate'] / 1e9:.3g} GFLOP/s and {roof['memory_bandwidth'] / 1e9:.3g} GB/s"
         words.append(f"roofline of {rates} {_format_error(roof['error'])}")
     if words:
-        yield f"errors, median and worst: {'; '.join(words)}"
+        yield f"errors (median and worst): {'; '.join(words)}"
 
 
 def _format_error(error: Mapping[str, float]) -> str:
@@ -221,23 +226,23 @@ def _format_error(error: Mapping[str, float]) -> str:
 
 
 def _format_runtime_costs(costs: RuntimeCosts) -> str:
-    """What a runtime costs, in a line."""
+    """Return the overheads of a runtime as text."""
     from dicompiler.base.units import format_seconds
 
     send, wake, receive, call = map(format_seconds, (costs.send, costs.latency, costs.receive, costs.call))
     return (
-        f"a message takes {send} to send, {wake} to wake who waits and {receive} to receive, and "
-        f"{1e9 * costs.per_byte:.3g} ns a byte at each end; a call {call}; a slice or join "
-        f"{format_seconds(costs.per_copy)} and {1e9 * costs.per_copied_byte:.3g} ns a byte"
+        f"a message takes {send} to send, {wake} to wake the receiver and {receive} to receive, and "
+        f"{1e9 * costs.per_byte:.3g} ns per byte at each end; a call {call}; a slice or join "
+        f"{format_seconds(costs.per_copy)} and {1e9 * costs.per_copied_byte:.3g} ns per byte"
     )
 
 
 def _parse_tiles(text: str) -> tuple[int, ...]:
-    """`1,2,4` → (1, 2, 4). UsageError for anything else."""
+    """Parse `1,2,4` to (1, 2, 4); raise UsageError for anything else."""
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
         numbers = ()
     if not numbers or not all(1 <= number <= 1024 for number in numbers):
-        raise UsageError(f"profile: --tiles are numbers from 1 to 1024 with commas between them, not {text!r}")
+        raise UsageError(f"profile: --tiles must be numbers from 1 to 1024 separated by commas, not {text!r}")
     return numbers

@@ -1,4 +1,4 @@
-"""`dicompiler profile --hosts`: what boards measured of themselves, told, and written as a platform with profiles."""
+"""`dicompiler profile --hosts`: measure boards over ssh, and write a platform with their profiles."""
 
 from __future__ import annotations
 
@@ -19,8 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfileBoardsOptions:
-    """What the command line says: the hosts file, the platform to correct, logs of runs, whether doubtful boards are
-    taken, seconds for each, and how their layers are timed."""
+    """Options of `profile --hosts`.
+
+    Attributes:
+        hosts: The hosts file.
+        platform: The platform to correct; None for a new one.
+        logs: Logs of runs to calibrate by.
+        force: Whether to use boards that are busy or throttled.
+        timeout_s: Seconds for each board.
+        threads: Threads of a piece; None for all processors.
+        repeat: Timings of each piece.
+    """
 
     hosts: Path
     platform: str | None
@@ -32,8 +41,14 @@ class ProfileBoardsOptions:
 
 
 def profile_boards(asked: ProfileBoardsOptions, output: Path, as_json: bool, pack: Callable[[Path], None]) -> None:
-    """Measures on the boards, writes the platform to `output` and the profiles beside it, and tells what was found.
-    pack: writes the package that measures into an empty directory."""
+    """Measure the boards, write the platform and the profiles, and print the results.
+
+    Args:
+        asked: The options.
+        output: File of the platform; the profiles are written to a directory next to it.
+        as_json: Whether to print JSON.
+        pack: Writes the package that measures into an empty directory.
+    """
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
@@ -79,7 +94,7 @@ def profile_boards(asked: ProfileBoardsOptions, output: Path, as_json: bool, pac
 
 
 def _show_measurements(found: BoardMeasurements, platform: Platform) -> None:
-    """A row for each board and for each link."""
+    """Print a row for each board and for each link."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, format_quantity, format_seconds
     from dicompiler.cli.table import print_table
 

@@ -1,4 +1,4 @@
-"""`dicompiler report`: a compiled network, or a front of plans, as one HTML page with pictures."""
+"""`dicompiler report`: write an HTML page about an artifact or a Pareto front."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @directory_argument
-@click.option("--log", metavar="RUN.json", type=PATH, help="What 'dicompiler run --log' wrote: times as measured.")
-@click.option("--compare", metavar="C.json", type=PATH, help="What 'dicompiler compare --json' printed.")
-@click.option("--strategies", metavar="A,B{…},C", help="Compare these now, as 'dicompiler compare' does.")
-@click.option("--front", metavar="F", type=PATH, help="A directory of 'dicompiler explore', or its front.json.")
+@click.option("--log", metavar="RUN.json", type=PATH, help="Show the measured times of this log ('dicompiler run --log').")
+@click.option("--compare", metavar="C.json", type=PATH, help="Show this comparison ('dicompiler compare --json').")
+@click.option("--strategies", metavar="A,B{…},C", help="Compare these strategies now, as 'dicompiler compare' does.")
+@click.option("--front", metavar="F", type=PATH, help="Show this front: a directory of 'dicompiler explore', or its front.json.")
 @cost_option
 @json_option
-@output_option(metavar="REPORT.html", required=True, help="The page to write.")
+@output_option(metavar="REPORT.html", required=True, help="Write the page to this file.")
 def command(
     directory: Path,
     log: Path | None,
@@ -34,10 +34,12 @@ def command(
     as_json: bool,
     output: Path,
 ) -> None:
-    """Draw a compiled network, or a front of plans, as one HTML page.
+    """Write a report of an artifact or Pareto front as one HTML page.
 
-    DIR is what 'dicompiler compile' or 'dicompiler explore' wrote. Shows who computes which part of which layer, a
-    frame in time, memory, and bytes between devices. The page needs no network.
+    DIR is the output of 'dicompiler compile' or 'dicompiler explore'. The page shows the layers coloured by device, the
+    timeline of a frame, memory, and bytes between devices. It is self-contained and loads nothing from the network.
+
+    Example: dicompiler report build --log run.json -o report.html
     """
     from dicompiler.analysis.explore import FRONT_FILE
     from dicompiler.cli.file_io import write_text
@@ -47,11 +49,11 @@ def command(
     from dicompiler.report.report_data import load_front, load_report_data
 
     if compare is not None and strategies is not None:
-        raise UsageError("report: --compare and --strategies exclude each other: one of them fills the table")
+        raise UsageError("report: --compare and --strategies exclude each other: remove one")
     check_output_file(output)
     if (directory / FRONT_FILE).is_file():
         if any(value is not None for value in (log, compare, strategies, front, cost)):
-            raise UsageError(f"report: {directory} is a front: only -o goes with it")
+            raise UsageError(f"report: {directory} is a front: only -o can be used with it")
         write_text(output, render_front(directory.resolve().name, load_front(directory)))
     else:
         with progress(f"reading {directory}") as tell:
@@ -67,7 +69,7 @@ def command(
 
 
 def _add_comparison(facts: ReportData, strategies: str, tell: Any) -> ReportData:
-    """With the comparison of strategies that is made now."""
+    """Compare the strategies now and add the result."""
     from dataclasses import replace
 
     from dicompiler.analysis.compare import compare

@@ -1,4 +1,4 @@
-"""`dicompiler run`: starts every device's program on this host and shows what each of them did."""
+"""`dicompiler run`: run an artifact on this host, and print the work of each device."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from dicompiler.target.run_records import RunOptions
 @click.command("run")
 @directory_argument
 @stream_options
-@timeout_option(help="Seconds for all of it. Default: 600.")
-@click.option("--pin", is_flag=True, help="Each process keeps to its share of the processors.")
+@timeout_option(help="Stop the run after S seconds. Default: 600.")
+@click.option("--pin", is_flag=True, help="Pin each process to its share of the processors.")
 @keys_option
-@listen_option(help="Where devices reach this process. Default: 127.0.0.1, any port.")
+@listen_option(help="Listen for devices at this address. Default: 127.0.0.1, any free port.")
 @click.option("--elsewhere", metavar="DEVICE", multiple=True, help="A device that you start yourself. Can be repeated.")
 @insecure_option
 @heartbeat_option
@@ -41,11 +41,13 @@ from dicompiler.target.run_records import RunOptions
 @json_option
 @options_as(stream=StreamOptions, options=RunOptions)
 def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: str | None, as_json: bool) -> None:
-    """Run a compiled model on this host, a process for each device.
+    """Run an artifact on this host, with one process per device.
 
-    Prints for each device the seconds that it computed, waited and sent, and the bytes it sent, over all frames.
-    Devices on other hosts are started there by hand: --elsewhere prints the command, for which --listen gives an
-    address of this host that they reach. With --log it says too where prediction and measurement part.
+    Prints for each device the seconds of computing, waiting and sending, and the bytes sent, over all frames. Devices on
+    other hosts are started by hand: --start-manually prints the command. Set --listen to an address of this host that those
+    hosts can reach. With --log, also prints differences between prediction and measurement.
+
+    Example: dicompiler run build --inputs x.npz --frames 100 --in-flight 4
     """
     from dicompiler.cli.compile_output import show_wire
     from dicompiler.cli.file_io import read_inputs, write_npz

@@ -1,4 +1,4 @@
-"""`dicompiler simulate`: plays a plan's program on a platform, without any device: times, waits, and a trace."""
+"""`dicompiler simulate`: simulate a plan without devices: times, waits, and a trace."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dicompiler.cli.options import (
 
 @click.command("simulate")
 @problem_options
-@plan_option(help="The plan; without it the strategy's.")
-@click.option("--strategy", metavar="'NAME{…}'", help="Who decides where there is no plan. Default: auto.")
-@frames_option(help="Length of the stream. Default: 1.")
+@plan_option(help="Simulate this plan. Default: the strategy's plan.")
+@click.option("--strategy", metavar="'NAME{…}'", help="Use this strategy if there is no --plan. Default: auto.")
+@frames_option(help="Simulate N frames. Default: 1.")
 @in_flight_option
 @tolerate_failures_option
 @click.option(
@@ -35,16 +35,18 @@ from dicompiler.cli.options import (
     help="A device is lost then (and is back then): plays what is left. Can be repeated; needs plans for that, from "
     "--plan or --survive (default: for as many as are given).",
 )
-@click.option("--trace", metavar="T.json", type=PATH, help="Writes the timeline for Perfetto (ui.perfetto.dev).")
+@click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
 @cost_options
 @options_as(request=CompileRequest)
 def command(
     request: CompileRequest, frames: int, in_flight: int, lose: tuple[str, ...], trace: Path | None, as_json: bool
 ) -> None:
-    """Play a plan on a platform, step by step as its devices would, and show who computes, sends and waits.
+    """Simulate a plan on a platform, and show when each device computes, sends and waits.
 
-    Predicted times rest on the platform's figures and the cost model.
+    Predicted times depend on the platform's figures and the cost model.
+
+    Example: dicompiler simulate model.onnx --platform rpi4x4 --frames 100 --fail pi02@2.5s-6s
     """
     from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`dicompiler status`: asks the devices that 'deploy --keep' left running how they do."""
+"""`dicompiler status`: show the state of the devices that 'deploy --resident' left running."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from dicompiler.target.run_records import DeviceStatus, RunOptions
 @click.command("status")
 @directory_argument
 @keys_option
-@timeout_option(help="Seconds that a device has to answer, at most 5. Default: 5.")
+@timeout_option(help="Wait up to S seconds for each answer, at most 5. Default: 5.")
 @json_option
 @options_as(options=RunOptions)
 def command(directory: Path, options: RunOptions, as_json: bool) -> None:
-    """Ask the devices that are kept running how they do.
+    """Show the state of resident devices.
 
-    Prints for each of them the artifact that it holds, since when it runs, whom it serves, what it did for all clients
-    so far, the memory that it takes, and how its last run failed. Exit code 1 where one does not answer.
+    Prints for each device its artifact, start time, current client, totals over all clients, memory, and the error of its
+    last run. The exit code is 1 if a device does not answer.
+
+    Example: dicompiler status build --keys build.keys
     """
     from dicompiler.base.units import format_bytes
     from dicompiler.cli.table import print_json, print_table
@@ -37,12 +39,12 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
             "device",
             "address",
             "artifact",
-            "since",
-            "serves",
+            "running since",
+            "client",
             "runs",
             "frames",
-            "replays",
-            "losses",
+            "replayed frames",
+            "failures",
             "memory",
             "error",
         )

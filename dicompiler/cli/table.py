@@ -1,4 +1,4 @@
-"""Tables and JSON for people and programs: drawn with rich on a terminal, plain columns elsewhere."""
+"""Tables and JSON: drawn with rich on a terminal, as plain columns elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from dicompiler.base.errors import escape_unprintable
 
 PAGE_WIDTH, MAX_NAME_WIDTH = 80, 24
-"""Columns of a page, and of a name beside a text."""
+"""Columns of a page, and the longest name next to a text."""
 
 
 def print_table(
@@ -23,11 +23,17 @@ def print_table(
     err: bool = False,
     wrap: int | None = None,
 ) -> None:
-    """Prints a table to stdout, or to stderr; `right` are the columns that are set to the right (numbers).
+    """Print a table to stdout or stderr.
 
-    Elsewhere than on a terminal: columns padded with blanks, two between them, nothing cut off, for grep and diff.
-    Columns that find no place in WIDTH stand below the others, beside the first one again. `wrap`: a column of text
-    that goes on in further lines instead.
+    If the stream is not a terminal, columns are padded with blanks and nothing is cut off, for grep and diff. Columns that do
+    not fit the page width are printed below the others, with the first column repeated.
+
+    Args:
+        headers: Header of each column.
+        rows: Rows of cells.
+        right: Indices of right-aligned columns, such as numbers.
+        err: Whether to print to stderr.
+        wrap: Index of a text column that is wrapped to several lines.
     """
     rows = [[escape_unprintable(cell) for cell in row] for row in rows]
     stream = sys.stderr if err else sys.stdout
@@ -42,8 +48,7 @@ def print_table(
 def _fold_row(
     headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
 ) -> Iterator[Sequence[str]]:
-    """The row in as many lines as the column takes in what the others leave of WIDTH. A long name stands on a line of
-    its own above it."""
+    """Yield the lines of a row whose text column is wrapped; a long name gets its own line above."""
     if wrap and len(row[0]) > MAX_NAME_WIDTH:
         yield [row[0], *[""] * (len(row) - 1)]
         row = ["", *row[1:]]
@@ -73,7 +78,7 @@ def _print_rich(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Se
 
 def _format_plain(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> str:
     lines = [headers, *rows]
-    alone = [line for line in lines if any(line[1:])] or lines  # without names on lines of their own
+    alone = [line for line in lines if any(line[1:])] or lines  # without names on their own line
     widths = [max(len(line[column]) for line in (lines if column else alone)) for column in range(len(headers))]
     blocks = [[0]]
     for column in range(1, len(headers)):
@@ -96,18 +101,18 @@ def _format_block(
 
 
 def wrap_text(text: str, head: str = "") -> str:
-    """The text in lines of WIDTH columns: behind `head` and, from the second line on, below it."""
+    """Return the text in lines of PAGE_WIDTH columns, behind `head` and indented by its width."""
     return textwrap.fill(
         text, PAGE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False
     )
 
 
 def print_entries(sentences: Iterable[str]) -> None:
-    """Prints "name: what" lines, what is long below itself."""
+    """Print "name: text" lines, with long text indented below itself."""
     for name, _, rest in (line.partition(": ") for line in map(escape_unprintable, sentences)):
         click.echo(wrap_text(rest, f"{name}: "))
 
 
 def print_json(document: Any) -> None:
-    """Prints a JSON document to stdout, in the order in which its keys were made."""
+    """Print a JSON document to stdout, with keys in their order of insertion."""
     click.echo(json.dumps(document, indent=1, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""`dicompiler verify`: runs a compiled model and compares it with onnxruntime."""
+"""`dicompiler verify`: run an artifact and compare it with onnxruntime."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from dicompiler.cli.options import directory_argument, inputs_option, json_optio
 @click.command("verify")
 @directory_argument
 @inputs_option
-@timeout_option(help="Seconds for all of it. Default: 600.")
+@timeout_option(help="Stop after S seconds. Default: 600.")
 @json_option
 def command(directory: Path, inputs: Path | None, timeout_s: float | None, as_json: bool) -> None:
-    """Run a compiled model and compare it with onnxruntime.
+    """Run an artifact and compare its outputs with onnxruntime.
 
-    Exit code 0 only where every output is the same within the tolerance of its type, and every transfer had the bytes
-    that were predicted.
+    The exit code is 0 only if every output is equal within the tolerance of its type, and every transfer had the predicted
+    number of bytes.
+
+    Example: dicompiler verify build
     """
     from dicompiler.cli.compile_output import show_verification
     from dicompiler.cli.file_io import read_inputs
@@ -26,6 +28,6 @@ def command(directory: Path, inputs: Path | None, timeout_s: float | None, as_js
     from dicompiler.driver.artifact import verify
 
     given = read_inputs(inputs)
-    with progress(f"{directory}: exact check models, then its programs against onnxruntime"):
+    with progress(f"{directory}: running check models and programs"):
         verification = verify(directory, given, timeout_s)
     show_verification(verification, directory, as_json)

@@ -1,5 +1,7 @@
-"""Plugin: how passes, strategies, targets, rules, cost models and platforms come in, built-in ones too.
+"""Plugins: registration of passes, strategies, targets, operator rules, cost models and platforms.
 
-In: entry points. Out: a registry that hands out what they provide, guarded where a third party made it; the hooks, the
-pass manager and its instruments.
+    entry points ──load──► Registry of classes, rules and families; those of third parties are wrapped, so that errors
+    name the plugin
+
+Built-in ones are registered through the same hooks. The package also has the pass manager and its instruments.
 """

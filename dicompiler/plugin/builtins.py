@@ -1,4 +1,4 @@
-"""What the core itself provides, through the same hooks as any plugin: operator rules, cost models and platforms."""
+"""Hook implementations of the core: operator rules, cost models and platforms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_operators() -> Iterable[OperatorRule]:
-    """The rules of the standard operators that can be cut."""
+    """Return the rules of the standard operators that can be split."""
     from dicompiler.operators import builtin_rules
 
     return builtin_rules()
@@ -25,7 +25,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
-    """The analytic cost model, the roofline, the fit for each layer kind, and what was measured."""
+    """Return the built-in cost models."""
     from dicompiler.cost.cost_model import AnalyticModel
     from dicompiler.cost.linear_model import LinearModel
     from dicompiler.cost.profile_model import ProfileModel
@@ -36,7 +36,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """The platform families whose figures come with dicompiler."""
+    """Return the built-in platform families."""
     from dicompiler.ir.platform import builtin_families
 
     return builtin_families()

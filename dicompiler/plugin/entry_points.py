@@ -1,4 +1,4 @@
-"""Which plugins there are: the entry points that installed distributions name, and the built-in ones."""
+"""Entry points of plugins: those of installed distributions, and the built-in ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dicompiler.base.version import package_version
 
 ENTRY_POINT_GROUP = "dicompiler"
 PLUGINS_VARIABLE = "DICOMPILER_PLUGINS"
-"""The variable that names the third parties' plugins to load."""
-# What an uninstalled checkout loads, where no metadata tells of entry points: the same as in pyproject.toml.
+"""Environment variable with the names of the third-party plugins to load."""
+# An uninstalled checkout has no metadata, so its entry points are repeated here (see pyproject.toml).
 BUILTIN_PLUGINS = (
     ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),
@@ -27,7 +27,14 @@ BUILTIN_PLUGINS = (
 
 @dataclass(frozen=True)
 class Plugin:
-    """An entry point: its `name`, its `value` (a module), and the distribution and version that it comes with."""
+    """An entry point of a plugin.
+
+    Attributes:
+        name: Name of the entry point.
+        value: The module that it names.
+        distribution: Distribution that declares it.
+        version: Version of the distribution.
+    """
 
     name: str
     value: str
@@ -39,7 +46,10 @@ class Plugin:
 
 
 def find_installed_plugins() -> tuple[tuple[Plugin, ...], tuple[str, ...]]:
-    """The entry points of our group, built-in ones included, and a warning for each distribution that hides its own."""
+    """Return all entry points of our group, and warnings.
+
+    There is a warning for each distribution with unreadable entry points.
+    """
     return _find_on_path(tuple(sys.path))
 
 
@@ -48,9 +58,9 @@ def _find_on_path(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str
     plugins: dict[tuple[str, str], Plugin] = {}
     warnings = []
     for distribution in metadata.distributions():
-        # One distribution with broken metadata would make `metadata.entry_points` fail for all.
+        # `metadata.entry_points` would fail for all distributions if the metadata of one is broken.
         try:
-            # A path that is searched twice, or an older copy further down, must not count again: the first one wins.
+            # The first entry wins if a path is searched twice or holds an older copy.
             for plugin in _read_entry_points(distribution):
                 plugins.setdefault((canonical_name(plugin.distribution), plugin.name), plugin)
         except Exception as error:
@@ -77,7 +87,10 @@ def _read_entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...
 
 
 def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """`plugins` and the built-in ones that no installed metadata names, each module once, built-in ones first."""
+    """Return the built-in plugins first, then the others, each module once.
+
+    Built-in plugins are added if no installed metadata names them, as in an uninstalled checkout.
+    """
     ours = {plugin.value: plugin for plugin in plugins if is_builtin_distribution(plugin.distribution)}
     for name, value in BUILTIN_PLUGINS:
         ours.setdefault(value, Plugin(name, value, "dicompiler", package_version()))
@@ -95,7 +108,6 @@ def third_party_plugins(env: Mapping[str, str]) -> tuple[Plugin, ...]:
 
 
 def is_builtin_distribution(distribution: str) -> bool:
-    """Whether it is dicompiler itself."""
     return canonical_name(distribution) == "dicompiler"
 
 
@@ -104,10 +116,10 @@ def _sort_key(plugin: Plugin) -> tuple[str, str]:
 
 
 def top_level_package(module: str) -> str:
-    """The top-level package, or module, that a module or an entry point's value is in."""
+    """Return the top-level package of a module or of an entry point's value."""
     return re.split("[.:]", module)[0]
 
 
 def canonical_name(name: str) -> str:
-    """A distribution's name as PEP 503 compares it."""
+    """Return a distribution name in the form in which PEP 503 compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()

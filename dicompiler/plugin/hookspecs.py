@@ -1,16 +1,17 @@
-"""The doors that plugins come in by: one hook for each kind of thing that dicompiler can be given.
+"""Hook specifications: one hook for each kind of thing that a plugin provides.
 
-A plugin is a module that an entry point of group `dicompiler` names; its functions of these names bear `hookimpl` and
-yield classes or records. Import what they yield inside them: looking for plugins must stay quick.
+A plugin is a module that an entry point of the group `dicompiler` names. Its functions with these names are marked with
+`hookimpl` and yield classes or records. They should import those inside the function, because loading plugins must stay
+fast.
 
     [project.entry-points.dicompiler]
     mine = "my_module"
 
-A module may state `dicompiler_api = 2`, the version of these hooks that it was written for; without that it is taken to
-be written for this one. A plugin for a newer version is not loaded. Names must differ from all others of their kind.
+A module may set `dicompiler_api = 2`, the version of the hooks for which it was written. The default is the current
+version. Plugins for newer versions are not loaded. Names must be unique within their kind.
 
-An option that names a file to read says so: `field(default="", metadata={"file": True})`. `--depfile` then lists it.
-docs/plugins has a page for each hook, and dicompiler.testing a check.
+An option that names an input file is declared with `field(default="", metadata={"file": True})`, so that `--depfile` lists
+it. The documentation has a page for each hook, and dicompiler.testing a check.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ hookimpl = pluggy.HookimplMarker(PLUGGY_PROJECT)
 
 @hookspec
 def dicompiler_passes() -> Iterable[type[Pass]]:  # type: ignore[empty-body]
-    """Passes for pipelines: frozen dataclasses derived from `Pass`.
+    """Yield passes for pipelines: frozen dataclasses derived from `Pass`.
 
     @hookimpl
     def dicompiler_passes():
@@ -49,7 +50,7 @@ def dicompiler_passes() -> Iterable[type[Pass]]:  # type: ignore[empty-body]
 
 @hookspec
 def dicompiler_strategies() -> Iterable[type[Strategy]]:  # type: ignore[empty-body]
-    """Strategies, which turn a Problem into a Plan: frozen dataclasses derived from `Strategy`.
+    """Yield strategies, which turn a Problem into a Plan: frozen dataclasses derived from `Strategy`.
 
     @hookimpl
     def dicompiler_strategies():
@@ -61,7 +62,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:  # type: ignore[empty-b
 
 @hookspec
 def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
-    """Targets, which write a Program as files: frozen dataclasses derived from `Target`.
+    """Yield targets, which write a Program to files: frozen dataclasses derived from `Target`.
 
     @hookimpl
     def dicompiler_targets():
@@ -73,7 +74,7 @@ def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
 
 @hookspec
 def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body]
-    """Operator rules, which say what region of each input a region of the output needs.
+    """Yield operator rules, which map a region of the output to the needed regions of the inputs.
 
     @hookimpl
     def dicompiler_operators():
@@ -86,7 +87,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body
 
 @hookspec
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty-body]
-    """Cost models, which say how long a piece of a layer takes: frozen dataclasses derived from `CostModel`.
+    """Yield cost models, which time a part of a layer: frozen dataclasses derived from `CostModel`.
 
     @hookimpl
     def dicompiler_cost_models():
@@ -98,7 +99,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty
 
 @hookspec
 def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-body]
-    """Platforms that can be named instead of described in a file (`rpi4xN`), and further file formats of platforms.
+    """Yield platform families (`rpi4xN`), whose members are used by name, and platform file formats.
 
     @hookimpl
     def dicompiler_platforms():

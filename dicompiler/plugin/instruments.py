@@ -1,4 +1,4 @@
-"""Instruments for the pass manager: Timing, Dump and PrintAfter. They watch the compilation between passes, no more."""
+"""Instruments of the pass manager, which observe the compilation between passes."""
 
 from __future__ import annotations
 
@@ -14,21 +14,25 @@ if TYPE_CHECKING:
 
 
 class NoOpInstrument:
-    """The instrument that does nothing: a base for those that want some of the three calls only."""
+    """An instrument that does nothing: a base class for instruments that need only some methods."""
 
     def before(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @dataclass
 class PassTiming(NoOpInstrument):
-    """Measures every pass, legality check included. `rows`: (pass as text, seconds, whether it failed)."""
+    """Measures the time of every pass, including the validity check.
+
+    Attributes:
+        rows: For each pass its text, seconds, and whether it failed.
+    """
 
     rows: list[tuple[str, float, bool]] = field(default_factory=list)
     _start: float = 0.0
@@ -45,13 +49,19 @@ class PassTiming(NoOpInstrument):
 
 @dataclass(frozen=True)
 class DumpAfterPass(NoOpInstrument):
-    """After every pass writes `NNN_name.onnx`, the graph without its large weights (they stand there as graph inputs,
-    which viewers and shape inference take), and `NNN_name.plan.json` where there is a plan. NNN counts from 001."""
+    """Writes the graph and the plan after every pass.
+
+    The files are `NNN_name.onnx`, without large weights, and `NNN_name.plan.json` if there is a plan. NNN counts from 001. The
+    omitted weights become graph inputs, which viewers and shape inference accept.
+
+    Attributes:
+        directory: The directory to write to.
+    """
 
     directory: Path
 
     def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """OSError where a file cannot be written."""
+        """Write the files; raise OSError if they cannot be written."""
         from dicompiler.ir.plan import dumps
 
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -65,7 +75,11 @@ class DumpAfterPass(NoOpInstrument):
 
 @dataclass(frozen=True)
 class PrintAfterPass(NoOpInstrument):
-    """After every pass prints the graph in ONNX's text syntax, large weights left out. `stream`: None is stderr."""
+    """Prints the graph after every pass in ONNX's text syntax, without large weights.
+
+    Attributes:
+        stream: The stream to print to; None for stderr.
+    """
 
     stream: TextIO | None = None
 

@@ -1,4 +1,4 @@
-"""What a pass is, and what watches passes: each maps a Compilation to a new one, as a small frozen dataclass."""
+"""Base classes of passes and instruments. A pass maps a Compilation to a new one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from dicompiler.ir.pipeline_state import PipelineState
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """The base of all passes. A subclass is a frozen dataclass too: its fields are its options on the command line.
+    """Base class of all passes. A subclass is a frozen dataclass whose fields are its options.
 
-    The first line of its docstring is its summary in `dicompiler list passes`. `name` is its name in pipelines;
-    `requires` names the fields of Compilation that must not be None before it, `provides` those that it sets (so
-    that an error about a missing one can name the pass that makes it). `preserves`: whether the model computes the
-    same after it. `provenance` says of a third party's pass, as the registry hands it out, where it is from.
+    The first line of its docstring is its summary in `dicompiler list passes`.
+
+    Attributes:
+        name: Name in pipelines.
+        provenance: Origin of a third-party pass, set by the registry.
+        requires: Fields of Compilation that must not be None before the pass.
+        provides: Fields of Compilation that the pass sets, for error messages about missing ones.
+        preserves_outputs: Whether the model computes the same outputs after the pass.
     """
 
     name: ClassVar[str]
@@ -28,27 +32,58 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, compilation: PipelineState) -> PipelineState:
-        """The next compilation; `compilation` and its model stay as they are. DicompilerError where it cannot be."""
+        """Return the next compilation.
+
+        Args:
+            compilation: The input. It must not be changed, nor its model.
+
+        Returns:
+            A new compilation.
+
+        Raises:
+            DicompilerError: The pass cannot be applied.
+        """
 
     @property
     def spec(self) -> Spec:
-        """The text form: name and the options that differ from their defaults."""
+        """The text form: the name, and the options that differ from their defaults."""
         return spec_of(self)
 
 
 class Instrument(Protocol):
-    """What watches a pipeline. `index` counts the passes from 1."""
+    """Observer of a pipeline."""
 
     def before(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Called before the pass, with what it is given."""
+        """Observe the input of a pass.
+
+        Args:
+            index: Number of the pass, from 1.
+            step: The pass.
+            compilation: The input of the pass.
+        """
 
     def after(self, index: int, step: Pass, compilation: PipelineState) -> None:
-        """Called after the pass and its legality check, with what it returned."""
+        """Observe the result of a pass, after its validity check.
+
+        Args:
+            index: Number of the pass, from 1.
+            step: The pass.
+            compilation: The result of the pass.
+        """
 
     def failed(self, index: int, step: Pass, compilation: PipelineState, error: Exception) -> None:
-        """Called instead of `after` when the pass, or the check after it, failed; with what it was given."""
+        """Observe the failure of a pass, or of the check after it. `after` is not called then.
+
+        Args:
+            index: Number of the pass, from 1.
+            step: The pass.
+            compilation: The input of the pass.
+            error: The exception.
+        """
 
 
 class PassError(Exception):
-    """A built-in pass broke inside: our mistake, not the user's. The message names the pass and its distribution. (What
-    breaks in a third party's pass is a PluginError.)"""
+    """A built-in pass failed because of a bug in dicompiler.
+
+    The message names the pass and its distribution. Failures of third-party passes are PluginErrors.
+    """

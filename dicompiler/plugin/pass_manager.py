@@ -1,6 +1,6 @@
 """The pass manager: runs a pipeline of passes, each of which maps a Compilation to a new one.
 
-It checks what a pass needs before it, and that the model is legal ONNX after it; instruments watch.
+It checks the required fields before a pass and the validity of the ONNX model after it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,29 @@ from dicompiler.plugin.registry import registry
 
 
 def make_pipeline(text: str) -> tuple[Pass, ...]:
-    """The passes that a pipeline's text names, with their options. UsageError for an unknown pass, option or value."""
+    """Make the passes of a pipeline.
+
+    Args:
+        text: The pipeline, such as "infer-shapes,form-layers,tile-height{parts=2}".
+
+    Returns:
+        The passes, with their options.
+
+    Raises:
+        UsageError: A pass, option or value is unknown.
+    """
     known = registry()
     return tuple(known.make("passes", spec) for spec in parse_pipeline(text))
 
 
 @dataclass(frozen=True)
 class PassManager:
-    """Runs passes in order; instruments are told the number of each, counted from `first`.
+    """Runs passes in order.
 
-    `run` raises DicompilerError (what a pass reports, or an illegal model after it; a PluginError names the third party
-    whose pass broke) and PassFailure (anything else that a pass raises).
+    Attributes:
+        passes: The passes.
+        instruments: Observers, which are called before and after each pass.
+        first_index: Number of the first pass, for instruments.
     """
 
     passes: Sequence[Pass]
@@ -35,7 +47,19 @@ class PassManager:
     first_index: int = 1
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """The compilation after the last pass."""
+        """Run the passes.
+
+        Args:
+            compilation: The input of the first pass. It is not changed.
+
+        Returns:
+            The result of the last pass.
+
+        Raises:
+            DicompilerError: A pass reports an error, requires a missing field, or makes an invalid model. It is a PluginError
+                if a third-party pass fails in another way.
+            PassError: A built-in pass fails in another way.
+        """
         for index, step in enumerate(self.passes, self.first_index):
             for instrument in self.instruments:
                 instrument.before(index, step, compilation)
@@ -59,7 +83,7 @@ def _run_pass(step: Pass, compilation: PipelineState) -> PipelineState:
         result: Any = step.run(compilation)
         if not isinstance(result, PipelineState):
             raise TypeError(f"run() returned {type(result).__name__} instead of a Compilation")
-        # The check costs milliseconds, yet most passes only annotate.
+        # Most passes only annotate the plan, and the check takes milliseconds.
         if result.model is not compilation.model:
             _check_model(step, compilation, result)
     except DicompilerError:
@@ -70,13 +94,13 @@ def _run_pass(step: Pass, compilation: PipelineState) -> PipelineState:
 
 
 def _keep_loaded_graph(result: PipelineState, given: PipelineState) -> PipelineState:
-    """`result`, which knows the graph that the first of all passes was given, even if a pass made it from nothing."""
+    """Return `result` with the graph that the first of all passes received."""
     loaded = given.model.proto.graph if given.loaded_graph is None else given.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)
 
 
 def _check_model(step: Pass, given: PipelineState, result: PipelineState) -> None:
-    """DicompilerError where the model is not legal any more, or never was: then it is not the pass's fault."""
+    """Check the model after a pass; blame the pass only if its input was valid."""
     try:
         result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
@@ -84,13 +108,13 @@ def _check_model(step: Pass, given: PipelineState, result: PipelineState) -> Non
         raise
 
 
-# What no pass makes, because it is an input.
+# Fields that are inputs, so that no pass sets them.
 _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run an annotating pass before it"}
 
 
 def _provider_hint(field: str) -> str:
-    """Where a field of Compilation comes from, as the end of an error."""
+    """Return the end of an error message: how to get a missing field of Compilation."""
     makers = [n for n, provided in sorted(registry().passes.items()) if field in provided.value.provides]
     if field in _INPUT_REMEDIES:
         return f": {_INPUT_REMEDIES[field]}"
-    return f": run {' or '.join(map(repr, makers))} before it" if makers else ", which no known pass makes"
+    return f": run {' or '.join(map(repr, makers))} before it" if makers else ", which no pass provides"

@@ -1,4 +1,5 @@
-"""The report: a compiled network, or a front of plans, as one HTML page with pictures and no need of a network.
+"""The report: an artifact, or a Pareto front, as one self-contained HTML page.
 
-artifact (+ log of a run, comparison, front) ──facts──► Facts ──pictures──► markup ──page──► report.html
+    artifact directory (+ run log, comparison, front) ──report_data──► ReportData ──charts and tables──► Markup
+    ──page──► report.html
 """

@@ -1,7 +1,9 @@
-"""Where the boxes of a layered graph stand: rows from top to bottom, branches side by side, long edges led past boxes.
+"""Layout of a layered graph: rows from top to bottom, branches side by side, lanes for long edges.
 
-Nodes with their widths + edges → Layout. After Sugiyama: rows by longest path, order by barycentres, then places that
-are as near as possible to what they hang on (least squares, by isotonic regression).
+    widths of nodes, edges ⇒ GraphLayout
+
+The method is Sugiyama's. Rows follow from the longest paths, the order within a row from barycentres. The places minimize
+the weighted distance to the neighbours (least squares by isotonic regression).
 """
 
 from __future__ import annotations
@@ -10,19 +12,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 BOX_GAP_PX, LANE_WIDTH_PX = 16.0, 12.0
-"""Between two boxes, and what the lane of an edge takes, in pixels."""
+"""Distance of two boxes, and width of a lane."""
 SWEEP_COUNT = 8
 LANE_WEIGHT = 1e-6
-"""The weight of a lane in means, beside 1 of a box."""
+"""Weight of a lane; a box has 1."""
 
-LayoutItem = tuple[int, int]  # (node, row): a node in its own row, in later ones the lane of its edges
+LayoutItem = tuple[int, int]  # (node, row): a node in its row, or a lane of its edges in a later row
 EdgePiece = tuple[float, int, float, int]  # (x, row) above, (x, row) below
 
 
 @dataclass(frozen=True)
 class GraphLayout:
-    """x: the middle of each node; row: its row. lanes: (x, row) through which edges go past boxes. pieces: of edges,
-    each from one row to the next, with the node whose tensor goes there and the reader (-1: a lane that goes on)."""
+    """Places of nodes and edges in pixels.
+
+    Attributes:
+        x: Centre of each node.
+        row: Row of each node.
+        lanes: (x, row) of the lanes through which edges pass boxes.
+        edge_pieces: Pieces of edges, each from one row to the next: place, node whose tensor it is, and reader (-1 if the
+            piece ends in a lane).
+        width: Width of the graph.
+        rows: Number of rows.
+    """
 
     x: tuple[float, ...]
     row: tuple[int, ...]
@@ -33,7 +44,12 @@ class GraphLayout:
 
 
 def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> GraphLayout:
-    """The layout of nodes 0, 1, … in topological order. edges: (from, to), each once."""
+    """Return the layout of nodes 0, 1, … in topological order.
+
+    Args:
+        widths: Width of each node.
+        edges: Pairs (from, to), each once.
+    """
     rows = _assign_rows(len(widths), edges)
     last: dict[int, int] = {}
     for a, b in edges:
@@ -59,7 +75,7 @@ def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> G
 
 
 def _assign_rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Each node one row below the lowest that it hangs on."""
+    """Place each node one row below its lowest predecessor."""
     rows = [0] * count
     for a, b in sorted(edges, key=lambda edge: edge[1]):
         rows[b] = max(rows[b], rows[a] + 1)
@@ -71,7 +87,7 @@ def _order_rows(
     above: Mapping[LayoutItem, Sequence[LayoutItem]],
     below: Mapping[LayoutItem, Sequence[LayoutItem]],
 ) -> None:
-    """Sorts every row by the mean place of what its items hang on, downwards and upwards in turn."""
+    """Sort every row by the mean position of its neighbours, alternating between above and below."""
     at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEP_COUNT):
         near = above if sweep % 2 == 0 else below
@@ -88,7 +104,7 @@ def _place_items(
     size: Mapping[LayoutItem, float],
     rows: Sequence[int],
 ) -> dict[LayoutItem, float]:
-    """The middle of every item: rows are pulled towards their neighbours above and below in turn."""
+    """Return the centre of every item; rows are pulled to the neighbours above and below alternately."""
     x: dict[LayoutItem, float] = {}
     for row in items:
         left = 0.0
@@ -99,7 +115,7 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_wanted_place(item, near.get(item, ()), x, rows) for item in row]
-            # Boxes push lanes aside, not the other way round.
+            # Boxes push lanes aside, never the reverse.
             weights = [LANE_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate(wanted, weights, [size[item] for item in row]), strict=True))
     return x
@@ -108,20 +124,22 @@ def _place_items(
 def _wanted_place(
     item: LayoutItem, near: Sequence[LayoutItem], x: Mapping[LayoutItem, float], rows: Sequence[int]
 ) -> float:
-    """The mean place of what it hangs on: of a box other boxes before lanes, of a lane its own next piece."""
+    """Return the mean place of the neighbours: boxes follow boxes first, lanes follow their own edge."""
     lane = rows[item[0]] != item[1]
     first = [one for one in near if (one[0] == item[0] if lane else rows[one[0]] == one[1])] or near
     return sum(x[one] for one in first) / len(first) if first else x[item]
 
 
 def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """The places nearest to `wanted` (weighted least squares) that keep the order and do not overlap: pool adjacent
-    violators."""
+    """Return the places nearest to `wanted` that keep the order and do not overlap.
+
+    The distance is a weighted sum of squares; the method is "pool adjacent violators".
+    """
     offsets, left = [], 0.0
     for size in sizes:
         offsets.append(left + size / 2)
         left += size + BOX_GAP_PX
-    blocks: list[tuple[float, float, int]] = []  # (mean, weight, how many)
+    blocks: list[tuple[float, float, int]] = []  # (mean, weight, count)
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1
         while blocks and blocks[-1][0] >= mean:

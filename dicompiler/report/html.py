@@ -1,4 +1,4 @@
-"""Markup: elements of HTML and SVG as text. Names, attributes and children go in; escaped text comes out."""
+"""HTML and SVG elements as escaped text."""
 
 from __future__ import annotations
 
@@ -8,20 +8,23 @@ from xml.sax.saxutils import escape, quoteattr
 
 
 class Markup(str):
-    """Text that is markup already; any other text is escaped where it becomes a part of some."""
+    """Text that is already markup; other text is escaped when it becomes a child."""
 
     __slots__ = ()
 
 
 VOID_ELEMENTS = frozenset(("br", "meta", "link"))
-"""HTML elements without an end tag."""
+"""HTML elements that have no end tag."""
 
 
 def element(name: str, /, *children: Any, **attributes: Any) -> Markup:
-    """`element("p", "a < b", class_="x")` → `<p class="x">a &lt; b</p>`.
+    """Return an element: `element("p", "a < b", class_="x")` gives `<p class="x">a &lt; b</p>`.
 
-    In attribute names a last underscore falls away (class_) and others become hyphens; None leaves an attribute out;
-    floats get two decimals at most. Children: markup, text, numbers, or iterables of them.
+    Args:
+        name: The tag.
+        *children: Markup, text, numbers, or iterables of them.
+        **attributes: Attributes; None omits one. A trailing underscore is removed (`class_`), others become hyphens.
+            Floats are written with at most two decimals.
     """
     head = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_format_value(value))}"
@@ -34,7 +37,7 @@ def element(name: str, /, *children: Any, **attributes: Any) -> Markup:
 
 
 def join_markup(children: Iterable[Any]) -> Markup:
-    """The children one after another."""
+    """Return the concatenated children."""
     parts = []
     for child in children:
         if isinstance(child, Markup):
@@ -47,7 +50,7 @@ def join_markup(children: Iterable[Any]) -> Markup:
 
 
 def svg(title: str, description: str, wide: float, high: float, /, *children: Any, **attributes: Any) -> Markup:
-    """An inline SVG with a coordinate system of that size; title and description are read out in its place."""
+    """Return an inline SVG of a given size; screen readers read the title and description."""
     head = element("title", title), element("desc", description)
     box = f"0 0 {_format_value(wide)} {_format_value(high)}"
     attributes = {"viewBox": box, "role": "img", "aria_label": f"{title}. {description}", **attributes}
@@ -55,7 +58,7 @@ def svg(title: str, description: str, wide: float, high: float, /, *children: An
 
 
 def html_table(headers: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str = "", **attributes: Any) -> Markup:
-    """A table in a box that scrolls by itself; of each row the first cell is its head."""
+    """Return a table that scrolls horizontally; the first cell of each row is its header."""
     head = element("thead", element("tr", [element("th", cell, scope="col") for cell in headers]))
     lines = []
     for row in rows:
@@ -68,12 +71,12 @@ def html_table(headers: Iterable[Any], rows: Iterable[Iterable[Any]], caption: s
 
 
 def is_cell(cell: Any) -> bool:
-    """Whether it is a table's cell already."""
+    """Return True if the markup is already a table cell."""
     return isinstance(cell, Markup) and cell.startswith("<td")
 
 
 def _format_value(value: Any) -> str:
-    """A number as short as two decimals allow, anything else as it is."""
+    """Return a float with at most two decimals, and any other value as text."""
     if isinstance(value, float):
         text = f"{value:.2f}".rstrip("0").rstrip(".")
         return "0" if text == "-0" else text
@@ -81,5 +84,5 @@ def _format_value(value: Any) -> str:
 
 
 def replace_unprintable(text: str) -> str:
-    """The text without what XML cannot hold: control characters in the names that models come with."""
+    """Replace control characters, which XML cannot contain but names in models may."""
     return "".join(c if c in "\n\t" or (c.isprintable() or c == " ") else "�" for c in text)

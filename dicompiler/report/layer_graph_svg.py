@@ -1,7 +1,9 @@
-"""The picture of the layers: a box for each with a bar of the devices' shares, edges between them.
+"""SVG of the layer graph: a box for each layer with a bar of the devices' shares, and edges between them.
 
-Facts → markup. It is cut into bands of rows that stand one below another, or beside each other where there is room,
-and are never torn apart by a page.
+    ReportData ⇒ Markup
+
+The graph is cut into bands of rows. They are placed one below the other, or next to each other if there is room, and a
+page break never splits one.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ from dicompiler.report.html import Markup, element, replace_unprintable, svg
 from dicompiler.report.report_data import ReportData
 
 BOX_WIDTH_PX, BOX_HEIGHT_PX, ROW_HEIGHT_PX = 136.0, 32.0, 48.0
-"""Pixels of a box, and from one row to the next."""
+"""Size of a box, and distance between rows."""
 BAR_HEIGHT_PX = 13.0
 ROWS_PER_BAND = 3
-"""Rows that are kept together."""
+"""Rows of a band, between which the page is not broken."""
 MAX_UNBROKEN_ROWS = 14
-"""So many rows stand one below another in any case."""
+"""Graphs with at most this many rows are one band."""
 MAX_LABEL_LETTERS = 22
-"""So many fit into a box."""
+"""Letters that fit into a box."""
 MARGIN_PX = 8.0
-"""Free at the left and the right."""
+"""Free space on the left and right."""
 
 
 def draw_layer_graph(facts: ReportData) -> Markup:
-    """The layers in order, coloured by device."""
+    """Return the layers in order, coloured by device."""
     layers = facts.routing.layers
     names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.delivered_outputs]
     first, end = len(layers.inputs), len(layers.inputs) + len(layers.layers)
@@ -60,7 +62,7 @@ def draw_layer_graph(facts: ReportData) -> Markup:
 def _draw_band(
     layout: GraphLayout, boxes: Sequence[Markup], moving: set[tuple[int, int]], start: int, stop: int, width: float
 ) -> Markup:
-    """The rows from `start` to before `stop`, with the edges that come into them."""
+    """Return the rows from `start` to before `stop`, with the edges that end in them."""
     top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
     lines: list[Markup] = []
     for (x0, row0, x1, row1), source, reader in layout.edge_pieces:
@@ -90,7 +92,7 @@ def _draw_band(
     height = (stop - start) * ROW_HEIGHT_PX
     return svg(
         f"layers, rows {start + 1} to {stop} of {layout.rows}",
-        "a box for each layer, with the devices' shares of its operations",
+        "a box for each layer with the devices' shares of its operations",
         width, height, lines, drawn, width=width, height=height,
     )  # fmt: skip
 
@@ -104,12 +106,12 @@ def _draw_edge(x0: float, y0: float, x1: float, y1: float, moves: bool) -> Marku
 
 
 def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
-    """The name, or its end, which tells most."""
+    """Return the name, or its end if it is too long, because the end distinguishes names best."""
     return name if len(name) <= letters else "…" + name[1 - letters :]
 
 
 def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
-    """Where data comes in or goes out."""
+    """Return the box of a graph input or output."""
     text = f"{what} {replace_unprintable(name)}\non {', '.join(devices)}"
     return element(
         "g",
@@ -128,7 +130,7 @@ def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
 
 
 def _draw_layer(facts: ReportData, layer: Layer) -> Markup:
-    """A layer: its name, and below it the bar of the devices' shares."""
+    """Return the box of a layer: its name, and the bar of the devices' shares."""
     shares = _work_by_device(facts, layer)
     bar: list[Any] = []
     left, total = 3.0, sum(shares.values())
@@ -162,17 +164,17 @@ def _draw_layer(facts: ReportData, layer: Layer) -> Markup:
 
 
 def colour_class(number: int) -> str:
-    """The class that gives a device its colour; from the ninth on they come again, hatched."""
+    """Return the CSS class of a device; from the ninth on, colours repeat with hatching."""
     return f"d{number % 8}" + (" again" if number >= 8 else "")
 
 
 def device_chip(number: int) -> Markup:
-    """A device's number in its colour."""
+    """Return a device's number on its colour."""
     return element("b", number + 1, class_=f"chip {colour_class(number)}")
 
 
 def device_label(facts: ReportData, name: str) -> Markup:
-    """A device's number and name."""
+    """Return a device's number and name."""
     return element("span", device_chip(facts.device_number[name]), " ", replace_unprintable(name))
 
 
@@ -192,7 +194,7 @@ def _output_elements(task: Task) -> int:
 
 
 def _describe_layer(facts: ReportData, layer: Layer) -> str:
-    """What is shown of a layer on demand: operators, shape, and each part with its region, time and bytes."""
+    """Return the details of a layer: operators, shape, and region, time and bytes of each part."""
     tensor = facts.routing.layers.tensors[layer.output]
     shape = "unknown" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "a number"
     tasks = facts.tasks[layer.name]
@@ -201,7 +203,7 @@ def _describe_layer(facts: ReportData, layer: Layer) -> str:
     head.append(f"output {shape}, {format_flops(total)} in {len(tasks)} part{'' if len(tasks) == 1 else 's'}")
     if layer.whole_reason:
         head.append(f"whole: {layer.whole_reason}")
-    return "\n".join([*head, *(_describe_part(facts, task) for task in tasks)]) + ("" if tasks else "\nnobody reads it")
+    return "\n".join([*head, *(_describe_part(facts, task) for task in tasks)]) + ("" if tasks else "\nits output is not read")
 
 
 def _describe_part(facts: ReportData, task: Task) -> str:
@@ -209,9 +211,9 @@ def _describe_part(facts: ReportData, task: Task) -> str:
     seconds = task_seconds(facts.routing, facts.platform, facts.problem.cost_model, task)
     words = [f"{task.device}: {'all' if region is None else format_region(region)}"]
     if key.reduce is not None:
-        words.append(f"sum over inputs {key.reduce[0]}:{key.reduce[1]}")
+        words.append(f"partial sum over inputs {key.reduce[0]}:{key.reduce[1]}")
     if task.kind == "merger":
-        words.append("adds the sums up")
+        words.append("adds the partial sums")
     if task.lane:
         words.append(f"lane {task.lane}")
     words += [format_flops(task_flops(facts.routing, task)), format_seconds(seconds)]

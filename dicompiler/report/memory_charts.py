@@ -1,6 +1,8 @@
-"""The pictures of memory: for each device what it holds against its limit, and what comes and goes over a frame.
+"""Charts of memory: use and limit of each device, and the course over a frame.
 
-Facts → markup. Weights and what the target adds are there all the time: what changes has a scale of its own.
+    ReportData ⇒ Markup
+
+Weights and the memory that the target adds are constant, so the rest has its own scale.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from dicompiler.report.report_data import ReportData
 
 CHART_WIDTH_PX, CHART_HEIGHT_PX, CHART_MARGIN_PX, CHART_TOP_PX = 300.0, 96.0, 4.0, 16.0
 MAX_LIMIT_RATIO = 3.0
-"""A limit is drawn to scale where it is at most so many times what is held."""
+"""A limit up to this multiple of the use is drawn to scale."""
 
 
 def draw_memory(facts: ReportData) -> Markup:
-    """A card for each device."""
+    """Return a card for each device."""
     return element("div", [_draw_card(facts, name) for name in facts.devices], class_="cards")
 
 
@@ -42,7 +44,7 @@ def _draw_card(facts: ReportData, name: str) -> Markup:
 
 
 def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number: int) -> Markup:
-    """All that is held at most, side by side, and the limit."""
+    """Return a bar of the peak memory, with the limit."""
     live = course.peak_bytes - course.weights
     parts = (("weights", course.weights, colour_class(number)), ("buffers and activations", live, f"{colour_class(number)} live"),
              ("added by the target", added, "added"))  # fmt: skip
@@ -69,7 +71,7 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
 
 
 def _draw_course(name: str, course: MemoryTimeline, room: int, number: int) -> Markup:
-    """Buffers and activations over the steps of a frame; the limit, where it is near, is what is left for them."""
+    """Return buffers and activations over the steps of a frame, and the remaining limit if it is near."""
     both = [a + b for a, b in zip(course.buffers, course.activations, strict=True)]
     most = max(both)
     near = 0 <= room <= MAX_LIMIT_RATIO * most
@@ -111,11 +113,11 @@ def _draw_course(name: str, course: MemoryTimeline, room: int, number: int) -> M
     else:
         drawn.append(
             element(
-                "text", f"room for {format_bytes(room)}", x=CHART_WIDTH_PX - CHART_MARGIN_PX, y=11, text_anchor="end"
+                "text", f"{format_bytes(room)} available", x=CHART_WIDTH_PX - CHART_MARGIN_PX, y=11, text_anchor="end"
             )
         )
     return svg(
         f"buffers and activations of {name} over a frame",
-        f"at most {format_bytes(most)}, in {segments}; room for {format_bytes(room)}",
+        f"at most {format_bytes(most)}, in {segments}; {format_bytes(room)} available",
         CHART_WIDTH_PX, CHART_TOP_PX + CHART_HEIGHT_PX + 18, drawn,
     )  # fmt: skip

@@ -1,4 +1,7 @@
-"""The page: Facts, or a front alone, become one HTML document, style and script inside. Same input, same bytes."""
+"""The HTML page of a report, with embedded style and script.
+
+    ReportData (or only a front) ⇒ HTML document; equal input gives equal bytes
+"""
 
 from __future__ import annotations
 
@@ -22,28 +25,28 @@ from dicompiler.report.tables import (
 from dicompiler.report.timeline import device_rows, draw_timeline, measured_bars, predicted_bars
 
 GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
-# Nothing is fetched, whatever the names in a model are.
+# Names in a model cannot make the browser load anything.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def render_report(facts: ReportData) -> str:
-    """The page of an artifact."""
+    """Return the page of an artifact."""
     sections = [
         _render_summary(facts),
         _section("devices", "Devices", _render_devices(facts)),
         _section("layers", "Layers", _render_device_key(facts), _layer_notes(facts), draw_layer_graph(facts)),
-        _section("timeline", "A frame in time", _render_timelines(facts)),
+        _section("timeline", "Timeline of a frame", _render_timelines(facts)),
         _section("memory", "Memory", _render_memory_key(), draw_memory(facts)),
         _section("links", "Bytes between devices", link_table(facts)),
     ]
     if facts.compilation.failure_metrics:
-        sections.append(_section("losses", "When devices are lost", failure_table(facts)))
+        sections.append(_section("failures", "Failed devices", failure_table(facts)))
     if facts.comparison is not None:
         sections.append(
             _section("strategies", "Strategies", _bound_note(facts.comparison), comparison_table(facts.comparison))
         )
         if "why" in facts.comparison:
-            sections.append(_section("why", "Why layers stay whole", explanation_tables(facts.comparison["why"])))
+            sections.append(_section("explanation", "Why layers are not split", explanation_tables(facts.comparison["why"])))
     if facts.front is not None:
         sections.append(
             _section("front", "Pareto front", _front_note(facts.front), render_front_points(facts.front, facts))
@@ -52,7 +55,7 @@ def render_report(facts: ReportData) -> str:
 
 
 def render_front(name: str, document: Mapping[str, Any]) -> str:
-    """The page of a front alone."""
+    """Return the page of a front without an artifact."""
     head = element("header", element("h1", name), element("p", f"explored on {document['platform']}"))
     return _render_page(
         name, [head, _section("front", "Pareto front", _front_note(document), render_front_points(document))]
@@ -84,7 +87,7 @@ def _section(anchor: str, title: str, *children: Any) -> Markup:
 
 
 def _render_summary(facts: ReportData) -> Markup:
-    """What was compiled for what, who decided, and the plan's numbers beside those of one device alone."""
+    """Return the header: network, platform, strategy, and the metrics next to those of one device."""
     lines = [[element("dt", name), element("dd", text)] for name, text in _summary_entries(facts)]
     return element(
         "header",
@@ -95,7 +98,7 @@ def _render_summary(facts: ReportData) -> Markup:
 
 
 def _title(facts: ReportData) -> str:
-    """The network's name, or the directory's where exporters gave it a name that they give to all."""
+    """Return the network's name, or the directory's if the name is one that exporters give to every graph."""
     name = replace_unprintable(facts.compilation.model.proto.graph.name)
     network = facts.name if name.lower().replace("-", "_") in GENERIC_GRAPH_NAMES else name
     return f"{network} on {facts.platform.name}"
@@ -107,16 +110,16 @@ def _summary_entries(facts: ReportData) -> list[tuple[str, str]]:
     flops = sum(device.flops for device in facts.single.devices)
     weights = sum(device.weights for device in facts.single.devices)
     size = f"{len(facts.routing.layers.layers)} layers, {format_flops(flops)}, {format_bytes(weights)} of weights"
-    replicas = f", frames dealt out to {len(plan.replicas)} replicas in turn" if plan.replicas else ""
-    part = f"{len(facts.devices)} of {len(platform.devices)} devices take part{replicas}"
+    replicas = f", {len(plan.replicas)} replicas take frames in turn" if plan.replicas else ""
+    part = f"{len(facts.devices)} of {len(platform.devices)} devices are used{replicas}"
     lines = [
         ("network", size),
         ("platform", part),
         ("plan", _describe_decision(facts) + (f" ({plan.note})" if plan.note else "")),
         ("predicted", f"by simulation, cost model {facts.problem.cost_model.name}{_describe_bound(facts)}"),
-        ("held back", find_bottleneck(platform, facts.metrics, facts.problem.objective)[1]),
+        ("bottleneck", find_bottleneck(platform, facts.metrics, facts.problem.objective)[1]),
         *(
-            [("wire", f"tensors travel between devices as {replace_unprintable(str(plan.wire_format))}")]
+            [("wire", f"tensors are sent between devices as {replace_unprintable(str(plan.wire_format))}")]
             if plan.wire_format.dtypes
             else []
         ),
@@ -132,19 +135,19 @@ def _summary_entries(facts: ReportData) -> list[tuple[str, str]]:
 def _describe_decision(facts: ReportData) -> str:
     decision = facts.compilation.decision
     if decision is None:
-        return "who decided is not recorded in this artifact"
-    who = f"of strategy {decision.strategy}" if decision.strategy else "given as a file"
+        return "the strategy is not recorded in this artifact"
+    who = f"by strategy {decision.strategy}" if decision.strategy else "read from a file"
     who += f", which chose {decision.chosen_strategy}" if decision.chosen_strategy else ""
     return f"{who}, for {decision.objective}"
 
 
 def _describe_bound(facts: ReportData) -> str:
-    """How near the plan is to what no plan can beat."""
+    """Return how close the plan is to the lower bound."""
     if not facts.lower_bound:
         return ""
     objective = facts.problem.objective
     times = facts.metrics.objective_value(objective) / facts.lower_bound
-    return f"; {_describe_limit(objective, facts.lower_bound)}: this one is {times:.2f} times that"
+    return f"; {_describe_limit(objective, facts.lower_bound)}: this plan is {times:.2f} times that"
 
 
 def _describe_limit(objective: str, seconds: float) -> str:
@@ -159,18 +162,18 @@ def _render_tiles(facts: ReportData) -> list[Markup]:
         _comparison_tile(
             "latency", format_seconds(plan.latency_s), format_seconds(one.latency_s), one.latency_s, plan.latency_s
         ),
-        _comparison_tile("frames a second", _format_rate(rates[0]), _format_rate(rates[1]), rates[0], rates[1]),
+        _comparison_tile("frames per second", _format_rate(rates[0]), _format_rate(rates[1]), rates[0], rates[1]),
         _comparison_tile(
             "memory, fullest host", format_bytes(plan.memory), format_bytes(one.memory), one.memory, plan.memory
         ),
-        _comparison_tile("sent a frame", format_bytes(plan.total_bytes), format_bytes(one.total_bytes), 0, 0),
+        _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(one.total_bytes), 0, 0),
     ]
-    if plan.energy_j:  # the platform gives powers
+    if plan.energy_j:  # only if the platform states powers
         joules = format_joules(plan.energy_j), format_joules(one.energy_j)
-        tiles.insert(2, _comparison_tile("energy a frame", *joules, one.energy_j, plan.energy_j))
+        tiles.insert(2, _comparison_tile("energy per frame", *joules, one.energy_j, plan.energy_j))
     times = () if facts.run_log is None else facts.run_log["frames_s"]
     if times:
-        small = f"the fastest of {len(times)}" if len(times) > 1 else "a single frame"
+        small = f"the fastest of {len(times)}" if len(times) > 1 else "one frame"
         tiles.append(_render_tile("measured latency", format_seconds(min(times)), small))
     return tiles
 
@@ -180,7 +183,7 @@ def _format_rate(value: float) -> str:
 
 
 def _comparison_tile(what: str, value: str, alone: str, worse: float, better: float) -> Markup:
-    """A number of the plan beside that of one device; `worse` / `better`: how many times better it is."""
+    """Return a metric of the plan and of one device; `worse` / `better` is the improvement."""
     times = worse / better if better else 0.0
     more = f" ({times:.2f}× better)" if times > 1.005 else f" ({1 / times:.2f}× worse)" if 0 < times < 0.995 else ""
     return _render_tile(what, value, f"one device: {alone}{more}")
@@ -195,13 +198,13 @@ def _render_devices(facts: ReportData) -> Markup:
     if facts.run_log is not None:
         heads += ["computed", "waited"]
     rows = [(device_label(facts, name), *rest) for name, *rest in device_rows(facts)]
-    note = "computed, waited: measured, mean of a frame" if facts.run_log is not None else ""
-    overview = html_table([*heads, "weights", "sends", "receives"], rows, "predicted for a frame")
+    note = "computed, waited: measured, mean per frame" if facts.run_log is not None else ""
+    overview = html_table([*heads, "weights", "sends", "receives"], rows, "predicted per frame")
     return join_markup((overview, element("p", note, class_="note") if note else ""))
 
 
 def _render_device_key(facts: ReportData) -> Markup:
-    """Which number and colour stand for which device."""
+    """Return the legend of device numbers and colours."""
     chips = [element("li", device_chip(i), " ", replace_unprintable(name)) for i, name in enumerate(facts.devices)]
     return element(
         "ul", chips, element("li", element("i", class_="moving"), " data comes from other devices"), class_="key"
@@ -209,29 +212,29 @@ def _render_device_key(facts: ReportData) -> Markup:
 
 
 def _layer_notes(facts: ReportData) -> Markup:
-    text = "Hover over a layer, tap it or go to it with the tab key for its parts, regions, times and bytes."
+    text = "Point at a layer, tap it or select it with the tab key to see its parts, regions, times and bytes."
     notes = [element("p", text, class_="note screen")]
     count = len(facts.program.replica_roles)
     if count > 1:
-        text = f"Of {count} replicas the first one is shown; the others do the same on other devices."
+        text = f"The first of {count} replicas is shown; the others do the same on other devices."
         notes.append(element("p", text, class_="note"))
     return join_markup(notes)
 
 
 def _render_timelines(facts: ReportData) -> list[Markup]:
-    keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends, in the receiver's colour"}
+    keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends (colour of the receiver)"}
     head = f"predicted: {format_seconds(facts.simulation.latency_s)}"
     courses, note = {"predicted": predicted_bars(facts)}, ""
     if facts.run_log is not None and (bars := measured_bars(facts)):
         courses["measured"] = bars
         head += f"; measured, the last frame: {format_seconds(facts.run_log['frames_s'][-1] if facts.run_log['frames_s'] else 0)}"
         note = (
-            "The upper row of each device is predicted, the lower one measured, from when the frame began, or the "
-            "device heard of it; sending ends when the system has taken the bytes. Pale: another frame that was on its "
-            "way."
+            "The upper row of each device is predicted, the lower one measured. Measured times begin when the frame "
+            "begins or reaches the device. Sending ends when the operating system has taken the bytes. Pale bars "
+            "belong to other in-flight frames."
         )
     elif facts.run_log is not None:
-        note = f"Target {facts.run_log['target']} measures sums only: they stand in the table of devices."
+        note = f"Target {facts.run_log['target']} measures only sums: see the table of devices."
     samples = [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys.items()]
     charts = [element("ul", samples, class_="key"), element("h3", head)]
     charts.append(draw_timeline(facts, courses, " and ".join(courses)))
@@ -242,27 +245,27 @@ def _render_timelines(facts: ReportData) -> list[Markup]:
 
 
 def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
-    """Losses, take-overs and returns of the run."""
+    """Return the run's failures, takeovers and returns."""
     rows = [
         (
             format_seconds(one["at_s"]),
             one["kind"],
             replace_unprintable(one["device"]),
-            ", ".join(map(replace_unprintable, one["away"])) or "nobody",
+            ", ".join(map(replace_unprintable, one["away"])) or "none",
             str(one["frames"]),
-            f"{one['replays']} frames again, none for {format_seconds(one['interruption_s'])}"
+            f"{one['replays']} frames computed again, no output for {format_seconds(one['interruption_s'])}"
             if one["kind"] == "take-over"
             else replace_unprintable(one["why"]),
         )
         for one in events
     ]
-    return html_table(("after", "what", "device", "away then", "frames by then", ""), rows, "devices lost and back")
+    return html_table(("time", "event", "device", "devices down", "frames finished", ""), rows, "failures and returns")
 
 
 def _render_memory_key() -> Markup:
     kinds = (("weights", "weights"), ("live", "buffers and activations"), ("added", "added by the target"))
     items = [element("li", element("i", class_=f"sample m-{kind}"), text) for kind, text in kinds]
-    text = "The bar: what is held at most. Below it, over a frame: buffers (dark) and activations (light)."
+    text = "The bar shows the peak. Below it: buffers (dark) and activations (light) over a frame."
     return join_markup((element("ul", items, class_="key"), element("p", text, class_="note")))
 
 
@@ -274,10 +277,10 @@ def _bound_note(document: Mapping[str, Any]) -> Markup:
 
 
 def _front_note(document: Mapping[str, Any]) -> Markup:
-    level = "each plan's own evaluation" if document["level"] == "measured" else "those of the search's fast model"
+    level = "a full simulation of each plan" if document["level"] == "measured" else "the search's fast model"
     text = (
-        f"{len(document['points'])} plans of which none is better than another in everything, of "
-        f"{document['evaluations']} that were looked at on {document['platform']}. The numbers are {level}; smaller is "
+        f"{len(document['points'])} Pareto-optimal plans of "
+        f"{document['evaluations']} evaluated ones on {document['platform']}. The values are from {level}; smaller is "
         "better."
     )
     return element("p", text + (" The search was interrupted." if document["interrupted"] else ""), class_="note")

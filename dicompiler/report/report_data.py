@@ -1,6 +1,8 @@
-"""What a report shows, gathered: the compilation that an artifact was, its simulation, memory, and files given beside.
+"""Data of a report: the compilation of an artifact, its simulation and memory, and optional files.
 
-artifact directory + log, comparison, front → Facts.   Nothing is run; what is not in the artifact is worked out again.
+    artifact directory (+ run log, comparison, front) ⇒ ReportData
+
+Nothing is run. Data that is not stored in the artifact is computed again.
 """
 
 from __future__ import annotations
@@ -33,8 +35,26 @@ from dicompiler.target.target_base import Target
 
 @dataclass(frozen=True)
 class ReportData:
-    """What there is to show of an artifact. log: of a run (schema run); comparison: what `dicompiler compare --json`
-    printed; front: a front.json."""
+    """Everything that the report of an artifact shows.
+
+    Attributes:
+        name: Name of the artifact's directory.
+        compilation: The compilation that wrote the artifact.
+        platform: Its platform.
+        program: Its program.
+        routing: The tasks of the plan and the boxes that they exchange.
+        metrics: Predicted metrics of the plan.
+        single: Predicted metrics of the best single device.
+        target: The target that wrote the artifact.
+        problem: The problem that the strategy solved.
+        simulation: Simulation of one frame.
+        memory_courses: Memory of each device over the steps of a frame.
+        target_memory: Bytes that the target adds on each device.
+        lower_bound: Value of the objective that no plan can beat; None if unknown.
+        run_log: Log of a run (schema `run`).
+        comparison: Output of `dicompiler compare --json`.
+        front: Content of a front.json.
+    """
 
     name: str
     compilation: PipelineState = field(repr=False)
@@ -55,21 +75,21 @@ class ReportData:
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """Those that take part, in the program's order: their numbers and colours follow from it."""
+        """The devices of the program, in its order, which determines their numbers and colours."""
         return tuple(device.device for device in self.program.devices)
 
     @cached_property
     def device_number(self) -> Mapping[str, int]:
-        """Device → its place among them."""
+        """Index of each device in `devices`."""
         return {name: i for i, name in enumerate(self.devices)}
 
     def device(self, name: str) -> DeviceMetrics:
-        """What a device does; nothing where the plan does not name it."""
+        """Return the metrics of a device; zeros if the plan does not use it."""
         return self.metrics.device(name) or DeviceMetrics(name, 0, 0.0, 0, 0, 0, 0)
 
     @cached_property
     def tasks(self) -> Mapping[str, Sequence[Task]]:
-        """Layer → its live parts, of the first role."""
+        """The tasks of each layer, of the first role."""
         by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:
             by_layer[task.layer].append(task)
@@ -77,8 +97,10 @@ class ReportData:
 
     @cached_property
     def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
-        """(Part, tensor) → bytes of it that come from other devices for the part; what several parts of a device read
-        counts for the first."""
+        """Bytes that each part receives from other devices, by (part, tensor).
+
+        A box that several parts of a device read counts for the first of them.
+        """
         sizes: dict[tuple[TaskId, str], int] = {}
         seen = set()
         for task in self.routing.tasks:
@@ -92,7 +114,7 @@ class ReportData:
 
     @cached_property
     def received_bytes_by_part(self) -> Mapping[TaskId, int]:
-        """Part → bytes that come from other devices for it."""
+        """Bytes that each part receives from other devices."""
         sizes: dict[TaskId, int] = {}
         for (part, _), size in self.received_bytes.items():
             sizes[part] = sizes.get(part, 0) + size
@@ -100,18 +122,18 @@ class ReportData:
 
     @cached_property
     def remote_reads(self) -> frozenset[tuple[str, str]]:
-        """(Tensor, layer that reads it) where some of it comes from another device."""
+        """Pairs (tensor, layer) such that the layer reads some of the tensor from another device."""
         return frozenset((tensor, layer) for (layer, _), tensor in self.received_bytes)
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """Segment → the layers that it computes parts of, in words."""
+        """Text for each segment: the layers whose parts it computes."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
                 names = list(dict.fromkeys(layer for (layer, _), _ in segment.node_marks))
                 many = f"{names[0]} … {names[-1]} ({len(names)} layers)" if len(names) > 2 else ", ".join(names)
-                texts[segment.name] = many or "moves data"
+                texts[segment.name] = many or "only copies data"
         return texts
 
 
@@ -122,14 +144,17 @@ def load_report_data(
     comparison: Path | Mapping[str, Any] | None = None,
     front: Path | None = None,
 ) -> ReportData:
-    """Reads an artifact and what is given beside it. DicompilerError names the file that is missing, broken, or of
-    another network or artifact."""
+    """Read an artifact and the optional files.
+
+    Raises:
+        DicompilerError: A file is missing or invalid, or belongs to another network or artifact.
+    """
     from dicompiler.driver import run_log as runlog
 
     if not (artifact / ARTIFACT_FILE).is_file():
         raise DicompilerError(
-            f"{artifact}: neither an artifact (of 'dicompiler compile') nor a front (of 'dicompiler explore')"
-            + (describe_wrong_path(artifact) or ": compile a model into it first")
+            f"{artifact}: neither an artifact ('dicompiler compile') nor a front ('dicompiler explore')"
+            + (describe_wrong_path(artifact) or ": compile a model to this directory first")
         )
     compilation, target, problem = reopen_artifact(artifact, cost)
     ran = None if run_log is None else runlog.load_log(run_log, artifact, load_artifact(artifact))
@@ -167,7 +192,7 @@ def load_report_data(
 
 
 def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
-    """Of the first role, with the constants of all."""
+    """Return the memory course of the first role, with the constants of all roles."""
     first, *others = (memory_timeline(role) for role in program.roles)
     for other in others:
         first = {
@@ -177,12 +202,12 @@ def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:
-    """What `dicompiler compare --json` printed, checked; with `network`, only of the network with that digest."""
+    """Load and check the output of `dicompiler compare --json`; with `network`, require that model digest."""
     return _load_document(path, "comparison", network, "compare")
 
 
 def load_front(path: Path, network: str = "") -> dict[str, Any]:
-    """A front.json, or that of a directory, checked; with `network`, only of the network with that digest."""
+    """Load and check a front.json, given as file or directory; with `network`, require that model digest."""
     return _load_document(path / FRONT if path.is_dir() else path, "front", network, "explore")
 
 
@@ -190,5 +215,5 @@ def _load_document(path: Path, schema: str, network: str, command: str) -> dict[
     document: dict[str, Any] = load_json(path)
     validate(document, schema, str(path))
     if network and document.get("network", network) != network:
-        raise DicompilerError(f"{path}: it is of another network: {command} the one that was compiled")
+        raise DicompilerError(f"{path}: it belongs to another network: run 'dicompiler {command}' for the compiled one")
     return document

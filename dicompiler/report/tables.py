@@ -1,6 +1,6 @@
-"""Tables of the report: bytes from device to device, strategies side by side, and the front of plans as pictures.
+"""Tables of a report: bytes between devices, failure plans, strategies, and charts of a Pareto front.
 
-Facts, comparison or front → markup.
+    ReportData, comparison or front ⇒ Markup
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dicompiler.report.report_data import ReportData
 from dicompiler.search.pareto_front import objective_values
 
 FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
-"""Pixels of a front's picture, and of what stands at its axes."""
+"""Size of a chart, and of the space for its axis labels."""
 MAX_LISTED_PLANS = 40
-"""So many points of a front are listed."""
+"""Points of a front that are listed."""
 MAX_UNFOLDED_PLANS = 12
-"""So many are listed at once."""
+"""The list is unfolded if it has at most this many points."""
 
 
 def link_table(facts: ReportData) -> Markup:
-    """Bytes of a frame by sender (rows) and receiver (columns), darker where there are more."""
+    """Return the bytes of a frame by sender (rows) and receiver (columns); darker cells have more."""
     count = len(facts.program.replica_roles)
     sent: dict[tuple[str, str], int] = {}
     for transfer in (transfer for role in facts.program.replica_roles for transfer in role.transfers):
@@ -37,7 +37,7 @@ def link_table(facts: ReportData) -> Markup:
         cells = []
         for b in facts.devices:
             size = sent.get((a, b), 0)
-            words = f"{a} to {b}: {size // count} bytes a frame"
+            words = f"{a} to {b}: {size // count} bytes per frame"
             text = "" if not size else format_bytes(size / count)
             cells.append(
                 element("td", text, style=f"--v:{size / most:.3f}", class_="heat", title=words if size else None)
@@ -45,14 +45,14 @@ def link_table(facts: ReportData) -> Markup:
         total = sum(size for (sender, _), size in sent.items() if sender == a)
         rows.append((device_label(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
     heads = [device_label(facts, name) for name in facts.devices]
-    return html_table(("from \\ to", *heads, "all"), rows, "bytes of a frame", class_="links")
+    return html_table(("from \\ to", *heads, "all"), rows, "bytes per frame", class_="links")
 
 
 def failure_table(facts: ReportData) -> Markup:
-    """What the plan comes to by itself, and each of its plans for losses."""
+    """Return the metrics of the plan and of each failure plan."""
     rows = [
         (
-            ", ".join(map(replace_unprintable, one.failed)) or "nothing",
+            ", ".join(map(replace_unprintable, one.failed)) or "none",
             format_seconds(one.metrics.latency_s),
             format_seconds(one.metrics.period_s),
             format_bytes(one.metrics.memory),
@@ -60,12 +60,12 @@ def failure_table(facts: ReportData) -> Markup:
         )
         for one in facts.compilation.failure_metrics
     ]
-    heads = ("lost", "latency", "between frames", "memory, fullest host", "extra weights")
-    return html_table(heads, rows, "each plan by itself", class_="losses")
+    heads = ("failed", "latency", "frame period", "memory, fullest host", "extra weights")
+    return html_table(heads, rows, "each plan on its own", class_="failures")
 
 
 def explanation_tables(document: Mapping[str, Any]) -> Markup:
-    """Why layers stay whole, and what splits of a network that stays on one device would take."""
+    """Return why layers are not split, and from which bandwidth on a split would pay off."""
     splits = [
         (replace_unprintable(one["strategy"]), break_even_text(one["bandwidth"], one["wire"]))
         for one in document["splits"]
@@ -80,20 +80,20 @@ def explanation_tables(document: Mapping[str, Any]) -> Markup:
         for one in document["layers"]
     ]
     shown = (
-        [html_table(("plan of", "would pay"), splits, "splits of a network that stays on one device")] if splits else []
+        [html_table(("strategy", "pays off"), splits, "splits that are slower than one device")] if splits else []
     )
-    heads = ("layer", "operator", "why it stays whole", "a split by itself pays")
-    return join_markup([*shown, html_table(heads, rows, "layers that one device computes")])
+    heads = ("layer", "operator", "reason", "splitting it pays off")
+    return join_markup([*shown, html_table(heads, rows, "layers that are not split")])
 
 
 def comparison_table(document: Mapping[str, Any]) -> Markup:
-    """The strategies, each with a bar of its latency; the best one is marked."""
+    """Return a row for each strategy, with a bar of its latency; the best one is marked."""
     planned = [row for row in document["rows"] if row["metrics"] is not None]
     longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
     speed = speed_metric(document["objective"])
     alone = document["single"][speed]
     powered = any(row["metrics"]["energy_j"] for row in planned)
-    heads = ["strategy", "latency", "faster than one", "between frames", "energy", "memory", "sent", "search"]
+    heads = ["strategy", "latency", "speed-up", "frame period", "energy", "memory", "sent", "search"]
     if not powered:
         heads.remove("energy")
     rows: list[tuple[Any, ...]] = []
@@ -126,11 +126,11 @@ def comparison_table(document: Mapping[str, Any]) -> Markup:
                 f"{row['search_s']:.1f} s",
             )
         )
-    return html_table(heads, rows, f"strategies, made for {document['objective']}", class_="compare")
+    return html_table(heads, rows, f"strategies, optimized for {document['objective']}", class_="compare")
 
 
 def render_front_points(document: Mapping[str, Any], facts: ReportData | None = None) -> Markup:
-    """The points of a front, each objective against the first; where `facts` are given, their plan beside them."""
+    """Return charts of each objective against the first one; with `facts`, the artifact's plan is marked."""
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
     plan = None if facts is None else objective_values(facts.platform, facts.metrics, units)
@@ -150,7 +150,7 @@ def render_front_points(document: Mapping[str, Any], facts: ReportData | None = 
         )
     listed = element(
         "details", element("summary", f"{len(document['points'])} plans"),
-        html_table(("plan", "devices", *units), rows, "plans of which none is better in everything"),
+        html_table(("plan", "devices", *units), rows, "Pareto-optimal plans"),
         open="" if len(rows) <= MAX_UNFOLDED_PLANS else None,
     )  # fmt: skip
     key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if plan is not None else ""
@@ -158,7 +158,7 @@ def render_front_points(document: Mapping[str, Any], facts: ReportData | None = 
 
 
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
-    """One objective against another. Both are better when smaller: the best corner is at the lower left."""
+    """Return a chart of one objective against another; the lower left corner is best."""
     units, points = document["objectives"], document["points"]
     every = [*points, plan] if plan is not None else points
     wide, high = FRONT_SIZE_PX - FRONT_LEFT_PX - 10, FRONT_SIZE_PX - FRONT_BOTTOM_PX - 10

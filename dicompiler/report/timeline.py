@@ -1,7 +1,8 @@
-"""The timeline of a frame: what each device computes, sends and waits for, as simulated, and as measured in a run.
+"""Timeline of a frame: each device computing, sending and waiting, as simulated and as measured.
 
-Facts → bars → markup, both on one axis. A row for each device, or two: computing and waiting above, sending below,
-coloured by who receives.
+    ReportData ⇒ bars ⇒ Markup; both timelines have one axis
+
+Each device has one row or two. A row shows computing and waiting above, and sending below in the receiver's colour.
 """
 
 from __future__ import annotations
@@ -16,15 +17,24 @@ from dicompiler.report.layer_graph_svg import colour_class, device_chip
 from dicompiler.report.report_data import ReportData
 
 ROW_HEIGHT_PX, COMPUTE_HEIGHT_PX, SEND_HEIGHT_PX = 36, 18, 9
-"""Pixels of a device's row, of its computing and of its sending."""
+"""Height of a row, of its computing bars and of its sending bars."""
 MAX_TICKS = 8
 ZOOM_FACTORS = (1, 3, 10)
 
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """Something that took time. start, end: seconds; peer: the device at the other end ("": none); current: whether
-    it belongs to the frame that is shown, not to another that was on its way."""
+    """One activity of a device.
+
+    Attributes:
+        kind: "run" computes a segment, "handle" handles a message, "send" sends, "wait" waits.
+        device: The device.
+        start: Start in seconds.
+        end: End in seconds.
+        text: Description of the activity.
+        peer: The device at the other end; "" if there is none.
+        is_current_frame: Whether it belongs to the shown frame and not to another in-flight frame.
+    """
 
     kind: Literal["run", "handle", "send", "wait"]
     device: str
@@ -36,7 +46,7 @@ class TimelineBar:
 
 
 def predicted_bars(facts: ReportData) -> list[TimelineBar]:
-    """The simulation of a single frame."""
+    """Return the simulation of one frame."""
     bars = []
     for span in facts.simulation.spans:
         if span.kind == "compute":
@@ -47,16 +57,16 @@ def predicted_bars(facts: ReportData) -> list[TimelineBar]:
                 TimelineBar("send", span.device, span.start, span.end, f"sends {span.name} to {span.peer}", span.peer)
             )
         elif span.kind == "handle":
-            text = f"hands over or takes {span.name}, with {span.peer}"
+            text = f"handles {span.name} (peer {span.peer})"
             bars.append(TimelineBar("handle", span.device, span.start, span.end, text, span.peer))
         else:
-            cause = f"waits for {span.name} of {span.peer}" if span.peer else f"waits for {span.name}"
+            cause = f"waits for {span.name} from {span.peer}" if span.peer else f"waits for {span.name}"
             bars.append(TimelineBar("wait", span.device, span.start, span.end, cause, span.peer))
     return bars
 
 
 def measured_bars(facts: ReportData) -> list[TimelineBar]:
-    """The last frame of the run, as far as the devices told; nothing where the target does not tell."""
+    """Return the last frame of the run, as measured by the devices; empty if the target does not measure it."""
     bars: list[TimelineBar] = []
     log = facts.run_log or {"devices": ()}
     transfers = facts.program.all_transfers
@@ -77,7 +87,7 @@ def measured_bars(facts: ReportData) -> list[TimelineBar]:
                 transfer = transfers[index]
                 sends = kind == "send"
                 peer = transfer.receiver if sends else transfer.sender
-                text = f"{'sends' if sends else 'waits for'} {transfer.value.name} {'to' if sends else 'of'} {peer}"
+                text = f"{'sends' if sends else 'waits for'} {transfer.value.name} {'to' if sends else 'from'} {peer}"
             else:
                 text = "waits for an input"
             current = span["frame"] == last
@@ -87,10 +97,15 @@ def measured_bars(facts: ReportData) -> list[TimelineBar]:
 
 
 def draw_timeline(facts: ReportData, courses: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
-    """The rows of all devices, with buttons that make the picture wider. courses: by what they are called; each device
-    has a row of each, one below the other."""
+    """Return the rows of all devices, with buttons that widen the chart.
+
+    Args:
+        facts: The report's data.
+        courses: Bars by the name of their row; each device has one row for each name.
+        name: Title of the chart.
+    """
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
-    scale = 1e6 / end  # a picture is a million units wide, whatever the frame takes
+    scale = 1e6 / end  # the chart is a million units wide for every frame time
     height = ROW_HEIGHT_PX * len(facts.devices) * len(courses)
     drawn: list[Markup] = []
     labels: list[Markup] = []
@@ -151,12 +166,12 @@ def _draw_bar(facts: ReportData, bar: TimelineBar, row: int, scale: float) -> Ma
 
 
 def _tick_label(x: int, text: str) -> Markup:
-    """The text of a tick; the last one stands to the left of it."""
+    """Return the label of a tick; the last one is to the left of its tick."""
     return element("span", text, style=f"left:{x / 1e4:.2f}%", class_="last" if x > 920_000 else None)
 
 
 def _find_ticks(end: float) -> list[tuple[int, str]]:
-    """(place of a million, text) at round times, at most TICKS of them."""
+    """Return (position in millionths, label) at round times, at most MAX_TICKS of them."""
     step = 10.0**-9
     while end / step > MAX_TICKS:
         step *= 2.5 if f"{step:e}".startswith("2") else 2
@@ -165,7 +180,7 @@ def _find_ticks(end: float) -> list[tuple[int, str]]:
 
 
 def _describe_bars(facts: ReportData, bars: Sequence[TimelineBar]) -> str:
-    """The picture in words: how long each device computes, sends and waits."""
+    """Return text for screen readers: seconds of computing, sending and waiting per device."""
     texts = []
     for device in facts.devices:
         sums = [
@@ -177,7 +192,7 @@ def _describe_bars(facts: ReportData, bars: Sequence[TimelineBar]) -> str:
 
 
 def device_rows(facts: ReportData) -> list[tuple[str, ...]]:
-    """For each device what it has of the network, what it does in a frame, and beside it what a run measured."""
+    """Return a table row for each device: its share of the network, and predicted and measured times per frame."""
     rows = []
     flops = sum(facts.device(name).flops for name in facts.devices) or 1
     for name in facts.devices:

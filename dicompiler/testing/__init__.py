@@ -1,4 +1,4 @@
-"""What the author of a plugin tests it with: a check for each kind of thing that plugins provide.
+"""Checks for plugin authors: one function for each kind of plugin.
 
     from dicompiler.testing import check_strategy
     from my_module import RoundRobin
@@ -6,9 +6,10 @@
     def test_round_robin():
         check_strategy(RoundRobin)
 
-Each takes a class (with the default of every option) or an instance, tries it on small networks, and raises
-AssertionError with the plugin, the network and what was wrong. Nothing need be installed as a plugin, and no test
-framework is needed. What is compared in a second process must be in a module, not in the script that is run.
+Each check takes a class (all options then have their defaults) or an instance and tries it on small networks. It raises
+AssertionError with the plugin, the network and the cause. The plugin need not be installed, and no test framework is
+needed. Some checks compare results with those of a second process. The tested classes must then be in a module that can
+be imported, not in the script that is run.
 """
 
 from dicompiler.plugin.registry import temporarily_registered
@@ -58,4 +59,4 @@ CHECKS = {
     "cost_models": check_cost_model,
     "platforms": check_platform_family,
 }
-"""Kind of thing that plugins provide → its check."""
+"""The check for each kind of plugin."""

@@ -1,4 +1,4 @@
-"""How the checks of this package fail: by an AssertionError that says what was checked, on what, and what was wrong."""
+"""Assertions of the checks: errors name the plugin, the sample and the cause."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from dicompiler.plugin_api import registry
 
 
 def require(holds: Any, what: str) -> None:
-    """AssertionError with `what` unless it holds; also where Python runs without assertions."""
+    """Raise AssertionError with the message `what` unless `holds`, also if Python runs with -O."""
     if not holds:
         raise AssertionError(what)
 
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Whatever is raised inside becomes an AssertionError that begins with `place`: "strategy 'x' on lenet: …"."""
+    """Turn any exception inside into an AssertionError that begins with `place`.
+
+    Example: "strategy 'x' on lenet: …".
+    """
     try:
         yield
     except Exception as error:
@@ -28,10 +31,13 @@ def error_context(place: str) -> Iterator[None]:
 
 
 def describe(thing: Any) -> str:
-    """A pass, strategy, target or cost model and where it is from: "strategy 'x' of module my_module"."""
+    """Return the kind, name and origin of a pass, strategy, target or cost model.
+
+    Example: "strategy 'x' of module my_module".
+    """
     return registry().describe(plugin_kind(type(thing)), thing)
 
 
 def as_instance(thing: Any) -> Any:
-    """An instance: `thing` itself, or one of that class with the default of every option."""
+    """Return `thing`, or an instance with the default options if it is a class."""
     return thing() if isinstance(thing, type) else thing

@@ -1,4 +1,4 @@
-"""Checks cost models: seconds of parts of layers, one by one and as arrays."""
+"""Check of cost models: seconds of parts of layers, computed one by one and as arrays."""
 
 from __future__ import annotations
 
@@ -25,12 +25,21 @@ from dicompiler.testing.subprocess_call import call_in_subprocess
 
 
 def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | None = None) -> None:
-    """For each layer of each sample, whole and in halves, as partial sums and as what adds them up, on each device:
-    seconds are finite and at least 0 (endless where the device has no compute); `fill` gives the same as an array
-    (shares, devices) of float64; both give the same again, here and in a process with another hash seed.
+    """Check that a cost model gives valid, consistent and reproducible times.
 
-    on: by default `samples()`; the objective makes no difference. AssertionError otherwise, with cost model, sample,
-    layer and device.
+    Every layer of each sample is timed on each device: as a whole, in halves, as a partial sum and as the sum of two
+    partial results. The check requires that:
+
+    - seconds are finite and not negative (infinite if the device has no compute);
+    - `fill` returns the same values as `seconds`, as a float64 array of shape (shares, devices);
+    - both return the same values when called again, here and in a process with another hash seed.
+
+    Args:
+        cost: The cost model, or its class.
+        on: The samples to use. Default: `samples()`. The objective is ignored.
+
+    Raises:
+        AssertionError: A requirement does not hold. The message names cost model, sample, layer and device.
     """
     model = as_instance(cost)
     chosen = list({(s.name, s.platform.name): s for s in (samples() if on is None else on)}.values())
@@ -38,7 +47,7 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
     here = [_checked_seconds(model, sample) for sample in chosen]
     for sample, first in zip(chosen, here, strict=True):
         with error_context(f"{describe(model)} on {sample.name} on {sample.platform.name}"):
-            _check_same_seconds(first, _checked_seconds(model, sample), "asked again")
+            _check_same_seconds(first, _checked_seconds(model, sample), "called again")
     with error_context(describe(model)):
         there = call_in_subprocess(_all_seconds, model, chosen)
     for sample, first, other in zip(chosen, here, there, strict=True):
@@ -51,7 +60,7 @@ def _all_seconds(cost: CostModel, on: Sequence[Sample]) -> list[list[NDArray[np.
 
 
 def _checked_seconds(cost: CostModel, sample: Sample) -> list[NDArray[np.float64]]:
-    """The seconds of every layer: an array (shares, devices) each."""
+    """Return an array (shares, devices) of seconds for each layer, after checking it."""
     layers, devices = sample.problem.layers, sample.platform.devices
     seconds = []
     for layer in layers.layers:
@@ -73,12 +82,16 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
             fault = validate_seconds(one, layer, device) or validate_seconds(float(value), layer, device)
             require(not fault, fault)
             same = math.isclose(one, value, rel_tol=1e-9) or not device.can_compute
-            require(same, f"{share} on {device.name} takes {one:.6g} s by seconds(), {value:.6g} s by fill()")
+            require(same, f"{share} on {device.name} takes {one:.6g} s by seconds(), but {value:.6g} s by fill()")
     return filled  # type: ignore[no-any-return]
 
 
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
-    """All of it; half of it along each axis that can be cut; half of its input channels, and the adding up of two."""
+    """Yield the shares of a layer that are timed.
+
+    These are the whole layer, half of it along each axis that can be cut, half of its input channels, and the sum of two
+    partial results.
+    """
     yield LayerShare()
     if layer.whole_reason:
         return
@@ -96,4 +109,4 @@ def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
 
 def _check_same_seconds(first: Sequence[NDArray[np.float64]], other: Sequence[NDArray[np.float64]], how: str) -> None:
     same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
-    require(same, f"{how} it says other seconds")
+    require(same, f"{how} it returns other seconds")

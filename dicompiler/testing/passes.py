@@ -1,4 +1,4 @@
-"""Checks passes: the model stays legal and computes the same, and what the pass was given stays as it was."""
+"""Check of passes: the model stays valid and computes the same, and the input stays unchanged."""
 
 from __future__ import annotations
 
@@ -21,18 +21,31 @@ from dicompiler.testing.samples import NETWORKS, build_network
 
 
 def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProto] = NETWORKS) -> None:
-    """On each network: the pass runs, returns a Compilation with a legal model and all that it `provides`, changes
-    nothing of what it was given, and does the same again; the model computes the same (within the tolerance of its
-    types; not where `preserves` is False), also split by the plan that the pass makes. Its text names it again.
+    """Check a pass on each network.
 
-    on: names (see `samples.network`), ONNX files or models. A pass with `requires` is given normalised networks with
-    layers, two nameless devices d0, d1 and a plan that puts everything on d0, as far as it asks for them.
-    AssertionError otherwise, with pass, network and what was wrong.
+    The check requires that the pass:
+
+    - returns a Compilation with a valid model and all fields that it `provides`;
+    - does not change the compilation that it gets;
+    - gives the same result when it is run again;
+    - keeps the model's outputs within the tolerance of their types (unless `preserves_outputs` is False), also if the model
+      is partitioned by the plan that the pass makes;
+    - has a text form that parses to the same pass.
+
+    A pass with `requires` gets normalised networks with layers, two devices d0 and d1, and a plan that puts everything on
+    d0, as far as it requires them.
+
+    Args:
+        step: The pass, or its class.
+        on: Names (see `build_network`), paths of ONNX files, or models.
+
+    Raises:
+        AssertionError: A requirement does not hold. The message names pass, network and cause.
     """
     one = as_instance(step)
     with error_context(describe(one)):
         again = parse_spec(str(spec_of(one)))
-        require(again == spec_of(one), f"its text {spec_of(one)} reads as {again}")
+        require(again == spec_of(one), f"its text {spec_of(one)} is parsed as {again}")
     for number, given in enumerate(on):
         model = build_network(given) if isinstance(given, str) else given
         name = given if isinstance(given, str) else getattr(getattr(given, "graph", None), "name", "") or str(number)
@@ -41,7 +54,7 @@ def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProt
 
 
 def _make_input(step: Pass, model: Model) -> PipelineState:
-    """What a pass that requires so much is given."""
+    """Return a compilation with all fields that the pass requires."""
     if not step.requires:
         return PipelineState(model)
     prepared = prepare(model)
@@ -53,17 +66,17 @@ def _make_input(step: Pass, model: Model) -> PipelineState:
 def _check_on_model(step: Pass, given: PipelineState) -> None:
     before = given.model.to_bytes()
     result = PassManager([step]).run(given)
-    require(given.model.to_bytes() == before, "it changes the model that it was given: make a copy")
+    require(given.model.to_bytes() == before, "it changes its input model: change a copy")
     again = PassManager([step]).run(given)
-    require(again.model.to_bytes() == result.model.to_bytes(), "run again it makes another model")
-    require(_plan_text(again) == _plan_text(result), "run again it makes another plan")
+    require(again.model.to_bytes() == result.model.to_bytes(), "a second run makes another model")
+    require(_plan_text(again) == _plan_text(result), "a second run makes another plan")
     for name in step.provides:
-        require(getattr(result, name) is not None, f"it says that it provides {name}, and leaves it None")
+        require(getattr(result, name) is not None, f"it declares that it provides {name}, but leaves it None")
     if step.preserves_outputs:
         _check_outputs(given.model, result.model)
     if result.plan is not None and result.plan is not given.plan and result.routing is None:
         if result.layers is None:
-            raise AssertionError("it makes a plan where there are no layers: add 'layers' to requires")
+            raise AssertionError("it makes a plan although there are no layers: add 'layers' to requires")
         _check_outputs(given.model, lower(replace(result, platform=given.platform or uniform_platform(2))).model)
 
 
@@ -72,7 +85,7 @@ def _plan_text(compilation: PipelineState) -> str:
 
 
 def _check_outputs(before: Model, after: Model) -> None:
-    """Names, types and values of the outputs; the inputs are those of the first."""
+    """Compare names, types and values of the outputs. The first model says which inputs there are."""
     inputs = random_inputs(graph_inputs(before))
     names = [value.name for value in before.proto.graph.output]
     require([v.name for v in after.proto.graph.output][: len(names)] == names, "the graph's outputs have other names")

@@ -1,4 +1,4 @@
-"""Checks a plan: it fits, keeps to the memory, computes the same bits, and sends the bytes that it predicts."""
+"""Checks of plans: limits, exact results, and the number of bytes sent."""
 
 from __future__ import annotations
 
@@ -18,8 +18,16 @@ from dicompiler.verify.run_inputs import prepare_inputs
 
 
 def check_legal(problem: Problem, plan: Plan) -> None:
-    """AssertionError where the plan does not fit the layers, names other devices, asks a device without compute, or
-    leaves out what is read; where it is over a host's memory; and where source or sink are not the problem's."""
+    """Check that a plan is valid for a problem.
+
+    Args:
+        problem: The problem that the plan solves.
+        plan: The plan.
+
+    Raises:
+        AssertionError: The plan does not match the layers, uses unknown devices or devices without compute, leaves out
+            something that is read, exceeds a host's memory, or has other sources or sinks than the problem.
+    """
     expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
     for end in ("source", "sink"):
         actual, wanted = getattr(plan, end), getattr(expected, end)
@@ -31,8 +39,19 @@ def check_legal(problem: Problem, plan: Plan) -> None:
 
 
 def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> tuple[Check, ...]:
-    """What is checked of a legal plan, see `verified`. AssertionError where something does not hold; all checks
-    otherwise, the exact one first."""
+    """Check that a valid plan computes the right outputs and sends the predicted bytes.
+
+    Args:
+        problem: The problem that the plan solves.
+        plan: A plan that passes `check_legal`.
+        seeds: The seeds of the exact check's models.
+
+    Returns:
+        The checks, as `verify_plan` returns them. The exact one is the first.
+
+    Raises:
+        AssertionError: A check failed.
+    """
     assert problem.model is not None
     inputs = prepare_inputs(problem.model)
     base = PipelineState(problem.model, problem.layers, problem.platform)
@@ -49,11 +68,18 @@ def verify_plan(
     reference: Mapping[str, Any],
     seeds: Sequence[int] | None = None,
 ) -> tuple[Check, ...]:
-    """(exact, an output of a sink …, bytes), all in this process: check models of `seeds` (None: as many as it takes to
-    read everything) are bit-equal; every output for `inputs` is within the tolerance of `reference`, the whole model's;
-    every transfer is as long as predicted, and their sum is the routing's.
+    """Run the checks of a plan in this process: one exact check, one per output of each sink, and one of bytes.
 
-    prepared: model, layers and platform.
+    - exact: check models with small integers must give equal bits;
+    - outputs: every output must be within the tolerance of `reference`;
+    - bytes: every transfer must have the predicted length, and their sum must be that of the routing.
+
+    Args:
+        prepared: A compilation with model, layers and platform.
+        plan: The plan.
+        inputs: The inputs of one frame, by name.
+        reference: The outputs of the whole model for these inputs.
+        seeds: The seeds of the check models. None: as many as are needed to read every weight.
     """
 
     def program(model: Model) -> Program:

@@ -1,4 +1,4 @@
-"""Checks platform families: their members can be named, are legal platforms, and survive being written as a file."""
+"""Check of platform families: members are found by name, are valid, and can be written to a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,18 @@ from dicompiler.testing.assertions import error_context, require
 
 
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -> None:
-    """Each of `members` (by default the name with 1, 2 and 4 hosts in the place of N; of a file format give paths) is
-    found, is the same when found again, has a description, and its TOML reads as the same platform; a family's member
-    has as many hosts as its name says, and other names are not its own. AssertionError otherwise, with the family."""
+    """Check the members of a platform family.
+
+    Every member must be found by its name, be equal if it is found again, have a description, and be equal after it is
+    written as TOML and read again. Its number of hosts must be the one in its name. The family must not claim other names.
+
+    Args:
+        family: The family, or a platform file format.
+        members: Names of members. Default: those with 1, 2 and 4 hosts. A file format needs paths here.
+
+    Raises:
+        AssertionError: A requirement does not hold. The message names the family.
+    """
     counted = not isinstance(family, PlatformFormat)
     if counted:
         with error_context(f"platform {family.name!r}"):
@@ -25,12 +34,12 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
         with error_context(f"platform {name!r} of {family.name!r}"):
             platform: Any = family.find(name)
             require(isinstance(platform, Platform), f"make() returned {type(platform).__name__} instead of a Platform")
-            require(family.find(name) == platform, "found again it is another platform")
+            require(family.find(name) == platform, "a second find() returns another platform")
             require(
                 platform_from_toml(platform_to_toml(platform)) == platform,
-                "written as TOML and read it is another platform",
+                "it is another platform after it is written as TOML and read",
             )
-            require(platform.description or family.description, "it says nowhere where its figures come from")
+            require(platform.description or family.description, "it has no description: say where its figures come from")
             if counted:
                 count = int(name.removeprefix(family.name.removesuffix("N")))
-                require(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts")
+                require(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts, not {count}")

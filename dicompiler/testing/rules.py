@@ -1,7 +1,7 @@
-"""Checks operator rules: any region of a node's output, computed as its rule says, is the same region of the whole.
+"""Check of operator rules: parts of a node's output must equal the same regions of the whole output.
 
-A Case is a node with the values of its inputs. Regions are drawn; a region and what is left of the output around it
-become parts on different devices, partition makes the nodes of them, and onnxruntime runs these and the whole node.
+A RuleCase is a node with values for its inputs. Regions are drawn at random. A region and the boxes around it become parts
+on different devices. The pass `partition` makes their nodes, and onnxruntime runs them and the whole node.
 """
 
 from __future__ import annotations
@@ -45,17 +45,29 @@ Array = NDArray[Any]
 
 
 class IntegerChooser(Protocol):
-    """Chooses a whole number from `low` to `high`, both included: `Random(seed).randint`, or what hypothesis draws."""
+    """Chooses an integer from `low` to `high`, both included.
+
+    `Random(seed).randint` is one; in property-based tests hypothesis draws the integer.
+    """
 
     def __call__(self, low: int, high: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One node and the values of its inputs (None: omitted); those in `computed` are inputs of the graph, the others
-    initializers. `close`: the node rounds, so that results may differ in the last bits; otherwise give whole numbers,
-    whose sums are exact. `others`: outputs after the one that is cut, which nobody reads. `shape`: the output's, where
-    onnx does not infer it (of a domain of its own onnxruntime is asked)."""
+    """One node and the values of its inputs.
+
+    Attributes:
+        op: The operator type.
+        values: The inputs in order; None for an omitted optional input.
+        attributes: The node's attributes.
+        opset: Version of the node's domain.
+        graph_inputs: Indices of the inputs that are graph inputs; the others become initializers.
+        is_inexact: Whether the node rounds, so that the last bits may differ. If False, give integers, whose sums are exact.
+        extra_outputs: Names of outputs after the one that is cut. Nothing reads them.
+        shape: Shape of the output, if onnx cannot infer it. For other domains onnxruntime is asked.
+        domain: The operator's domain.
+    """
 
     op: str
     values: tuple[Array | None, ...]
@@ -68,7 +80,11 @@ class RuleCase:
     domain: str = ""
 
     def model(self) -> Model:
-        """The node's model, with the output's shape. `opset` is the node's domain's."""
+        """Return the node's model, with the output's shape.
+
+        Returns:
+            A model with one node. `opset` is the version of the node's domain.
+        """
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
         node = helper.make_node(
             self.op, names, ["y", *self.extra_outputs], "node", domain=self.domain, **self.attributes
@@ -98,74 +114,83 @@ class RuleCase:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """The graph's inputs by name."""
+        """The values of the graph inputs by name."""
         values = {f"x{i}": self.values[i] for i in self.graph_inputs}
         return {name: value for name, value in values.items() if value is not None}
 
 
 def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20) -> None:
-    """For each case and each of `seeds` seeds draws a region, splits the node, and compares with the whole: bit-equal
-    unless the case is `close`; partial sums too where the rule has a reduction. The rule need not be registered.
+    """Check that an operator rule splits nodes correctly.
 
-    AssertionError where a piece leaves out something of its region or reads what is not there, where the pieces compute
-    something else than the whole, send other bytes than predicted, or where no axis can be cut at all.
+    For each case and seed a region is drawn, the node is split, and the result is compared with that of the whole node. Bits
+    must be equal unless the case is inexact. Partial sums are tried too if the rule has a reduction. The rule need not be
+    registered.
+
+    Args:
+        rule: The rule.
+        cases: Nodes of the rule's operator, with inputs.
+        seeds: Number of random splits of each case.
+
+    Raises:
+        AssertionError: A piece leaves out a part of its region, reads outside of an input, computes other values than the
+            whole node, or sends other bytes than predicted; or no axis can be cut.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")
     with temporarily_registered(rule):
         for number, case in enumerate(cases):
             place = f"{name}, case {number}"
-            require((case.op, case.domain) == (rule.op, rule.domain), f"{place}: it is of operator {case.op!r}")
+            require((case.op, case.domain) == (rule.op, rule.domain), f"{place}: its operator is {case.op!r}")
             with error_context(place):
                 model = case.model()
             with error_context(f"{place}: onnxruntime refuses the node"):
                 expected = np.asarray(run_model(model, case.inputs, optimization="none")["y"])
             layers = form_layers(model)
             with error_context(place):
-                require(cuttable_axes(layers, layers.layers[0]), "no axis can be cut: is every piece the whole output?")
+                require(cuttable_axes(layers, layers.layers[0]), "no axis can be cut: every piece is the whole output")
             for seed in range(seeds):
                 with error_context(f"{place}, seed {seed}"):
                     check_split(layers, model, case, expected, Random(seed).randint)
 
 
 def form_layers(model: Model) -> LayerGraph:
-    """The layers of a model with the rules that are registered."""
+    """Return the layers of a model, with the registered rules."""
     layers = registry().make("passes", "form-layers").run(PipelineState(model)).layers
     assert layers is not None
     return layers  # type: ignore[no-any-return]
 
 
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
-    """Chooses a region and parts, looks at the pieces, and compares what the parts compute with the whole."""
+    """Check the pieces of a random region, then run random parts and compare them with the whole output."""
     (layer,) = layers.layers
     check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
     got = run_split(model, layers, choose_parts(choose, layers), case.inputs)
-    require(got.dtype == expected.dtype, f"{got.dtype} comes out, {expected.dtype} of the whole")
+    require(got.dtype == expected.dtype, f"the parts compute {got.dtype}, the whole node {expected.dtype}")
     close = {"rtol": 1e-5, "atol": 1e-6} if case.is_inexact else {"rtol": 0, "atol": 0}
-    np.testing.assert_allclose(got, expected, **close, err_msg="the parts compute something else than the whole")
+    np.testing.assert_allclose(got, expected, **close, err_msg="the parts compute other values than the whole node")
 
 
 def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
-    """An interval of the axis that is not empty."""
+    """Return a random non-empty interval of an axis."""
     start = choose(0, extent - 1)
     return start, choose(start + 1, extent)
 
 
 def choose_cuts(choose: IntegerChooser, extent: int) -> list[Interval]:
-    """The axis in one to three intervals."""
+    """Cut an axis into one to three random intervals."""
     inner = sorted({choose(1, extent - 1) for _ in range(choose(0, 2))}) if extent > 1 else []
     return list(zip([0, *inner], [*inner, extent], strict=True))
 
 
 def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
-    """Boxes that tile what is left of `whole` without `region`."""
+    """Yield boxes that tile `whole` without `region`."""
     for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
         yield from (with_interval(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
         whole = with_interval(whole, axis, (start, stop))
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
-    """What holds of a rule whatever the region: nothing of it is left out, and it reads only what there is."""
+    """Check that the piece covers the region and reads only existing elements."""
     (layer,) = layers.layers
     (node,) = layer.nodes
     operation, rule = layers.operation_of(node), layers.rule_of(node)
@@ -174,19 +199,21 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     fault = describe_piece_error(operation, region, piece)
     require(not fault, f"{place}: {fault}")
     again = rule.piece(operation, piece.out, reduce)
-    require(again.out == piece.out, f"{place}: out is {piece.out}, but of that it is {again.out}: make it the same")
+    require(again.out == piece.out, f"{place}: out is {piece.out}, but for that region out is {again.out}: make them equal")
     same = piece.out in (region, full_region(operation.out_shape))
-    require(same or not rule.is_elementwise, f"{place}: out is {piece.out}, yet the rule is element-wise")
+    require(same or not rule.is_elementwise, f"{place}: out is {piece.out}, although the rule is element-wise")
     for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
         same = not rule.is_elementwise or there != full_region(operation.out_shape) or need in (None, piece.out)
-        require(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, yet the rule is element-wise")
+        require(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, although the rule is element-wise")
         empty = need is not None and is_empty(need) and need != there
-        require(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or something to read")
+        require(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or a region that is not empty")
 
 
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
-    """A region on device a, which is the sink and takes what its own device computes first, so that all of that part
-    is looked at; what is left around it on others."""
+    """Return random parts: a region on device a, and the boxes around it on other devices.
+
+    Device a is the sink. It prefers elements that it computes itself, so that its part is compared completely.
+    """
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
     region = tuple(
@@ -206,7 +233,7 @@ def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
 
 
 def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
-    """The node's output put together from these parts; what travels is what was predicted."""
+    """Return the node's output, computed by these parts; check that the predicted bytes are sent."""
     plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
     placed = registry().make("passes", "partition").run(PipelineState(model, layers, plan=plan))
     placed.model.check("partition")

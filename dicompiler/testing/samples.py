@@ -1,6 +1,6 @@
-"""What plugins are tried on: small networks × platforms × objectives. Samples come out, always the same.
+"""Samples for checks: small networks × platforms × objectives, always the same.
 
-Others can be given wherever a check takes samples: `samples(networks=[my_model], platforms=[my_platform])`.
+Every check takes other samples too: `samples(networks=[my_model], platforms=[my_platform])`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dicompiler.plugin_api import Device, Host, Network, Platform, Problem
 from dicompiler.plugin_api.search import OBJECTIVES
 
 NETWORKS = ("branches", "lenet")
-"""Names of what is tried by default: two outputs, a residual Add and a Concat; a chain with fully connected layers."""
+"""Names of the default networks: branches with a residual Add, a Concat and two outputs; a chain with dense layers."""
 
 _BRANCHES_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 branches (float[1, 3, 12, 10] x) => (float[1, 6, 6, 5] a, float[1, 6, 6, 5] b) {
@@ -35,7 +35,14 @@ branches (float[1, 3, 12, 10] x) => (float[1, 6, 6, 5] a, float[1, 6, 6, 5] b) {
 
 @dataclass(frozen=True)
 class Sample:
-    """One network to be split over one platform for one objective. name: how failures call it."""
+    """A network to be split over a platform for an objective.
+
+    Attributes:
+        name: The network's name in error messages.
+        model: The network.
+        platform: The platform.
+        objective: The objective that a strategy minimizes.
+    """
 
     name: str
     model: onnx.ModelProto = field(repr=False)
@@ -47,12 +54,19 @@ class Sample:
 
     @property
     def problem(self) -> Problem:
-        """What a strategy is given."""
+        """The problem that a strategy gets."""
         return load_problem(self.model, self.platform, objective=self.objective)
 
 
 def build_network(name: str) -> onnx.ModelProto:
-    """One of NETWORKS, or any network of `dicompiler.networks`, with seeded weights."""
+    """Return a network of NETWORKS or of `dicompiler.networks`, with seeded weights.
+
+    Args:
+        name: The network's name, such as "lenet".
+
+    Returns:
+        The model.
+    """
     if name != "branches":
         return built.build(name)
     proto = onnx.parser.parse_model(_BRANCHES_GRAPH)
@@ -69,9 +83,17 @@ def make_cluster(
     memory: int = 2**30,
     power: tuple[float, float] = (0.0, 0.0),
 ) -> Platform:
-    """Devices d0, d1, … of these rates (GFLOP/s; 0: without compute), each on a host of its own with `memory` bytes.
+    """Return a platform of devices d0, d1, …, each on its own host.
 
-    bandwidth: of the network, in bit/s. power: W of each device while it computes and while it waits.
+    Args:
+        kind: The network's topology, such as "switch".
+        *rates: Rate of each device in GFLOP/s; 0 for a device without compute.
+        bandwidth: Bandwidth of the network in bit/s.
+        memory: Memory of each host in bytes.
+        power: Power of each device in W while it computes, and while it waits.
+
+    Returns:
+        The platform.
     """
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(
@@ -83,7 +105,11 @@ def make_cluster(
 
 
 def default_platforms() -> tuple[Platform, ...]:
-    """One device; three unequal ones on a switch; two behind a gateway, and a camera without compute."""
+    """Return the platforms of the default samples.
+
+    Returns:
+        One device; three unequal devices on a switch; two devices behind a gateway and a camera without compute.
+    """
     return (
         make_cluster("switch", 1.0, power=(4.0, 2.0)),
         make_cluster("switch", 2.0, 1.0, 0.5, power=(4.0, 2.0)),
@@ -96,9 +122,15 @@ def samples(
     platforms: Sequence[Platform] | None = None,
     objectives: Sequence[str] = OBJECTIVES,
 ) -> Iterator[Sample]:
-    """Every network on every platform for every objective.
+    """Yield every network on every platform for every objective.
 
-    networks: names (see `network`), paths of ONNX files, or models. platforms: by default those of `platforms`.
+    Args:
+        networks: Names (see `build_network`), paths of ONNX files, or models.
+        platforms: The platforms. Default: `default_platforms()`.
+        objectives: The objectives.
+
+    Yields:
+        The samples.
     """
     chosen = _platforms() if platforms is None else platforms
     for i, given in enumerate(networks):
@@ -120,7 +152,15 @@ def _name_and_model(given: str | Path | onnx.ModelProto, index: int) -> tuple[st
 
 
 def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
-    """The same with hosts that hold only `share` of what a single device needs for the whole network."""
+    """Return the sample with less memory on each host.
+
+    Args:
+        sample: A sample.
+        share: Memory of each host as a share of the memory that a single device needs for the whole network.
+
+    Returns:
+        The same network and objective on a platform with less memory.
+    """
 
     needed = max(entry.memory for entry in sample.problem.best_single_device[1].devices)
     hosts = tuple(replace(host, memory=int(share * needed)) for host in sample.platform.hosts)

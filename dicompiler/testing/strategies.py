@@ -1,4 +1,4 @@
-"""Checks strategies: what their plans must keep to, on networks × platforms × objectives."""
+"""Check of strategies: their plans on networks × platforms × objectives."""
 
 from __future__ import annotations
 
@@ -17,12 +17,21 @@ from dicompiler.testing.subprocess_call import call_in_subprocess
 def check_strategy(
     strategy: Strategy | type[Strategy], on: Iterable[Sample] | None = None, memory: bool = True
 ) -> None:
-    """On each sample (by default those of `samples()`): the plan is legal, computes the same bits as the whole, sends
-    the bytes predicted, and comes again: here and in a process with another hash seed, unless its note says why not.
+    """Check the plans of a strategy.
 
-    On each platform of several devices also with less memory than one device needs: the plan keeps to it (with
-    memory=False it need not: then it is the compiler that refuses it). A strategy may answer with a DicompilerError (it
-    has no plan), but not to every sample. AssertionError otherwise, with strategy, sample and what was wrong.
+    On each sample the plan must be valid, compute the same bits as the whole network, and send the predicted bytes. The
+    strategy must make the same plan again, here and in a process with another hash seed, unless the plan's note says why not.
+
+    On platforms with several devices it is also tried with less memory than a single device needs. A strategy may raise
+    DicompilerError if it has no plan, but not for every sample.
+
+    Args:
+        strategy: The strategy, or its class.
+        on: The samples to use. Default: `samples()`.
+        memory: Whether plans must respect the memory limit. If False, the compiler may refuse them instead.
+
+    Raises:
+        AssertionError: A requirement does not hold. The message names strategy, sample and cause.
     """
     decider = as_instance(strategy)
     chosen = list(samples() if on is None else on)
@@ -36,7 +45,7 @@ def check_strategy(
     seen: list[tuple[str, str, Plan]] = []
     for sample, plan, other in zip(tried, plans, others, strict=True):
         with error_context(f"{describe(decider)} on {sample}"):
-            _check_same_plan(plan, plan_or_error(decider, sample), "asked again")
+            _check_same_plan(plan, plan_or_error(decider, sample), "called again")
             _check_same_plan(plan, other, "in another process")
             if isinstance(plan, Plan) and (memory or _fits_memory(sample, plan)):
                 check_legal(sample.problem, plan)
@@ -47,7 +56,7 @@ def check_strategy(
 
 
 def _memory_limited_samples(chosen: Iterable[Sample]) -> list[Sample]:
-    """One sample of each network on each platform of several devices, with less memory."""
+    """Return a sample with less memory for each network and platform of several devices."""
     firsts: dict[tuple[str, str], Sample] = {}
     for sample in chosen:
         if len(sample.platform.computing_devices) > 1:
@@ -65,7 +74,7 @@ def _fits_memory(sample: Sample, plan: Plan) -> bool:
 
 
 def plan_or_error(strategy: Strategy, sample: Sample) -> Plan | str:
-    """The plan, or the error of a strategy that has none."""
+    """Return the plan, or the error message of a strategy that has no plan."""
     with error_context(f"{describe(strategy)} on {sample}"):
         try:
             plan: Any = strategy.plan(sample.problem)
@@ -78,7 +87,7 @@ def plan_or_error(strategy: Strategy, sample: Sample) -> Plan | str:
 
 
 def plan_texts(strategy: Strategy, on: list[Sample]) -> list[str]:
-    """The plans as text: what another process sends back."""
+    """Return the plans as text, which another process can send back."""
     return [_plan_text(plan_or_error(strategy, sample)) for sample in on]
 
 
@@ -87,7 +96,7 @@ def _plan_text(plan: Plan | str) -> str:
 
 
 def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
-    """A plan whose note says that it cannot be made again need not be."""
+    """Require equal plans, unless the note says that the plan cannot be reproduced."""
     if not (isinstance(plan, Plan) and plan.note):
         require(
             _plan_text(plan) == _plan_text(other),
@@ -96,8 +105,8 @@ def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
 
 
 def _first_difference(a: str, b: str) -> str:
-    """The first line that differs."""
+    """Return the first line that differs."""
     for one, other in zip(a.splitlines(), b.splitlines(), strict=False):
         if one != other:
             return f"{one.strip()} became {other.strip()}"
-    return "one is longer"
+    return "one plan is longer"

@@ -1,4 +1,4 @@
-"""Calls a function in another process, whose strings hash to other numbers: what depends on their order shows there."""
+"""Calls in a process with another hash seed, which show results that depend on the order of sets."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ place.write_bytes(pickle.dumps(function(*arguments)))
 
 
 def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
-    """`function(*arguments)` in a new process. The classes of all arguments must be of modules that can be imported;
-    AssertionError where they are not, and where the process fails."""
+    """Return `function(*arguments)`, computed in a new process.
+
+    Args:
+        function: A function of a module that can be imported.
+        *arguments: Its arguments. Their classes must be in modules that can be imported, not in the script itself.
+
+    Raises:
+        AssertionError: A class is in the script itself, or the process fails.
+    """
     for argument in arguments:
         known = type(argument).__module__ != "__main__"
-        require(known, f"{type(argument).__name__} is of the script itself: put it into a module that can be imported")
+        require(known, f"{type(argument).__name__} is defined in the script itself: move it to a module that can be imported")
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory, "call")
@@ -44,6 +51,6 @@ def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
             check=False,
         )
         *_, last = ["", *done.stderr.strip().splitlines()]
-        require(done.returncode == 0, f"another process fails: {last}")
+        require(done.returncode == 0, f"the call fails in another process: {last}")
         found: T = pickle.loads(place.read_bytes())
     return found

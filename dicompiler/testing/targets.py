@@ -1,4 +1,4 @@
-"""Checks targets: what they emit, and what that computes and sends when it is run on this host."""
+"""Check of targets: the artifacts that they write, and the results when these are run on this host."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from dicompiler.verify.run_inputs import reference_outputs, verification_frames
 from dicompiler.verify.tolerances import output_tolerances
 
 SPLIT_STRATEGIES = ("single", "modnn", "pipeline")
-"""The strategies whose plans are emitted: nothing is sent; tiles with halos; whole layers, one device after another."""
+"""Strategies that split the samples: one device; tiles with halos; a pipeline of whole layers."""
 FRAME_COUNT = 2
 STATE_FRAME_COUNT = 3
-"""Frames in a row of a network with a state."""
+"""Consecutive frames of the network with a state."""
 _STATEFUL_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, float[1, 2, 8, 6] present) {
   [sum] present = Add (x, past)
@@ -50,7 +50,7 @@ RUN_TIMEOUT_S = 120.0
 
 
 def default_target_samples() -> tuple[Sample, ...]:
-    """By default a chain, and branches with two outputs of one shape, on three unequal devices."""
+    """Return a chain and a network with branches, on three unequal devices."""
     return tuple(samples(platforms=[make_cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
 
 
@@ -60,13 +60,28 @@ def check_target(
     splits: Sequence[str] = SPLIT_STRATEGIES,
     runs: bool = True,
 ) -> None:
-    """Each sample is split by each strategy of `splits` and emitted: the same bytes again, here and in a process with
-    another hash seed; an artifact.json of this target; `memory` says something of every device. Then it is run with two
-    different frames (not with `runs=False`: what cannot run on this host): outputs within the tolerance of
-    onnxruntime's on every sink, bytes sent as predicted, a report of every device. A plan with replicas is run too, or
-    refused where `target.replicas` is False; and one for the loss of a device, with that device and without it, or
-    refused where `target.survives` is False; and a network with a state, which two devices keep in halves over three
-    frames, where `target.keeps`, or refused. AssertionError otherwise, with target, sample, and what was wrong.
+    """Check the artifacts of a target.
+
+    Each sample is split by each strategy and emitted. The check requires that:
+
+    - the artifact has the same bytes when it is emitted again, here and in a process with another hash seed;
+    - artifact.json names this target;
+    - `memory` gives a number of bytes for every device;
+    - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes, and
+      returns a report for every device.
+
+    A plan with replicas is run too, and a plan for the failure of a device, with and without that device. So is a network
+    with a state, of which two devices keep half each over three frames. If the target's attributes say that it does not
+    support one of these, it must refuse it instead.
+
+    Args:
+        target: The target, or its class.
+        on: The samples to use. Default: two networks on three unequal devices.
+        splits: Names of the strategies that split the samples.
+        runs: Whether to run the artifacts. False for targets that cannot run on this host.
+
+    Raises:
+        AssertionError: A requirement does not hold. The message names target, sample and cause.
     """
     emitter = as_instance(target)
     chosen = list(default_target_samples() if on is None else on)
@@ -81,7 +96,7 @@ def check_target(
         first = chosen[0]
         with error_context(f"{describe(emitter)} on {first}, with replicas"):
             _check_replicas(emitter, first, runs)
-        with error_context(f"{describe(emitter)} on {first}, with a plan for a loss"):
+        with error_context(f"{describe(emitter)} on {first}, with a failure plan"):
             _check_failures(emitter, first, runs)
         with error_context(f"{describe(emitter)} on {first.platform.name}, with a state"):
             _check_states(emitter, first.platform, runs)
@@ -100,7 +115,7 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> Non
         compiler.write_artifact(compilation, target, place)
         emitted = file_digests(place)
         compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "a longer name"))
-        _check_same_files(emitted, file_digests(Path(directory, "a longer name")), "emitted again")
+        _check_same_files(emitted, file_digests(Path(directory, "a longer name")), "a second time")
         _check_same_files(
             emitted, call_in_subprocess(emitted_digests, target, sample, plan), "emitted in another process"
         )
@@ -109,29 +124,29 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> Non
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
-    """What another process emits."""
+    """Emit the plan into a temporary directory and return the digests of the files."""
     with tempfile.TemporaryDirectory() as directory, temporarily_registered(type(target)):
         compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "out"))
         return file_digests(Path(directory, "out"))
 
 
 def file_digests(directory: Path) -> dict[str, str]:
-    """File → SHA-256 of what it holds."""
+    """Return the SHA-256 digest of each file below a directory."""
     files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
     return {str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
     differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
-    shown = [name for name in differing if name != ARTIFACT_FILE] or differing  # which has digests of the others
-    require(not differing, f"{how} it writes other bytes: {', '.join(shown[:3])}")
+    shown = [name for name in differing if name != ARTIFACT_FILE] or differing  # the manifest holds digests of the other files
+    require(not differing, f"emitted {how}, it has other bytes: {', '.join(shown[:3])}")
 
 
 def _check_memory(target: Target, program: Program) -> None:
     added: Any = target.memory_overhead(program)
     for device in program_memory(program):
         right = isinstance(added[device], int) and added[device] >= 0
-        require(right, f"memory() says {added[device]!r} bytes of device {device!r}: give a whole number, at least 0")
+        require(right, f"memory() returns {added[device]!r} for device {device!r}: expected an integer of at least 0")
 
 
 def _check_run(
@@ -146,12 +161,12 @@ def _check_run(
         reference = run_model(model, inputs, optimization=target.reference_optimization)
         by_device = dict(result.outputs_by_device[i]) if result.outputs_by_device else {}
         for device, outputs in {"the first sink": result.outputs[i], **by_device}.items():
-            require(set(outputs) == set(reference), f"frame {i}: {device} gives outputs {sorted(outputs)}")
+            require(set(outputs) == set(reference), f"frame {i}: {device} has outputs {sorted(outputs)}")
             for name, value in outputs.items():
                 check = compare_value(name, reference[name], value, tolerance=allowed.get(name))
                 require(check.passed, f"frame {i}: output {name!r} of {device} {check.detail}")
     reported = [report.device for report in result.reports]
-    require(reported == [d.device for d in program.devices], f"run() reports of the devices {reported}")
+    require(reported == [d.device for d in program.devices], f"run() returns reports of the devices {reported}")
     sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     roles = sum(not role.failed for role in program.roles)
     check = check_transfers(program.all_transfers, sent, frames // roles, roles)
@@ -159,7 +174,7 @@ def _check_run(
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
-    """Everything on the first computing device for even frames, on the second for odd ones."""
+    """Run even frames on the first computing device, odd ones on the second."""
     a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
     if a != b:
         plan = replace(_single_device_plan(sample, a.name), replicas=({}, {a.name: b.name}))
@@ -167,19 +182,19 @@ def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
-    """Everything on the first computing device; without that, on the second: run with the first, and without."""
+    """Run on the first computing device, then without it by the failure plan, on the second."""
     a, b, *_ = [*sample.platform.computing_devices, *sample.platform.computing_devices]
     if a != b:
         plan = replace(
             _single_device_plan(sample, a.name), failures=(FailurePlan((a.name,), _single_device_plan(sample, b.name)),)
         )
         _check_accepted(
-            target, sample, plan, target.can_tolerate_failures, "plans for losses", [(), (a.name,)] if runs else []
+            target, sample, plan, target.can_tolerate_failures, "failure plans", [(), (a.name,)] if runs else []
         )
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
-    """Each of two devices keeps half of the rows of a running sum."""
+    """Let two devices keep half of the rows of a running sum each."""
     names = [device.name for device in platform.computing_devices][:2]
     model, pair = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=pair)
@@ -191,9 +206,9 @@ def _check_states(target: Target, platform: Platform, runs: bool) -> None:
         try:
             compiled = compiler.compile(model, platform=platform, plan=plan, target=target, state=pair, output=place)
         except DicompilerError as error:
-            require(not target.can_keep_states, f"it says that it keeps states, and does not: {error}")
+            require(not target.can_keep_states, f"it declares that it keeps states, but refuses them: {error}")
             return
-        require(target.can_keep_states, "it says that it keeps no states, and they are not refused")
+        require(target.can_keep_states, "it declares that it keeps no states, but does not refuse them")
         frames = verification_frames(compiled.reference, None)[:STATE_FRAME_COUNT] if runs else []
         result = target.run(place, frames, RunOptions(timeout_s=RUN_TIMEOUT_S)) if runs else None
         for i, reference in enumerate(reference_outputs(compiled.reference, frames)):
@@ -203,7 +218,7 @@ def _check_states(target: Target, platform: Platform, runs: bool) -> None:
 
 
 def _single_device_plan(sample: Sample, device: str) -> Plan:
-    """All on one device, which has inputs and outputs too."""
+    """Return a plan with all layers, inputs and outputs on one device."""
     plan = sample.problem.build_plan(single_device_plan(sample.problem.layers, device).layers)
     return replace(plan, source=(device,), sink=(device,))
 
@@ -211,7 +226,7 @@ def _single_device_plan(sample: Sample, device: str) -> Plan:
 def _check_accepted(
     target: Target, sample: Sample, plan: Plan, takes: bool, what: str, runs: Sequence[tuple[str, ...]]
 ) -> None:
-    """The plan is refused where the target does not take `what`; else it is run without the devices of each run."""
+    """Require that an unsupported plan is refused; run a supported one without the devices of each run."""
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         place = Path(directory, "out")
         try:
@@ -219,8 +234,8 @@ def _check_accepted(
                 sample.model, platform=sample.platform, plan=plan, target=target, output=place
             )
         except DicompilerError as error:
-            require(not takes, f"it says that it takes {what}, and does not: {error}")
+            require(not takes, f"it declares that it supports {what}, but refuses them: {error}")
             return
-        require(takes, f"it says that it takes no {what}, and they are not refused")
+        require(takes, f"it declares that it does not support {what}, but does not refuse them")
         for without in runs:
             _check_run(target, compilation, place, FRAME_COUNT * len(plan.replica_roles), without)
