@@ -14,10 +14,13 @@ from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import PATH, CompileRequest, check_output_file, combine
 
 build_system_options = combine(
-    click.option("--depfile", metavar="FILE", type=PATH, help="Write the files that were read to FILE, as a rule for Make and Ninja."),
     click.option(
-        "--depfile-target", metavar="NAME", help="Set the target of the rule. Default: the first output."
+        "--depfile",
+        metavar="FILE",
+        type=PATH,
+        help="Write the files that were read to FILE, as a rule for Make and Ninja.",
     ),
+    click.option("--depfile-target", metavar="NAME", help="Set the target of the rule. Default: the first output."),
     click.option("--print-outputs", is_flag=True, help="Print only the paths of the written files."),
 )
 

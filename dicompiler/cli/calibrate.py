@@ -16,8 +16,15 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.argument("logs", metavar="RUN.json…", type=PATH, nargs=-1, required=True)
-@click.option("--artifact", metavar="DIR", type=PATH, help="Read the artifact from DIR. Default: the directory that the first log names.")
-@click.option("--profile", metavar="P.json", type=PATH, help="Correct the seconds of this profile instead of a platform.")
+@click.option(
+    "--artifact",
+    metavar="DIR",
+    type=PATH,
+    help="Read the artifact from DIR. Default: the directory that the first log names.",
+)
+@click.option(
+    "--profile", metavar="P.json", type=PATH, help="Correct the seconds of this profile instead of a platform."
+)
 @click.option("--force", is_flag=True, help="Accept runs that were measured on a busy machine.")
 @json_option
 @output_option(metavar="PLATFORM.toml", required=True, help="Write the platform, or the profile, to this file.")
@@ -27,8 +34,8 @@ def command(
     """Correct the figures of a platform or profile with measured runs.
 
     All logs must be of the same artifact, from 'deploy --log' or 'emulate --log'. Rates are estimated from the times of
-    segments, links from the pauses between them. Use several runs to estimate links. Prints each figure before and after,
-    and the error of the frame time with both.
+    segments, links from the pauses between them. Use several runs to estimate links. Prints each figure before and
+    after, and the error of the frame time with both.
 
     Example: dicompiler calibrate run1.json run2.json -o cluster.toml
     """
@@ -47,7 +54,7 @@ def command(
         write_json(output, found.document)
     if as_json:
         figures, frames = ([dataclasses.asdict(one) for one in each] for each in (found.figures, found.frames))
-        print_json({"figures": figures, "frames": frames, "doubts": found.warnings, "written": str(output)})
+        print_json({"figures": figures, "frames": frames, "warnings": found.warnings, "written": str(output)})
     else:
         _show_calibration(found)
         click.echo(f"\nwritten: {output}")

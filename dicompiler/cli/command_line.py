@@ -15,46 +15,34 @@ from collections.abc import Iterator, Sequence
 import click
 
 from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
-from dicompiler.cli.command_group import COMMANDS, root
+from dicompiler.cli.command_group import root
 
 EXIT_INTERNAL_ERROR = 70
 EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line and returns the exit code; errors are one line on stderr.
+    """Run a command line and return the exit code; errors are one line on stderr.
 
-    None: that of the process, which is watched from outside where third parties' plugins are installed. In any case
-    what they print in Python goes to stderr.
+    Args:
+        arguments: The arguments. Default: those of the process.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the parent process
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # Help, which comes at once, loads no plugin.
-    if given and given[0] in COMMANDS and "--help" not in given:
-        from dicompiler.plugin.entry_points import third_party_plugins
-
-        if plugins := third_party_plugins(os.environ):
-            from dicompiler.plugin.guardian import sorted_stdout, watched
-
-            if arguments is None:
-                return watched(lambda: _run_command(given), plugins)
-            with sorted_stdout(plugins):
-                return _run_command(given)
-    return _run_command(given)
+    return _run_command(list(sys.argv[1:] if arguments is None else arguments))
 
 
-def _run_command(given: list[str]) -> int:
+def _run_command(arguments: list[str]) -> int:
     try:
-        result = root.main(given, prog_name="dicompiler", standalone_mode=False)
+        result = root.main(arguments, prog_name="dicompiler", standalone_mode=False)
         # A full disk or a closed pipe is noticed only when the buffer is flushed.
         sys.stdout.flush()
     except BaseException as error:
         if isinstance(error, BrokenPipeError) or _is_click_exit(error):
             _discard_stdout()
             return 1
-        if "--debug" in given:
+        if "--debug" in arguments:
             import traceback
 
             traceback.print_exc()

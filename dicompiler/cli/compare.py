@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -15,10 +15,11 @@ from dicompiler.cli.options import (
     options_as,
     problem_options,
     tolerate_failures_option,
-    wire_option,
+    wire_dtype_option,
 )
 
 if TYPE_CHECKING:
+    from dicompiler.analysis.explain import Explanation
     from dicompiler.search.strategy import Strategy
 
 # The strategies that need no file and no required option.
@@ -27,28 +28,37 @@ DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 
 @click.command("compare")
 @problem_options
-@click.option("--strategies", metavar="A,B{…},C", help=f"Compare these, separated by commas. Default: {DEFAULT_STRATEGIES}.")
-@click.option("--why", "reasons", is_flag=True, help="Explain why layers are not split, and from which bandwidth on a split would pay off.")
+@click.option(
+    "--strategies",
+    metavar="A,B{…},C",
+    help=f"Compare these strategies, separated by commas. Default: {DEFAULT_STRATEGIES}.",
+)
+@click.option(
+    "--explain",
+    "with_explanation",
+    is_flag=True,
+    help="Explain why layers are not split, and from which bandwidth on a split would pay off.",
+)
 @objective_option
 @tolerate_failures_option
-@wire_option
+@wire_dtype_option
 @executor_option
 @cost_options
 @options_as(request=CompileRequest)
 def command(
-    request: CompileRequest, strategies: str | None, reasons: bool, executor: str | None, as_json: bool
+    request: CompileRequest, strategies: str | None, with_explanation: bool, executor: str | None, as_json: bool
 ) -> None:
     """Compare strategies: predicted metrics, search time, and the bottleneck of the best plan.
 
     All times are simulated with the same cost model. The lower bound below the table holds for every plan. With
-    --tolerate-failures, each strategy also makes failure plans, and the table shows the longest latency after a failure.
+    --tolerate-failures, each strategy also makes failure plans, and the table shows the longest latency after a
+    failure.
 
     Example: dicompiler compare model.onnx --platform rpi4x4 --strategies single,modnn,dp
     """
     from dicompiler.analysis.compare import compare
     from dicompiler.analysis.explain import explain
     from dicompiler.cli.compile_output import comparison_document, show_comparison
-    from dicompiler.cli.explain_output import explanation_document, show_explanation
     from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
     from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
@@ -61,19 +71,48 @@ def command(
     problem = load_problem(
         request.model, request.platform, request.shape, objective, cost, request.wire_dtype, target, request.state
     )
-    with open_executor(executor) as spread, progress("single") as tell:
-        comparison = compare(replace(problem, executor=spread), candidates, tell, request.tolerate_failures or 0)
-        said = explain(comparison) if reasons else None
+    with open_executor(executor) as workers, progress("single") as tell:
+        comparison = compare(replace(problem, executor=workers), candidates, tell, request.tolerate_failures or 0)
+        explanation = explain(comparison) if with_explanation else None
     if as_json:
-        print_json(comparison_document(comparison) | ({} if said is None else {"why": explanation_document(said)}))
+        more = {} if explanation is None else {"explanation": asdict(explanation)}
+        print_json(comparison_document(comparison) | more)
         return
     show_comparison(comparison)
-    if said is not None:
-        show_explanation(said)
+    if explanation is not None:
+        _show_explanation(explanation)
+
+
+def _show_explanation(explanation: Explanation) -> None:
+    from dicompiler.analysis.explain import break_even_text
+    from dicompiler.base.units import format_bytes, format_seconds
+    from dicompiler.cli.table import print_table
+
+    if explanation.splits:
+        click.echo("\nno split is faster than one device; one would be 3 % faster from this bandwidth on\n")
+        lines = [
+            (split.strategy, break_even_text(split.break_even_bandwidth, split.wire_dtypes))
+            for split in explanation.splits
+        ]
+        print_table(("strategy", "pays off"), lines)
+    click.echo("\nlayers that are not split, each considered on its own\n")
+    headers = ("layer", "operator", "reason", "saves", "sends", "pays off")
+    rows = [
+        (
+            layer.layer,
+            layer.operator,
+            layer.reason,
+            format_seconds(layer.saved_s) if layer.saved_s else "-",
+            format_bytes(layer.sent_bytes) if layer.sent_bytes else "-",
+            break_even_text(layer.break_even_bandwidth, layer.wire_dtypes) if layer.saved_s else "-",
+        )
+        for layer in explanation.layers
+    ]
+    print_table(headers, rows, right=(3, 4))
 
 
 def parse_strategies(text: str) -> dict[str, Strategy]:
-    """Return the strategies of a text such as `dp,cpsat{…}`, by their specs; raise UsageError for unknown names."""
+    """Parse a text such as `dp,cpsat{…}` to strategies by spec; raise UsageError for unknown names."""
     from dicompiler.base.option_specs import parse_pipeline
     from dicompiler.plugin.registry import registry
 

@@ -43,7 +43,12 @@ from dicompiler.cli.options import (
 @target_option(help="Set the target (see 'dicompiler list targets'). Default: sockets.")
 @shape_options
 @executor_option
-@click.option("--calibrate", metavar="SAMPLES.npz", type=PATH, help="Samples of the inputs: quantises to int8 first.")
+@click.option(
+    "--quantize-samples",
+    metavar="SAMPLES.npz",
+    type=PATH,
+    help="Quantise the model to int8 before it is split, with these samples of the inputs.",
+)
 @wire_options
 @json_option
 @build_system_options
@@ -54,7 +59,7 @@ def command(
     building: BuildSystemOptions,
     fit: bool,
     executor: str | None,
-    calibrate: Path | None,
+    quantize_samples: Path | None,
     as_json: bool,
     output: Path,
 ) -> None:
@@ -78,8 +83,8 @@ def command(
     check_writable(output)
     parts = make_plugins(strategy="fit" if fit else strategy, cost=request.cost, target=request.target)
     rule = building.depfile_rule([output / ARTIFACT_FILE], request, parts.values())
-    with open_executor(executor) as spread, progress(f"compiling {request.model.name}"):
-        result = request.compile(**parts, output=output, quantize_samples=calibrate, executor=spread)
+    with open_executor(executor) as workers, progress(f"compiling {request.model.name}"):
+        result = request.compile(**parts, output=output, quantize_samples=quantize_samples, executor=workers)
     rule.write()
     if building.print_outputs and not as_json:
         print_paths(output / name for name in tracked_files(output))

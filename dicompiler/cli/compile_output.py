@@ -41,8 +41,9 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
         outputs = [str(result.artifacts / name) for name in tracked_files(result.artifacts)]
         written = {"artifacts": str(result.artifacts), "outputs": outputs}
         memory = {"memory": _footprint_document(result)} if result.footprints else {}
-        losses, told = failures_document(result.failure_metrics), {"summary": dataclasses.asdict(result.summary)}
-        print_json({"devices": devices, **_prediction_document(result), **losses, **memory, **told, **written})
+        failures, summary = failures_document(result.failure_metrics), dataclasses.asdict(result.summary)
+        prediction = _prediction_document(result)
+        print_json({"devices": devices, **prediction, **failures, **memory, "summary": summary, **written})
         return
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received")
     print_table(
@@ -62,19 +63,20 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
 def _footprint_document(result: PipelineState) -> dict[str, Any]:
     """Return RAM and flash of each device, with its host's limits.
 
-    `single_device_ram` is the RAM of a device with the whole network; `multiplication_ratio` compares the multiplications of
-    all devices with those of the unsplit network.
+    `single_device_ram` is the RAM of a device with the whole network; `multiplication_ratio` compares the
+    multiplications of all devices with those of the unsplit network.
     """
     assert result.platform is not None
     devices = []
-    for one in result.footprints:
-        host = result.platform.host(result.platform.host_of[one.device])
+    for footprint in result.footprints:
+        host = result.platform.host(result.platform.host_of[footprint.device])
         limits = {"ram_limit": host.ram, "flash_limit": host.flash or None}
-        devices.append({"device": one.device, "ram": one.ram, "flash": one.flash, **limits, **one.details})
+        sizes = {"ram": footprint.ram, "flash": footprint.flash, **limits, **footprint.details}
+        devices.append({"device": footprint.device, **sizes})
     return {
         "devices": devices,
-        "uncut_ram": max((one.ram for one in result.single_device_footprints), default=None),
-        "multiplications": _relative_multiplications(result),
+        "single_device_ram": max((footprint.ram for footprint in result.single_device_footprints), default=None),
+        "multiplication_ratio": _relative_multiplications(result),
     }
 
 
@@ -90,31 +92,32 @@ def _relative_multiplications(result: PipelineState) -> float:
 def _show_footprints(result: PipelineState) -> None:
     from dicompiler.base.units import format_bytes
 
-    occupied = _footprint_document(result)
+    document = _footprint_document(result)
     details = list(result.footprints[0].details)
     keys = ("ram", "ram_limit", "flash", "flash_limit", *details)
     names = {"ram": "RAM", "ram_limit": "of", "flash_limit": "of"}
     headers = ("device", *(names.get(key, key.replace("_", " ")) for key in keys))
     rows = [
-        (one["device"], *("–" if one[key] is None else format_bytes(one[key]) for key in keys))
-        for one in occupied["devices"]
+        (device["device"], *("–" if device[key] is None else format_bytes(device[key]) for key in keys))
+        for device in document["devices"]
     ]
     print_table(headers, rows, right=range(1, len(headers)))
-    if occupied["uncut_ram"] is not None:
-        most = max(one["ram"] for one in occupied["devices"])
+    if document["single_device_ram"] is not None:
+        peak = max(device["ram"] for device in document["devices"])
         click.echo(
-            f"\nRAM of the fullest device: {format_bytes(most)}; of a device with the whole network: "
-            f"{format_bytes(occupied['uncut_ram'])}"
+            f"\nRAM of the fullest device: {format_bytes(peak)}; of a device with the whole network: "
+            f"{format_bytes(document['single_device_ram'])}"
         )
-    click.echo(f"multiplications: {occupied['multiplications']:.3f} times those of the unsplit network")
+    click.echo(f"multiplications: {document['multiplication_ratio']:.3f} times those of the unsplit network")
 
 
 def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
     """Print the predicted metrics of a plan, and the written file."""
     if as_json:
-        losses = failures_document(result.failure_metrics)
-        told, files = {"summary": dataclasses.asdict(result.summary)}, {"plan": str(written), "outputs": [str(written)]}
-        print_json({**_prediction_document(result), **losses, **told, **files})
+        failures = failures_document(result.failure_metrics)
+        files = {"plan": str(written), "outputs": [str(written)]}
+        summary = dataclasses.asdict(result.summary)
+        print_json({**_prediction_document(result), **failures, "summary": summary, **files})
         return
     _show_prediction(result)
     show_failures(result)
@@ -152,7 +155,7 @@ def _device_records(program: Program) -> list[dict[str, Any]]:
 
 def _prediction_document(result: PipelineState) -> dict[str, Any]:
     """Return the metrics of the plan and of the best single device."""
-    both = {"metrics": result.metrics, "single": result.single_device_metrics}
+    both = {"metrics": result.metrics, "single_device": result.single_device_metrics}
     return {name: None if metrics is None else dataclasses.asdict(metrics) for name, metrics in both.items()}
 
 
@@ -187,7 +190,7 @@ def show_simulation(
     result: PipelineState,
     simulation: SimulationResult,
     as_json: bool,
-    stretches: Sequence[StreamInterval] = (),
+    intervals: Sequence[StreamInterval] = (),
     in_flight: int = 1,
 ) -> None:
     """Print the work of each device in one frame, and the times of the stream."""
@@ -196,9 +199,9 @@ def show_simulation(
     frames = len(simulation.frames)
     if as_json:
         stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
-        stream["waited_s"] = simulation.queued_s
+        stream["queue_wait_s"] = simulation.queued_s
         links = [{"from": a, "to": b, "bytes": count} for (a, b), count in _link_bytes(result).items()]
-        pieces = {"stretches": intervals_document(stretches)} if stretches else {}
+        pieces = {"intervals": intervals_document(intervals)} if intervals else {}
         print_json(
             {
                 **_prediction_document(result),
@@ -212,8 +215,8 @@ def show_simulation(
     show_device_shares(metrics)
     energy = f", {metrics.energy_j:.4g} J" if metrics.energy_j else ""
     click.echo(f"\none frame: {1000 * metrics.latency_s:.4g} ms{energy}")
-    if stretches:
-        show_intervals(stretches)
+    if intervals:
+        show_intervals(intervals)
         click.echo()
     elif frames > 1:
         click.echo(
@@ -234,7 +237,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """Return the output of `dicompiler compare --json` (schema comparison)."""
     problem, best = comparison.problem, comparison.best
     assert problem.model is not None
-    rows = [
+    results = [
         {
             "strategy": row.strategy,
             "search_s": row.search_s,
@@ -245,23 +248,23 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
         for row in comparison.results
     ]
     return {
-        "format": "dicompiler.comparison/1",
-        "network": problem.model.digest(),
+        "format": "dicompiler.comparison/2",
+        "model_digest": problem.model.digest(),
         "platform": problem.platform.name,
         "objective": problem.objective,
-        "rows": rows,
+        "results": results,
         "best": None if best is None else best.strategy,
-        "bound": comparison.lower_bound,
-        "single": dataclasses.asdict(comparison.single_device),
+        "lower_bound_s": comparison.lower_bound,
+        "single_device": dataclasses.asdict(comparison.single_device),
     }
 
 
 def show_comparison(comparison: Comparison) -> None:
     """Print a row for each strategy, the bound, and the shares and bottleneck of the best plan."""
-    powered = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
-    energy = ("energy J",) if powered else ()
+    has_energy = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
+    energy = ("energy J",) if has_energy else ()
     headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speed-up", "search s")
-    lines = [_comparison_row(row, comparison, powered) for row in comparison.results]
+    lines = [_comparison_row(row, comparison, has_energy) for row in comparison.results]
     if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
         values = [
@@ -282,15 +285,15 @@ def show_comparison(comparison: Comparison) -> None:
     _show_best(comparison)
 
 
-def _comparison_row(row: StrategyResult, comparison: Comparison, powered: bool) -> tuple[str, ...]:
+def _comparison_row(row: StrategyResult, comparison: Comparison, has_energy: bool) -> tuple[str, ...]:
     metrics = row.metrics
     if metrics is None:
-        return (row.strategy, *["-"] * (5 + powered), f"{row.search_s:.1f}")
+        return (row.strategy, *["-"] * (5 + has_energy), f"{row.search_s:.1f}")
     return (
         row.strategy,
         f"{1000 * metrics.latency_s:.1f}",
         f"{1 / metrics.period_s:.3g}",
-        *([f"{metrics.energy_j:.3g}"] if powered else []),
+        *([f"{metrics.energy_j:.3g}"] if has_energy else []),
         f"{metrics.memory / 2**20:.1f}",
         f"{metrics.total_bytes / 1e6:.2f}",
         f"{metrics.speedup_over(comparison.single_device, comparison.problem.objective):.2f}×",
@@ -303,22 +306,23 @@ def _show_best(comparison: Comparison) -> None:
     if best is None or best.metrics is None:
         raise DicompilerError("compare: no strategy found a feasible plan")
     if comparison.lower_bound is not None:
-        what = {"throughput": "frame period"}.get(objective, objective)
+        quantity = {"throughput": "frame period"}.get(objective, objective)
         least = (
             f"{1000 * comparison.lower_bound:.1f} ms"
             if len(objective_terms(objective)) == 1
             else f"{comparison.lower_bound:.4g}"
         )
+        ratio = comparison.objective_value(best) / comparison.lower_bound
         text = (
-            f"no plan's {what} is below {least} (critical path and compute load, cost model "
-            f"{comparison.problem.cost_model.name}): the best is {comparison.objective_value(best) / comparison.lower_bound:.2f} times that"
+            f"no plan's {quantity} is below {least} (critical path and compute load, cost model "
+            f"{comparison.problem.cost_model.name}): the best is {ratio:.2f} times that"
         )
         click.echo(f"\n{wrap_text(text)}")
     text = f"the best by {objective}, {best.strategy}: {comparison.bottleneck}"
     click.echo(f"\n{wrap_text(text)}\n")
     show_device_shares(best.metrics)
-    if doubt := best.metrics.describe_implausible_gain(comparison.single_device, objective):
-        click.echo(f"warning: {doubt}")
+    if warning := best.metrics.describe_implausible_gain(comparison.single_device, objective):
+        click.echo(f"warning: {warning}")
     if len(best.metrics.devices) == 1:
         click.echo("a single device is best here")
 

@@ -21,17 +21,29 @@ DEMO_STRATEGY = "cpsat{tries=0}"  # fast, and without a time limit, so that a bu
 
 
 @click.command("demo")
-@click.option("--network", metavar="NAME", default="resnet50", show_default=True, help="Use this network (see 'dicompiler list networks').")
-@click.option("--platform", metavar="P", default="rpi4x4", show_default=True, help="Use this platform: a TOML file or a built-in name.")
+@click.option(
+    "--network",
+    metavar="NAME",
+    default="resnet50",
+    show_default=True,
+    help="Use this network (see 'dicompiler list networks').",
+)
+@click.option(
+    "--platform",
+    metavar="P",
+    default="rpi4x4",
+    show_default=True,
+    help="Use this platform: a TOML file or a built-in name.",
+)
 @click.option("--strategy", metavar="'NAME{…}'", default=DEMO_STRATEGY, show_default=True, help="Use this strategy.")
 @json_option
 @output_option(metavar="DIR", help="Keep the artifact in DIR. Default: a temporary directory.")
 def command(network: str, platform: str, strategy: str, as_json: bool, output: Path | None) -> None:
     """Split ResNet-50 over four boards, verify it, and explain the speed-up.
 
-    The network has seeded weights. It is compiled for the boards, run on this host as one process per board, and verified.
-    As root it is also timed on boards that this host emulates, with limited links and computing slowed down to their speed.
-    The exit code is 0 only if every check passed.
+    The network has seeded weights. It is compiled for the boards, run on this host as one process per board, and
+    verified. As root it is also timed on boards that this host emulates, with limited links and computing slowed down
+    to their speed. The exit code is 0 only if every check passed.
     """
     from dicompiler.base.errors import DicompilerError
     from dicompiler.cli.progress import progress

@@ -37,29 +37,33 @@ if TYPE_CHECKING:
 @click.command("deploy")
 @directory_argument
 @click.option(
-    "--hosts", "places", metavar="HOSTS.toml", type=PATH, required=True, help="Where the devices are reached by ssh."
+    "--hosts",
+    "hosts_file",
+    metavar="HOSTS.toml",
+    type=PATH,
+    required=True,
+    help="Read the ssh destinations of the devices from this file.",
 )
 @keys_option
-@click.option("--copy-only", is_flag=True, help="Copy and check only.")
+@click.option("--copy-only", is_flag=True, help="Copy and check the files, but run nothing.")
 @click.option(
-    "--keep", "stays", is_flag=True, help="Leave the devices running: later runs join them. See 'dicompiler status'."
+    "--resident", is_flag=True, help="Keep the devices running for later runs. See 'dicompiler status' and --stop."
 )
-@click.option("--stop", is_flag=True, help="End the devices that are kept running, and nothing else.")
-@click.option(
-    "--units",
-    metavar="UNITS",
-    type=PATH,
-    help="Copy, and write unit files there with which systemd keeps them running.",
-)
+@click.option("--stop", is_flag=True, help="Stop the resident devices, and do nothing else.")
 @stream_options
-@click.option("--verify", is_flag=True, help="Compare the outputs with those of onnxruntime.")
-@timeout_option(help="Seconds to copy, and to run. Default: 600.")
+@click.option("--verify", is_flag=True, help="Compare the outputs with onnxruntime.")
+@timeout_option(help="Stop copying, or the run, after S seconds. Default: 600.")
 @heartbeat_option
 @start_without_option
-@listen_option(help="Where devices reach this process. Default: found out, any port.")
+@listen_option(
+    help="Listen for devices at this address. Default: the address that reaches the first host, any free port."
+)
 @insecure_option
 @click.option(
-    "--logs", metavar="LOGS", type=PATH, help="Keep what devices write there. Default: in DIR.logs if the run fails."
+    "--logs",
+    metavar="LOGS",
+    type=PATH,
+    help="Keep the output of the devices in this directory. Default: DIR.logs, only if the run fails.",
 )
 @log_option
 @cost_option
@@ -67,22 +71,21 @@ if TYPE_CHECKING:
 @options_as(stream=StreamOptions, options=RunOptions)
 def command(
     directory: Path,
-    places: Path,
+    hosts_file: Path,
     stream: StreamOptions,
     options: RunOptions,
     copy_only: bool,
-    stays: bool,
+    resident: bool,
     stop: bool,
-    units: Path | None,
     verify: bool,
     cost: str | None,
     as_json: bool,
 ) -> None:
     """Run an artifact on the boards of a cluster, over ssh.
 
-    Copies each device's directory and keys to its host in HOSTS.toml, unless they are already there. Checks Python, numpy and
-    onnxruntime on the hosts. Starts all devices, sends them the frames, and stops them. Prints the copied files and the
-    output of 'dicompiler run'. With --log it also prints differences between prediction and measurement.
+    Copies each device's directory and keys to its host in HOSTS.toml, unless they are already there. Checks Python,
+    numpy and onnxruntime on the hosts. Starts all devices, sends them the frames, and stops them. Prints the copied
+    files and the output of 'dicompiler run'. With --log it also prints differences between prediction and measurement.
 
     With --resident the devices keep running with their sessions loaded, until --stop. Later runs of 'run', 'deploy' and
     'dicompiler.connect' use them.
@@ -92,53 +95,31 @@ def command(
     from dicompiler.target.remote.hosts import Hosts
 
     if copy_only and (verify or any(path is not None for path in (stream.outputs, options.logs, stream.log))):
-        raise UsageError("deploy: --copy-only runs nothing: there are no outputs, checks or logs then")
-    if sum((copy_only, stays, stop, units is not None)) > 1:
-        raise UsageError("deploy: --copy-only, --keep, --stop and --units exclude each other: give one of them")
+        raise UsageError("deploy: --copy-only runs nothing: remove --verify, --outputs, --logs and --log")
+    if sum((copy_only, resident, stop)) > 1:
+        raise UsageError("deploy: --copy-only, --resident and --stop exclude each other: give one of them")
     stream.check_paths()
     warn_of_expiry(options.keys)
     check_writable(options.logs)
-    check_writable(units)
-    insecure = options.insecure or copy_only or stop  # nothing is sent where nothing is run
-    options = dataclasses.replace(options, hosts=Hosts.load(places), insecure=insecure)
+    insecure = options.insecure or copy_only or stop  # without a run nothing is sent
+    options = dataclasses.replace(options, hosts=Hosts.load(hosts_file), insecure=insecure)
     if stop:
         _stop_devices(directory, options, as_json)
         return
-    if units is not None:
-        _write_units(directory, options, units, as_json)
-        return
     expected = stream.predict(directory, cost, options)
-    _copy_and_run(directory, stream, options, copy_only, stays, verify, expected, as_json)
+    _copy_and_run(directory, stream, options, copy_only, resident, verify, expected, as_json)
 
 
 def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
     from dicompiler.cli.table import print_json, print_table
     from dicompiler.driver.artifact import open_service
 
-    ran = open_service(directory, options).stop()
+    was_running = open_service(directory, options).stop()
     if as_json:
-        print_json({"stopped": [name for name in ran if ran[name]], "installed": []})
+        print_json({"stopped": [name for name in was_running if was_running[name]], "installed": []})
     else:
-        print_table(("device", "was"), [(name, "stopped" if ran[name] else "not running") for name in ran])
-
-
-def _write_units(directory: Path, options: RunOptions, place: Path, as_json: bool) -> None:
-    from dicompiler.cli.table import print_json
-    from dicompiler.driver.artifact import install, open_service
-
-    installed = install(directory, options)
-    units = open_service(directory, options).units()
-    place.mkdir(exist_ok=True)
-    for name, text in units.items():
-        (place / name).touch(0o600)
-        (place / name).write_text(text)
-    if as_json:
-        print_json({"installed": [dataclasses.asdict(one) for one in installed], "units": sorted(units)})
-        return
-    _show_installed(installed)
-    click.echo(f"\n{place}: {', '.join(sorted(units))}")
-    click.echo("copy each to its host's ~/.config/systemd/user/, then there: loginctl enable-linger;")
-    click.echo("systemctl --user daemon-reload; systemctl --user enable --now UNIT")
+        rows = [(name, "stopped" if ran else "was not running") for name, ran in was_running.items()]
+        print_table(("device", "state"), rows)
 
 
 def _copy_and_run(
@@ -146,7 +127,7 @@ def _copy_and_run(
     stream: StreamOptions,
     options: RunOptions,
     copy_only: bool,
-    stays: bool,
+    resident: bool,
     verify: bool,
     expected: ExpectedTiming | None,
     as_json: bool,
@@ -160,18 +141,18 @@ def _copy_and_run(
     from dicompiler.driver.artifact import install, open_service, verify_run
     from dicompiler.verify.comparison import Verification
 
-    given = read_inputs(stream.inputs)
+    inputs = read_inputs(stream.inputs)
     with progress(f"{directory}: copying to the hosts"):
         installed = install(directory, options)
-    report: dict[str, Any] = {"installed": [dataclasses.asdict(one) for one in installed]}
+    report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:
         _show_installed(installed)
     failed = None
-    if stays:
-        report["kept"] = list(open_service(directory, options).start())
+    if resident:
+        report["resident"] = list(open_service(directory, options).start())
     if not copy_only:
-        result = stream.run(directory, given, options)
-        verification = verify_run(directory, result, given) if verify else Verification(())
+        result = stream.run(directory, inputs, options)
+        verification = verify_run(directory, result, inputs) if verify else Verification(())
         failed = next((check for check in verification.checks if not check.passed), None)
         report["run"] = stream.write_log(directory, result, options, expected)
         report["checks"] = [dataclasses.asdict(check) for check in verification.checks]
@@ -179,7 +160,7 @@ def _copy_and_run(
             click.echo()
             log = report["run"]
             show_run(result, log["in_flight"])
-            show_prediction(compile_summary.load_summary(directory), result, log["where"], log["in_flight"])
+            show_prediction(compile_summary.load_summary(directory), result, log["location"], log["in_flight"])
             show_discrepancies(expected, log)
         if stream.outputs is not None and failed is None:
             write_npz(stream.outputs, result.outputs[0])
@@ -198,7 +179,13 @@ def _show_installed(installed: Sequence[InstalledDevice]) -> None:
 
     programs = list(installed[0].versions)
     rows = [
-        (one.device, one.host, one.directory, str(one.copied_bytes), *(one.versions[name] for name in programs))
-        for one in installed
+        (
+            entry.device,
+            entry.host,
+            entry.directory,
+            str(entry.copied_bytes),
+            *(entry.versions[name] for name in programs),
+        )
+        for entry in installed
     ]
     print_table(("device", "host", "directory", "bytes copied", *programs), rows, right=(3,))

@@ -70,9 +70,9 @@ def command(
 ) -> None:
     """Run an artifact on this host at the speed of a platform's boards.
 
-    Creates the platform's network from network namespaces with limited links (needs root). Each segment is delayed until it
-    has taken as long as on its board. Everything else is done by the target's own programs. Prints the measured times and
-    the prediction.
+    Creates the platform's network from network namespaces with limited links (needs root). Each segment is delayed
+    until it has taken as long as on its board. Everything else is done by the target's own programs. Prints the
+    measured times and the prediction.
 
     Example: sudo dicompiler emulate build --frames 20 --log run.json
     """
@@ -102,10 +102,10 @@ def _show_emulation(found: EmulationResult, log: Mapping[str, Any], as_json: boo
 
     if as_json:
         figures = {
-            "what": found.timed_unit,
+            "measured": found.timed_unit,
             "frame_s": found.frame_s,
             "predicted_s": found.predicted_s,
-            "late": found.compute_slowdown,
+            "compute_slowdown": found.compute_slowdown,
         }
         print_json({**figures, "run": log})
         return

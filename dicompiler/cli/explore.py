@@ -16,7 +16,7 @@ from dicompiler.cli.options import (
     options_as,
     output_option,
     problem_options,
-    wire_option,
+    wire_dtype_option,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ MAX_SHOWN_PLANS = 20
 
 @click.command("explore")
 @problem_options
-@click.option("--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Use this strategy for the search.")
+@click.option(
+    "--strategy", metavar="'NAME{…}'", default="genetic", show_default=True, help="Use this strategy for the search."
+)
 @click.option(
     "--objectives",
     metavar="A,B,…",
@@ -36,8 +38,10 @@ MAX_SHOWN_PLANS = 20
 )
 @click.option("--generations", metavar="N", type=int, help="Search N generations. Default: 150.")
 @click.option("--population", metavar="N", type=int, help="Keep N plans in each generation. Default: 100.")
-@click.option("--seed", metavar="N", type=int, help="Seed the random numbers; equal seeds give equal fronts. Default: 0.")
-@wire_option
+@click.option(
+    "--seed", metavar="N", type=int, help="Seed the random numbers; equal seeds give equal fronts. Default: 0."
+)
+@wire_dtype_option
 @executor_option
 @cost_options
 @output_option(metavar="DIR", required=True, help="Write the front to this directory.")
@@ -54,8 +58,8 @@ def command(
 ) -> None:
     """Search for Pareto-optimal plans.
 
-    Writes front.json, front.csv, a chart (front.svg) and each plan, for 'dicompiler compile --plan'. Ctrl-C ends the search
-    and keeps the front found so far.
+    Writes front.json, front.csv, a chart (front.svg) and each plan, for 'dicompiler compile --plan'. Ctrl-C ends the
+    search and keeps the front found so far.
 
     Example: dicompiler explore model.onnx --platform rpi4x4 --objectives latency,energy -o front
     """
@@ -104,9 +108,7 @@ def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) 
     print_table(headers, rows[:MAX_SHOWN_PLANS], right=range(len(headers)))
     if len(rows) > MAX_SHOWN_PLANS:
         click.echo(f"… and {len(rows) - MAX_SHOWN_PLANS} more")
-    searched = (
-        f"{front.evaluations} plans evaluated on {platform}, {len(rows)} kept; the values are from {_describe_level(front)}"
-    )
+    searched = f"{front.evaluations} plans evaluated on {platform}, {len(rows)} kept; the values are from {_describe_level(front)}"
     click.echo(f"\n{wrap_text(searched)}\nwritten: {output}")
 
 

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MiB", "extra weights MiB")
 
 
-def failures_document(losses: Sequence[FailureMetrics]) -> dict[str, Any]:
+def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
     """Return the entry `failures`, or an empty document if there are no failure plans."""
-    return {"losses": [dataclasses.asdict(one) for one in losses]} if losses else {}
+    return {"failures": [dataclasses.asdict(entry) for entry in failures]} if failures else {}
 
 
 def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
@@ -34,49 +34,49 @@ def show_failures(result: PipelineState) -> None:
         return
     rows = [
         (
-            ", ".join(one.failed) or "none",
-            f"{1000 * one.metrics.latency_s:.4g}",
-            f"{1000 * one.metrics.period_s:.4g}",
-            f"{one.metrics.memory / 2**20:.4g}",
-            f"{one.extra_weight_bytes / 2**20:.4g}" if one.failed else "",
+            ", ".join(failure.failed) or "none",
+            f"{1000 * failure.metrics.latency_s:.4g}",
+            f"{1000 * failure.metrics.period_s:.4g}",
+            f"{failure.metrics.memory / 2**20:.4g}",
+            f"{failure.extra_weight_bytes / 2**20:.4g}" if failure.failed else "",
         )
-        for one in result.failure_metrics
+        for failure in result.failure_metrics
     ]
     click.echo()
     print_table(FAILURE_HEADERS, rows, right=range(1, len(FAILURE_HEADERS)))
-    alone, every = (metrics.memory / 2**20 for metrics in (result.failure_metrics[0].metrics, result.metrics))
-    click.echo(f"\nto tolerate these failures the fullest host needs {every:.4g} MiB instead of {alone:.4g} MiB")
+    without, total = (metrics.memory / 2**20 for metrics in (result.failure_metrics[0].metrics, result.metrics))
+    click.echo(f"\nto tolerate these failures the fullest host needs {total:.4g} MiB instead of {without:.4g} MiB")
 
 
-def intervals_document(stretches: Sequence[StreamInterval]) -> list[dict[str, Any]]:
+def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, Any]]:
     """Return the intervals of a stream between failures and returns."""
     return [
         {
-            "away": one.down,
-            "since_s": one.changed_at,
-            "start_s": one.resumed_at,
-            "frames": len(one.frames),
-            "period_s": one.period_s,
-            "interruption_s": one.interruption_s if i else None,
-            "replayed": len(stretches[i - 1].replayed) if i else 0,
+            "down": interval.down,
+            "since_s": interval.changed_at,
+            "start_s": interval.resumed_at,
+            "frames": len(interval.frames),
+            "period_s": interval.period_s,
+            "interruption_s": interval.interruption_s if i else None,
+            "replayed_frames": len(intervals[i - 1].replayed) if i else 0,
         }
-        for i, one in enumerate(stretches)
+        for i, interval in enumerate(intervals)
     ]
 
 
-def show_intervals(stretches: Sequence[StreamInterval]) -> None:
+def show_intervals(intervals: Sequence[StreamInterval]) -> None:
     """Print the devices down, the frames, and the interruption for each interval of the stream."""
     headers = ("from s", "down", "frames", "frame period ms", "replayed", "interruption s")
     rows = [
         (
-            f"{one['since_s']:.4g}",
-            ", ".join(one["away"]) or "none",
-            str(one["frames"]),
-            "-" if one["period_s"] is None else f"{1000 * one['period_s']:.4g}",
-            str(one["replayed"]),
-            "-" if one["interruption_s"] is None else f"{one['interruption_s']:.4g}",
+            f"{entry['since_s']:.4g}",
+            ", ".join(entry["down"]) or "none",
+            str(entry["frames"]),
+            "-" if entry["period_s"] is None else f"{1000 * entry['period_s']:.4g}",
+            str(entry["replayed_frames"]),
+            "-" if entry["interruption_s"] is None else f"{entry['interruption_s']:.4g}",
         )
-        for one in intervals_document(stretches)
+        for entry in intervals_document(intervals)
     ]
     click.echo()
     print_table(headers, rows, right=(0, 2, 3, 4, 5))

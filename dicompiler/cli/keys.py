@@ -48,7 +48,7 @@ def command(
     written = make_keys(document["devices"], place, days, renew, revoke)
     warn_of_expiry(place)
     if as_json:
-        print_json({"keys": str(place), "made": list(written), "revoked": list(revoke)})
+        print_json({"keys": str(place), "created": list(written), "revoked": list(revoke)})
         return
     did = [*([", ".join(written)] if written else []), *([f"revoked {', '.join(revoke)}"] if revoke else [])]
     click.echo(f"{place}: {'; '.join(did) or 'unchanged: all keys exist'}")

@@ -26,8 +26,8 @@ NETWORKS_KIND_NAME = "networks"
 def command(kind: str, name: str | None, as_json: bool) -> None:
     """List passes, strategies, targets and other plugins, or the built-in networks.
 
-    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of that kind,
-    prints each option with its meaning and default; for a platform, its hosts and network.
+    KIND is one of passes, strategies, targets, operators, cost-models, platforms, plugins, networks. With a NAME of
+    that kind, prints each option with its meaning and default; for a platform, its hosts and network.
 
     Example: dicompiler list strategies dp
     """

@@ -35,13 +35,19 @@ NORMALISE_PASS, INFER_SHAPES_PASS, PARTITION_PASS = "normalise", "infer-shapes",
 
 
 @click.command("opt")
-@click.option("-p", "--pipeline", metavar="PIPELINE", required=True, help="Run these passes: 'infer-shapes,form-layers,…'.")
+@click.option(
+    "-p", "--pipeline", metavar="PIPELINE", required=True, help="Run these passes: 'infer-shapes,form-layers,…'."
+)
 @problem_options
 @plan_option(metavar="IN.json", help="Start with this plan.")
-@click.option("--save-plan", metavar="OUT.json", type=PATH, help="Write the plan of the annotating passes to this file.")
+@click.option(
+    "--save-plan", metavar="OUT.json", type=PATH, help="Write the plan of the annotating passes to this file."
+)
 @shape_option
 @wire_options
-@click.option("--dump-after-all", metavar="DIR", type=PATH, help="Write the graph and the plan to DIR after every pass.")
+@click.option(
+    "--dump-after-all", metavar="DIR", type=PATH, help="Write the graph and the plan to DIR after every pass."
+)
 @click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
 @click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
 @click.option("--verify-each", is_flag=True, help="Run the model after every pass and compare its outputs.")
@@ -69,8 +75,9 @@ def command(
 ) -> None:
     """Run passes on a model.
 
-    PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised first. It is
-    partitioned at the end if --plan or annotating passes left a plan. Without a platform, devices are named d0, d1, ….
+    PIPELINE is text: 'infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4}'. The model is normalised
+    first. It is partitioned at the end if --plan or annotating passes left a plan. Without a platform, devices are
+    named d0, d1, ….
 
     Example: dicompiler opt model.onnx -p 'infer-shapes,form-layers,tile-height{parts=2}' -o tiled.onnx
     """
@@ -171,7 +178,7 @@ def _run_passes(
     asked = request.wire_dtype is not None or request.wire_samples is not None
     if result.plan is None or result.routing is not None:
         if asked:
-            raise UsageError("--wire: the pipeline leaves no plan to be carried out: leave out its 'partition'")
+            raise UsageError("--wire-dtype: the pipeline partitions the model itself: remove its 'partition'")
         return result
     partition = registry().make("passes", PARTITION_PASS)
     result = _set_wire_types(result, request) if asked else result
@@ -189,7 +196,7 @@ def _set_wire_types(compilation: PipelineState, request: CompileRequest) -> Pipe
     if request.wire_samples is None:
         return compilation
     if compilation.platform is None:
-        raise UsageError("--samples: ranges are measured by playing the plan: say on what devices (--platform)")
+        raise UsageError("--wire-samples: value ranges depend on the devices: give --platform")
     return replace(compilation, plan=measure_wire_ranges(compilation, request.wire_samples))
 
 

@@ -1,7 +1,7 @@
-"""Arguments and options that several commands share, so that they are spelled, explained and checked alike.
+"""Arguments and options that several commands share, so that they have the same name, help and checks.
 
-A command names them one by one or as stacks, and says what those are for that mean something else in each command; with
-`handed` the values reach it as records.
+A command uses them one by one or in groups, and sets the help text if it differs between commands. `options_as` passes
+the values to the command as records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_FRAMES = 10_000_000
 
 
 def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """One decorator for several options, which stand in `--help` in this order."""
+    """Return one decorator for several options, which `--help` lists in this order."""
 
     def decorate(command: F) -> F:
         return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
@@ -43,9 +43,9 @@ def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Stands below a command's options: those that are fields of one of these dataclasses reach it as that record.
+    """Pass the options that are fields of these dataclasses as one argument per dataclass.
 
-    What was not given (None) keeps the field's default.
+    The decorator is placed below the options. An option that is not given (None) gets the default of its field.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -62,28 +62,28 @@ def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable
 
 
 class SecondsRange(click.FloatRange):
-    """A time of 0.1 s to four months: what clocks and timers take."""
+    """A time from 0.1 s to four months, which clocks and timers support."""
 
     def __init__(self) -> None:
         super().__init__(0.1, 1e7)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number; click's own range lets NaN through."""
+        """Return the number; reject NaN, which click's range accepts."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
-            self.fail(f"{value!r} is no time", param, ctx)
+            self.fail(f"{value!r} is not a time", param, ctx)
         return seconds
 
 
 def _check_objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """UsageError for what is no objective, before any work."""
+    """Raise UsageError for an invalid objective, before any work."""
     if value is not None:
         objective_terms(value)
     return value
 
 
 def _check_executor(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """UsageError for what is no executor, before any work."""
+    """Raise UsageError for an invalid executor, before any work."""
     if value is not None:
         from dicompiler.driver.executors import parse_executor
 
@@ -92,7 +92,7 @@ def _check_executor(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 def _check_shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """UsageError for a dimension that no tensor can have; what else can be wrong is found where shapes are inferred."""
+    """Raise UsageError for an impossible dimension; other errors are found by shape inference."""
     for text in given:
         for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
             if len(digits) > 18:
@@ -103,70 +103,79 @@ def _check_shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 output_option = functools.partial(click.option, "-o", "--output", type=PATH)
 
-# What is asked of the compiler: fields of `Request`.
+# Options of the compilation: fields of `CompileRequest`.
 
 model_argument = click.argument("model", type=PATH)
 platform_option = click.option(
-    "--platform", metavar="P", help="The cluster: a TOML file or a built-in one (rpi4x4, …)."
+    "--platform", metavar="P", help="Describe the cluster: a TOML file, or a built-in name such as rpi4x4."
 )
 shape_option = click.option(
     "--shape",
     metavar="NAME=DIMS",
     multiple=True,
     callback=_check_shapes,
-    help="Fixes a dynamic input: input=1x3x224x224. Can be repeated.",
+    help="Set the shape of a dynamic input, such as input=1x3x224x224. Can be repeated.",
 )
 state_option = click.option(
     "--state",
     metavar="'past*=present*'",
     multiple=True,
     default=("auto",),
-    help="Inputs and outputs that devices keep from frame to frame, so that they never travel; auto: those of the "
-    "usual names, none: none. Can be repeated. Default: auto.",
+    help="Keep these inputs and outputs on the devices from frame to frame, such as a key/value cache. auto: find them "
+    "by common names; none: keep none. Can be repeated. Default: auto.",
 )
 shape_options = combine(shape_option, state_option)
 strategy_option = click.option(
-    "--strategy", metavar="'NAME{…}'", help="Who decides: see 'dicompiler list strategies'. Default: auto."
+    "--strategy",
+    metavar="'NAME{…}'",
+    help="Use this strategy to make the plan (see 'dicompiler list strategies'). Default: auto.",
 )
 objective_option = click.option(
     "--objective",
     metavar="NAME",
     callback=_check_objective,
-    help="What the strategy makes small: latency, throughput, energy, memory, communication, or a sum such as "
-    "latency+0.5*energy (seconds, joules, bytes). Default: latency.",
+    help="Minimize this: latency, throughput, energy, memory, communication, or a sum such as latency+0.5*energy (in "
+    "seconds, joules, bytes). Default: latency.",
 )
 tolerate_failures_option = click.option(
-    "--survive",
+    "--tolerate-failures",
     metavar="N|hosts|NAMES",
-    help="Plans for when devices are lost: any N of them at most, all of a host together (hosts), or each of these "
+    help="Make failure plans: for any N devices, for all devices of a host (hosts), or for each of these devices "
     "(pi02,pi03). Default: 0.",
 )
 cost_option = click.option(
-    "--cost", metavar="'NAME{…}'", help="What pieces cost: see 'dicompiler list cost-models'. Default: analytic."
+    "--cost",
+    metavar="'NAME{…}'",
+    help="Use this cost model (see 'dicompiler list cost-models'). Default: analytic.",
 )
-wire_option = click.option(
-    "--wire",
+wire_dtype_option = click.option(
+    "--wire-dtype",
     metavar="TYPE",
-    help="What travels between devices is narrowed to float16, bfloat16 or int8; 'float16,conv1=float32': not what "
-    "layer conv1 sends. Default: the plan's, else as it is.",
+    help="Convert tensors to float16, bfloat16 or int8 before they are sent; 'float16,conv1=float32' excludes the "
+    "output of layer conv1. Default: the plan's types, or no conversion.",
 )
 wire_options = combine(
-    wire_option,
-    click.option("--samples", metavar="X.npz", type=PATH, help="Samples of the inputs: the ranges of --wire int8."),
+    wire_dtype_option,
+    click.option(
+        "--wire-samples",
+        metavar="X.npz",
+        type=PATH,
+        help="Measure the value ranges for --wire-dtype int8 with these samples of the inputs.",
+    ),
 )
 executor_option = click.option(
     "--executor",
-    metavar="WHO",
+    metavar="KIND",
     callback=_check_executor,
-    help="Who evaluates the plans of a search: processes=N, dask=HOST:PORT (a scheduler of Dask), or mpi (the ranks of "
-    "mpi4py.futures). The result is the same. Default: this process.",
+    help="Evaluate the plans of a search in parallel: processes=N, dask=HOST:PORT (a Dask scheduler), or mpi (the ranks "
+    "of mpi4py.futures). The result is the same. Default: this process.",
 )
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = combine(model_argument, platform_option)
 target_option = functools.partial(click.option, "--target", metavar="'NAME{…}'")
 cost_options = combine(
     cost_option,
-    target_option(help="What is to run it: what messages and calls cost. Default: sockets."),
+    target_option(help="Use the message and call overheads of this target. Default: sockets."),
     shape_options,
     json_option,
 )
@@ -174,7 +183,11 @@ cost_options = combine(
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """What a command line asks of the compiler; None, or (): not given, or no option of the command."""
+    """Options of a compilation on the command line.
+
+    None and () stand for options that were not given or that the command does not have. The fields have the names of
+    the arguments of `dicompiler.compile`.
+    """
 
     model: Path
     platform: str | None = None
@@ -190,7 +203,7 @@ class CompileRequest:
     tolerate_failures: str | None = None
 
     def compile(self, **more: Any) -> CompileResult:
-        """What `dicompiler.compile` makes of it; `more`: arguments beside these, or in their place."""
+        """Call `dicompiler.compile`; arguments in `more` are added or replace others."""
         from dicompiler.cli.file_io import read_plan
         from dicompiler.driver.compiler import compile
 
@@ -199,14 +212,15 @@ class CompileRequest:
         return compile(self.model, **{name: value for name, value in given.items() if value is not None})
 
 
-# How what was compiled is run: fields of `Stream` and of target.RunOptions.
+# Options of a run: fields of `StreamOptions` and `RunOptions`.
 
 directory_argument = click.argument("directory", metavar="DIR", type=PATH)
 inputs_option = click.option(
     "--inputs",
     metavar="X.npz",
     type=PATH,
-    help="One array for each graph input (or lists of numbers and words in X.json); without it seeded random ones.",
+    help="Read an array for each graph input from X.npz, or lists of numbers and strings from X.json. Default: seeded "
+    "random inputs.",
 )
 frames_option = functools.partial(click.option, "--frames", metavar="N", type=click.IntRange(1, MAX_FRAMES), default=1)
 in_flight_option = click.option(
@@ -214,27 +228,26 @@ in_flight_option = click.option(
     metavar="N",
     type=click.IntRange(min=1, max=1024),
     callback=lambda _context, _option, given: given or 0,
-    help="Frames that are on their way at once. Default: three for each device.",
+    help="Allow N frames in flight. Default: three per device.",
 )
 stream_options = combine(
     inputs_option,
-    click.option("--outputs", metavar="Y.npz", type=PATH, help="Where to write the outputs of the first frame."),
-    frames_option(help="How many times. Default: 1."),
+    click.option("--outputs", metavar="Y.npz", type=PATH, help="Write the outputs of the first frame to this file."),
+    frames_option(help="Run N frames. Default: 1."),
     in_flight_option,
 )
-keys_option = click.option(
-    "--keys", metavar="KEYS", type=PATH, help="What 'dicompiler keys' made: connections are in TLS."
+keys_option = click.option("--keys", metavar="KEYS", type=PATH, help="Use TLS with these keys (see 'dicompiler keys').")
+insecure_option = click.option(
+    "--insecure", is_flag=True, help="Allow unencrypted connections to other hosts, on trusted networks only."
 )
-insecure_option = click.option("--insecure", is_flag=True, help="Allow connections in the clear to other hosts.")
 heartbeat_option = click.option(
-    "--heartbeat", "heartbeat_s", metavar="S", type=float, help="Seconds between signs of life. Default: 2."
+    "--heartbeat", "heartbeat_s", metavar="S", type=float, help="Send a heartbeat every S seconds. Default: 2."
 )
 start_without_option = click.option(
-    "--without",
+    "--start-without",
     metavar="DEVICE",
     multiple=True,
-    help="A device that is away when the run begins, by a plan for its loss. It is not started, and may come. Can be "
-    "repeated.",
+    help="Start with the failure plan for this device. The device is not started, but may join later. Can be repeated.",
 )
 timeout_option = functools.partial(click.option, "--timeout", "timeout_s", metavar="S", type=SecondsRange())
 listen_option = functools.partial(click.option, "--listen", metavar="HOST:PORT")
@@ -242,13 +255,20 @@ log_option = click.option(
     "--log",
     metavar="RUN.json",
     type=PATH,
-    help="Where to write what the devices measured and what was predicted, for 'report' and 'calibrate'.",
+    help="Write measurements and predictions to this file, for 'dicompiler report' and 'dicompiler calibrate'.",
 )
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Which frames are run, and where what comes of them is written."""
+    """Options of a stream of frames.
+
+    Attributes:
+        frames: Number of frames.
+        inputs: File of the inputs; None for random ones.
+        outputs: File to write the first frame's outputs to.
+        log: File to write measurements and predictions to.
+    """
 
     frames: int = 1
     inputs: Path | None = None
@@ -256,12 +276,12 @@ class StreamOptions:
     log: Path | None = None
 
     def check_paths(self) -> None:
-        """DicompilerError where a file cannot be written."""
+        """Raise DicompilerError if an output file cannot be written."""
         check_output_file(self.outputs)
         check_output_file(self.log)
 
     def run(self, directory: Path, given: dict[str, NDArray[Any]] | None, options: RunOptions) -> RunResult:
-        """Runs the artifact; the outputs of the first frame are kept."""
+        """Run the artifact and keep the outputs of the first frame."""
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
 
@@ -269,8 +289,10 @@ class StreamOptions:
             return run(directory, given, self.frames, options=replace(options, kept_frames=1))
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
-        """What is predicted of the run; None without a log, and with a warning where the cost model that it was
-        compiled with needs options and none is given."""
+        """Return the prediction for the run; None without a log.
+
+        If the artifact's cost model needs options and none are given, a warning is logged and the result is None.
+        """
         import logging
 
         from dicompiler.analysis.prediction_error import expect_timing
@@ -285,13 +307,13 @@ class StreamOptions:
         except UsageError as error:
             if cost:
                 raise
-            logging.getLogger("dicompiler").warning("nothing is predicted: %s", error)
+            logging.getLogger("dicompiler").warning("no prediction: %s", error)
             return None
 
     def write_log(
         self, directory: Path, result: RunResult, options: RunOptions, expected: ExpectedTiming | None
     ) -> dict[str, Any]:
-        """The log of the run, written where one is wanted."""
+        """Return the log of the run, and write it if a file is given."""
         from dicompiler.cli.file_io import write_json
         from dicompiler.driver.run_log import run_document
 
@@ -302,7 +324,7 @@ class StreamOptions:
 
 
 def warn_of_expiry(keys: Path | None) -> None:
-    """Warns of certificates in a directory of keys that expire soon."""
+    """Warn of keys that expire soon."""
     import logging
 
     from dicompiler.target.remote.certificates import describe_expiring_certificates
@@ -312,19 +334,22 @@ def warn_of_expiry(keys: Path | None) -> None:
 
 
 def check_output_file(path: Path | None) -> None:
-    """DicompilerError where no file can be written at `path`: as `check_parent`, where a directory is there, and where
-    the file there is one that the command reads, but for the model of `opt`, or one of an artifact."""
+    """Raise DicompilerError if no file can be written at `path`.
+
+    The path must not be a directory, a file of an artifact, or a file that the command reads (except the model of
+    `opt`).
+    """
     check_writable(path)
     if path is None or not path.exists():
         return
     if path.is_dir():
-        raise DicompilerError(f"{path}: it is a directory: give the name of a file")
+        raise DicompilerError(f"{path}: is a directory: give the name of a file")
     context = click.get_current_context(silent=True)
     if context is not None and context.info_name != "opt":
         given = [one for value in context.params.values() for one in (value if isinstance(value, tuple) else (value,))]
         others = [Path(one) for one in given if isinstance(one, str | Path) and one is not path]
         if any(other.is_file() and path.samefile(other) for other in others):
-            raise DicompilerError(f"{path}: the command was given it for something else too: give another name")
+            raise DicompilerError(f"{path}: is also used by another option: give another name")
     for directory in list(path.absolute().parents)[:2]:
         if (directory / "artifact.json").is_file():
-            raise DicompilerError(f"{path}: it is a file of the artifact {directory}: give another name")
+            raise DicompilerError(f"{path}: is a file of the artifact {directory}: give another name")

@@ -30,12 +30,23 @@ if TYPE_CHECKING:
 @model_argument
 @shape_options
 @output_option(metavar="PROFILE.json", help="Write the profile to this file.")
-@click.option("--package", metavar="DIR", type=PATH, help="Measure nothing; write a package to DIR that measures on another device.")
-@click.option("--tiles", default="1,2,3,4,6,8", show_default=True, help="Cut each layer into these numbers of pieces.")
-@click.option("--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Time each piece this many times.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Run a piece with this many threads. Default: all processors.")
 @click.option(
-    "--device", metavar="NAME", help="Name the platform's devices to which the profile applies; * and ? match several. Default: this host."
+    "--package",
+    metavar="DIR",
+    type=PATH,
+    help="Measure nothing; write a package to DIR that measures on another device.",
+)
+@click.option("--tiles", default="1,2,3,4,6,8", show_default=True, help="Cut each layer into these numbers of pieces.")
+@click.option(
+    "--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Time each piece this many times."
+)
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), help="Run a piece with this many threads. Default: all processors."
+)
+@click.option(
+    "--device",
+    metavar="NAME",
+    help="Name the platform's devices to which the profile applies; * and ? match several. Default: this host.",
 )
 @click.option(
     "--target",
@@ -48,7 +59,14 @@ if TYPE_CHECKING:
 )
 @click.option("--hosts", metavar="HOSTS.toml", type=PATH, help="Measure these boards and their links, over ssh.")
 @click.option("--platform", metavar="P", help="With --hosts: correct this platform. Default: a new platform.")
-@click.option("--log", "logs", metavar="RUN.json", type=PATH, multiple=True, help="With --hosts: calibrate with this run. Can be repeated.")
+@click.option(
+    "--log",
+    "logs",
+    metavar="RUN.json",
+    type=PATH,
+    multiple=True,
+    help="With --hosts: calibrate with this run. Can be repeated.",
+)
 @click.option("--force", is_flag=True, help="With --hosts: use boards that are busy or throttled.")
 @timeout_option(help="With --hosts: stop after S seconds per board. Default: 3600.")
 @json_option
@@ -74,11 +92,11 @@ def command(
 
     Use the profile with --cost 'profile{file=PROFILE.json}' or --cost 'linear{file=PROFILE.json}'.
 
-    With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run its
-    profile_run.py. It also measures the links between hosts.
+    With --package, measures on a device that has only Python, numpy and onnxruntime: copy the directory there and run
+    its profile_run.py. It also measures the links between hosts.
 
-    With --hosts, measures over ssh on one board after another. Then -o is the platform with the measured figures, and the
-    profiles are in a directory next to it.
+    With --hosts, measures over ssh on one board after another. Then -o is the platform with the measured figures, and
+    the profiles are in a directory next to it.
 
     Example: dicompiler profile model.onnx --hosts hosts.toml -o cluster.toml
     """
@@ -171,10 +189,10 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
         "device": profile.device,
         "threads": profile.threads,
         "layers": sum(len(layer.names) for layer in layers),
-        "different": len(layers),
+        "distinct_layers": len(layers),
         "pieces": sum(len(layer.measurements) for layer in layers),
         "total_s": profile.isolated_s,
-        "whole_s": profile.whole_model_s,
+        "whole_model_s": profile.whole_model_s,
         "errors": {
             name: None if found is None else asdict(found)
             for name, found in (
@@ -183,7 +201,7 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
                 ("roofline", fit_roofline(profile)),
             )
         },
-        "runtime": {target: asdict(costs) for target, costs in profile.runtime_costs.items()},
+        "runtime_costs": {target: asdict(costs) for target, costs in profile.runtime_costs.items()},
         "unmeasured": [{"name": name, "reason": reason} for name, reason in profile.unmeasured.items()],
     }
 
@@ -192,7 +210,7 @@ def _summarize_profile(profile: Profile) -> str:
     """Return the results as a few lines of text."""
     numbers = _profile_document(profile)
     lines = [
-        f"{numbers['layers']} layers, {numbers['different']} distinct, {numbers['pieces']} pieces on "
+        f"{numbers['layers']} layers, {numbers['distinct_layers']} distinct, {numbers['pieces']} pieces on "
         f"{profile.threads} threads, for device {profile.device}: all layers in sequence take "
         f"{1000 * numbers['total_s']:.4g} ms"
     ]

@@ -83,7 +83,9 @@ def profile_boards(asked: ProfileBoardsOptions, output: Path, as_json: bool, pac
             stage.write_text(json.dumps(board.document, indent=1) + "\n", encoding="utf-8")
     write_text(output, platform_to_toml(platform))
     if as_json:
-        states = [{"host": one.host, "taken": one.document is not None, "why": one.reason} for one in found.boards]
+        states = [
+            {"host": board.host, "used": board.document is not None, "reason": board.reason} for board in found.boards
+        ]
         links = [asdict(link) for link in found.links]
         written = {"platform": str(output), "profiles": [str(path) for path in paths]}
         print_json({"boards": states, "links": links, **written})

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @click.command("report")
 @directory_argument
-@click.option("--log", metavar="RUN.json", type=PATH, help="Show the measured times of this log ('dicompiler run --log').")
+@click.option(
+    "--log", metavar="RUN.json", type=PATH, help="Show the measured times of this log ('dicompiler run --log')."
+)
 @click.option("--compare", metavar="C.json", type=PATH, help="Show this comparison ('dicompiler compare --json').")
 @click.option("--strategies", metavar="A,B{…},C", help="Compare these strategies now, as 'dicompiler compare' does.")
-@click.option("--front", metavar="F", type=PATH, help="Show this front: a directory of 'dicompiler explore', or its front.json.")
+@click.option(
+    "--front", metavar="F", type=PATH, help="Show this front: a directory of 'dicompiler explore', or its front.json."
+)
 @cost_option
 @json_option
 @output_option(metavar="REPORT.html", required=True, help="Write the page to this file.")

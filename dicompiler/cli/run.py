@@ -32,7 +32,12 @@ from dicompiler.target.run_records import RunOptions
 @click.option("--pin", is_flag=True, help="Pin each process to its share of the processors.")
 @keys_option
 @listen_option(help="Listen for devices at this address. Default: 127.0.0.1, any free port.")
-@click.option("--elsewhere", metavar="DEVICE", multiple=True, help="A device that you start yourself. Can be repeated.")
+@click.option(
+    "--start-manually",
+    metavar="DEVICE",
+    multiple=True,
+    help="Do not start this device, but print the command that starts it. Can be repeated.",
+)
 @insecure_option
 @heartbeat_option
 @start_without_option
@@ -43,9 +48,9 @@ from dicompiler.target.run_records import RunOptions
 def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: str | None, as_json: bool) -> None:
     """Run an artifact on this host, with one process per device.
 
-    Prints for each device the seconds of computing, waiting and sending, and the bytes sent, over all frames. Devices on
-    other hosts are started by hand: --start-manually prints the command. Set --listen to an address of this host that those
-    hosts can reach. With --log, also prints differences between prediction and measurement.
+    Prints for each device the seconds of computing, waiting and sending, and the bytes sent, over all frames. Devices
+    on other hosts are started by hand: --start-manually prints the command. Set --listen to an address of this host
+    that those hosts can reach. With --log, also prints differences between prediction and measurement.
 
     Example: dicompiler run build --inputs x.npz --frames 100 --in-flight 4
     """
@@ -68,6 +73,6 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
         print_json(log)
     else:
         show_run(result, log["in_flight"])
-        show_prediction(compile_summary.load_summary(directory), result, log["where"], log["in_flight"])
+        show_prediction(compile_summary.load_summary(directory), result, log["location"], log["in_flight"])
         show_discrepancies(expected, log)
         show_wire(load_plan(directory / PLAN_FILE))

@@ -38,12 +38,14 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
     if len(result.frames_s) > 1:
         click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
         show_queueing(result.frames_s, result.queue_wait_s, in_flight)
-    losses = [event for event in result.events if event.kind == "loss"]
-    if losses:
+    failures = [event for event in result.events if event.kind == "failure"]
+    if failures:
         again = sum(event.replayed_frames for event in result.events)
         longest = max(event.interruption_s for event in result.events)
-        times = f"{len(losses)} time{'' if len(losses) == 1 else 's'}"
-        click.echo(f"devices failed {times}: {again} frames were computed again, the longest interruption was {longest:.2f} s")
+        times = f"{len(failures)} time{'' if len(failures) == 1 else 's'}"
+        click.echo(
+            f"devices failed {times}: {again} frames were computed again, the longest interruption was {longest:.2f} s"
+        )
 
 
 def show_queueing(
@@ -74,24 +76,25 @@ def show_queueing(
         print_entries([f"{text}. A frame without queueing takes {format_seconds(alone_s)}"])
 
 
-def show_prediction(summary: CompileSummary | None, result: RunResult, where: str, in_flight: int) -> None:
+def show_prediction(summary: CompileSummary | None, result: RunResult, location: str, in_flight: int) -> None:
     """Print the strategy, prediction and measurement, the bottleneck, and a suggestion.
 
     Args:
         summary: Summary of the compilation; None if the artifact has none.
         result: The run.
-        where: "boards", or "local" if all processes share this host.
+        location: "boards", or "local" if all processes share this host.
         in_flight: Limit of in-flight frames.
     """
     if summary is None:
         return
     count = len(result.frames_s)
     if in_flight > 1 and count > 1:
-        told, found, what = summary.period_s, result.total_s / count, "frame period"
+        predicted_s, measured_s, quantity = summary.period_s, result.total_s / count, "frame period"
     else:
-        told, found, what = summary.latency_s + summary.input_output_s, statistics.median(result.frames_s), "frame"
-    place = "on the boards" if where == "boards" else "on this host, which all devices share"
-    times = f"{what}: {format_seconds(told)} predicted for the boards, {format_seconds(found)} measured {place}"
+        predicted_s = summary.latency_s + summary.input_output_s
+        measured_s, quantity = statistics.median(result.frames_s), "frame"
+    place = "on the boards" if location == "boards" else "on this host, which all devices share"
+    times = f"{quantity}: {format_seconds(predicted_s)} predicted for the boards, {format_seconds(measured_s)} measured {place}"
     click.echo()
     print_entries(
         [f"plan: {summary.plan_origin}", times, f"bottleneck: {summary.bottleneck} (predicted)", summary.lines[-1]]
@@ -107,16 +110,19 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
 
     if expected is None or "events" in log:
         return
-    found = measured_timing(log, expected.program)
+    measured = measured_timing(log, expected.program)
     click.echo()
-    if log["where"] != "emulated":  # emulate prints these times itself
-        where, told = " on this host alone" if log["where"] == "here" else "", format_seconds(expected.timing.frame_s)
-        click.echo(f"frame{where}: {format_seconds(found.frame_s)}, predicted for the platform: {told}")
+    if log["location"] != "emulated":  # emulate prints these times itself
+        place = " on this host only" if log["location"] == "local" else ""
+        times = (
+            f"{format_seconds(measured.frame_s)}, predicted for the platform: {format_seconds(expected.timing.frame_s)}"
+        )
+        click.echo(f"frame{place}: {times}")
     rows = [
-        (one.device, one.cause, one.location, f"{1000 * one.predicted_s:.2f}", f"{1000 * one.measured_s:.2f}")
-        for one in find_discrepancies(expected.timing, found)
+        (entry.device, entry.cause, entry.location, f"{1000 * entry.predicted_s:.2f}", f"{1000 * entry.measured_s:.2f}")
+        for entry in find_discrepancies(expected.timing, measured)
     ]
     if rows:
         print_table(("differs by 10 %", "in", "mainly", "predicted ms", "measured ms"), rows, right=(3, 4))
-    for sender, receiver, due, got in find_wrong_bytes(log, expected.program):
-        click.echo(f"{sender} → {receiver}: {got} bytes sent, {due} predicted")
+    for sender, receiver, predicted, sent in find_wrong_bytes(log, expected.program):
+        click.echo(f"{sender} → {receiver}: {sent} bytes sent, {predicted} predicted")

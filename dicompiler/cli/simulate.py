@@ -29,18 +29,19 @@ from dicompiler.cli.options import (
 @in_flight_option
 @tolerate_failures_option
 @click.option(
-    "--lose",
+    "--fail",
+    "failures",
     metavar="DEVICE@2.5s[-6s]",
     multiple=True,
-    help="A device is lost then (and is back then): plays what is left. Can be repeated; needs plans for that, from "
-    "--plan or --survive (default: for as many as are given).",
+    help="Let this device fail at this time, and return at the second time. The stream continues with the failure plans "
+    "of --plan or --tolerate-failures (default: as many devices as fail). Can be repeated.",
 )
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options
 @cost_options
 @options_as(request=CompileRequest)
 def command(
-    request: CompileRequest, frames: int, in_flight: int, lose: tuple[str, ...], trace: Path | None, as_json: bool
+    request: CompileRequest, frames: int, in_flight: int, failures: tuple[str, ...], trace: Path | None, as_json: bool
 ) -> None:
     """Simulate a plan on a platform, and show when each device computes, sends and waits.
 
@@ -59,25 +60,27 @@ def command(
     from dicompiler.target.run_records import default_in_flight
 
     check_output_file(trace)
-    aways = [parse_outage(text) for text in lose]
-    if aways and request.plan is None and request.tolerate_failures is None:
-        request = replace(request, tolerate_failures=str(len({one.device for one in aways})))
+    outages = [parse_outage(text) for text in failures]
+    if outages and request.plan is None and request.tolerate_failures is None:
+        request = replace(request, tolerate_failures=str(len({outage.device for outage in outages})))
     with progress(f"planning {request.model.name}") as tell:
         result = request.compile()
         assert result.program is not None and result.problem is not None and result.plan is not None
         devices = [device.device for device in result.program.devices]
-        tell(f"playing {frames} frame{'' if frames == 1 else 's'}")
-        at_once = in_flight or default_in_flight(len(devices))
-        simulation = result.problem.simulate_compilation(result, frames, at_once, trace is not None)
-        stretches = (
-            simulate_failures(result.problem, result.plan, aways, frames, at_once, trace is not None) if aways else ()
+        tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")
+        max_in_flight = in_flight or default_in_flight(len(devices))
+        simulation = result.problem.simulate_compilation(result, frames, max_in_flight, trace is not None)
+        intervals = (
+            simulate_failures(result.problem, result.plan, outages, frames, max_in_flight, trace is not None)
+            if outages
+            else ()
         )
-        if stretches:
-            spans = tuple(span for one in stretches for span in one.spans)
-            ended = sorted(frame for one in stretches for frame in one.frames)
+        if intervals:
+            spans = tuple(span for interval in intervals for span in interval.spans)
+            finished = sorted(frame for interval in intervals for frame in interval.frames)
             simulation = replace(
-                simulation, frames=tuple((start, end) for _, start, end in ended), spans=spans, queued_s=()
+                simulation, frames=tuple((start, end) for _, start, end in finished), spans=spans, queued_s=()
             )
     if trace is not None:
         write_text(trace, dumps(simulation, devices))
-    show_simulation(result, simulation, as_json, stretches, at_once)
+    show_simulation(result, simulation, as_json, intervals, max_in_flight)

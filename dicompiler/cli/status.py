@@ -22,8 +22,8 @@ from dicompiler.target.run_records import DeviceStatus, RunOptions
 def command(directory: Path, options: RunOptions, as_json: bool) -> None:
     """Show the state of resident devices.
 
-    Prints for each device its artifact, start time, current client, totals over all clients, memory, and the error of its
-    last run. The exit code is 1 if a device does not answer.
+    Prints for each device its artifact, start time, current client, totals over all clients, memory, and the error of
+    its last run. The exit code is 1 if a device does not answer.
 
     Example: dicompiler status build --keys build.keys
     """

@@ -25,8 +25,8 @@ def print_table(
 ) -> None:
     """Print a table to stdout or stderr.
 
-    If the stream is not a terminal, columns are padded with blanks and nothing is cut off, for grep and diff. Columns that do
-    not fit the page width are printed below the others, with the first column repeated.
+    If the stream is not a terminal, columns are padded with blanks and nothing is cut off, for grep and diff. Columns
+    that do not fit the page width are printed below the others, with the first column repeated.
 
     Args:
         headers: Header of each column.

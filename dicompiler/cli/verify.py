@@ -17,8 +17,8 @@ from dicompiler.cli.options import directory_argument, inputs_option, json_optio
 def command(directory: Path, inputs: Path | None, timeout_s: float | None, as_json: bool) -> None:
     """Run an artifact and compare its outputs with onnxruntime.
 
-    The exit code is 0 only if every output is equal within the tolerance of its type, and every transfer had the predicted
-    number of bytes.
+    The exit code is 0 only if every output is equal within the tolerance of its type, and every transfer had the
+    predicted number of bytes.
 
     Example: dicompiler verify build
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -96,15 +95,6 @@ def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
         ours.setdefault(value, Plugin(name, value, "dicompiler", package_version()))
     others = [plugin for plugin in plugins if plugin.value not in ours]
     return (*sorted(ours.values(), key=_sort_key), *sorted(others, key=_sort_key))
-
-
-def third_party_plugins(env: Mapping[str, str]) -> tuple[Plugin, ...]:
-    """Those of `installed` that are none of ours; none where the environment says so."""
-    return (
-        ()
-        if env.get(PLUGINS_VARIABLE) == ""
-        else tuple(one for one in find_installed_plugins()[0] if not is_builtin_distribution(one.distribution))
-    )
 
 
 def is_builtin_distribution(distribution: str) -> bool:

@@ -10,8 +10,8 @@ fast.
 A module may set `dicompiler_api = 2`, the version of the hooks for which it was written. The default is the current
 version. Plugins for newer versions are not loaded. Names must be unique within their kind.
 
-An option that names an input file is declared with `field(default="", metadata={"file": True})`, so that `--depfile` lists
-it. The documentation has a page for each hook, and dicompiler.testing a check.
+An option that names an input file is declared with `field(default="", metadata={"file": True})`, so that `--depfile`
+lists it. The documentation has a page for each hook, and dicompiler.testing a check.
 """
 
 from __future__ import annotations

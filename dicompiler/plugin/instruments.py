@@ -51,8 +51,8 @@ class PassTiming(NoOpInstrument):
 class DumpAfterPass(NoOpInstrument):
     """Writes the graph and the plan after every pass.
 
-    The files are `NNN_name.onnx`, without large weights, and `NNN_name.plan.json` if there is a plan. NNN counts from 001. The
-    omitted weights become graph inputs, which viewers and shape inference accept.
+    The files are `NNN_name.onnx`, without large weights, and `NNN_name.plan.json` if there is a plan. NNN counts from
+    001. The omitted weights become graph inputs, which viewers and shape inference accept.
 
     Attributes:
         directory: The directory to write to.

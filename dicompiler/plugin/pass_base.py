@@ -1,4 +1,4 @@
-"""Base classes of passes and instruments. A pass maps a Compilation to a new one."""
+"""Base classes of passes and instruments. A pass maps a PipelineState to a new one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Pass(ABC):
     Attributes:
         name: Name in pipelines.
         provenance: Origin of a third-party pass, set by the registry.
-        requires: Fields of Compilation that must not be None before the pass.
-        provides: Fields of Compilation that the pass sets, for error messages about missing ones.
+        requires: Fields of PipelineState that must not be None before the pass.
+        provides: Fields of PipelineState that the pass sets, for error messages about missing ones.
         preserves_outputs: Whether the model computes the same outputs after the pass.
     """
 

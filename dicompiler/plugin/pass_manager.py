@@ -1,4 +1,4 @@
-"""The pass manager: runs a pipeline of passes, each of which maps a Compilation to a new one.
+"""The pass manager: runs a pipeline of passes, each of which maps a PipelineState to a new one.
 
 It checks the required fields before a pass and the validity of the ONNX model after it.
 """
@@ -56,8 +56,8 @@ class PassManager:
             The result of the last pass.
 
         Raises:
-            DicompilerError: A pass reports an error, requires a missing field, or makes an invalid model. It is a PluginError
-                if a third-party pass fails in another way.
+            DicompilerError: A pass reports an error, requires a missing field, or makes an invalid model. It is a
+                PluginError if a third-party pass fails in another way.
             PassError: A built-in pass fails in another way.
         """
         for index, step in enumerate(self.passes, self.first_index):
@@ -82,7 +82,7 @@ def _run_pass(step: Pass, compilation: PipelineState) -> PipelineState:
     try:
         result: Any = step.run(compilation)
         if not isinstance(result, PipelineState):
-            raise TypeError(f"run() returned {type(result).__name__} instead of a Compilation")
+            raise TypeError(f"run() returned {type(result).__name__} instead of a PipelineState")
         # Most passes only annotate the plan, and the check takes milliseconds.
         if result.model is not compilation.model:
             _check_model(step, compilation, result)
@@ -113,7 +113,7 @@ _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run an
 
 
 def _provider_hint(field: str) -> str:
-    """Return the end of an error message: how to get a missing field of Compilation."""
+    """Return the end of an error message: how to get a missing field of PipelineState."""
     makers = [n for n, provided in sorted(registry().passes.items()) if field in provided.value.provides]
     if field in _INPUT_REMEDIES:
         return f": {_INPUT_REMEDIES[field]}"

@@ -1,12 +1,13 @@
-"""Guards: what third parties' plugins provide is watched once, where the registry hands it out.
+"""Wrappers of third-party plugins: exceptions and invalid results become PluginErrors that name the plugin.
 
-Class, operator rule or platform family → the same, whose exceptions and wrong results are PluginErrors that name the
-plugin, its distribution and version. What comes with dicompiler is handed out as it is and costs nothing.
+    class, operator rule or platform family ⇒ the same with wrapped functions
+
+An error names the plugin, its distribution and version, and the place in its code. Built-in plugins are not wrapped and
+cost nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -27,40 +28,38 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.cost_model import CostModel, validate_seconds
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule
+from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Region, Shape
-from dicompiler.plugin import guests
-from dicompiler.plugin.moved import remedy
-from dicompiler.plugin.pieces import describe_piece_error
+from dicompiler.ir.regions import Region, Shape, contains, full_region
 from dicompiler.search.pareto_front import ParetoFront
 from dicompiler.target.manifest import ARTIFACT_FILE
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.target.target_base import Target
 
 T = TypeVar("T")
-_KEPT = ("pass", "strategy", "target", "platform")
-_NOTHING = contextlib.nullcontext()
 
 
 class _InvalidResult(Exception):
-    """What was given is not what must be given; where: the end of the name of what gave it."""
+    """A plugin returned an invalid value; `place` is appended to the name of the function."""
 
-    def __init__(self, what: str, where: str = "") -> None:
-        super().__init__(what)
-        self.where = where
+    def __init__(self, cause: str, place: str = "") -> None:
+        super().__init__(cause)
+        self.place = place
 
 
 @dataclass(frozen=True)
 class CallGuard:
-    """Whose things are watched, and how errors name them.
+    """Calls functions of a plugin and names the plugin in errors.
 
-    kind: the word for one of them ("strategy"). origin: "of acme-dicompiler 1.2 (plugin 'acme')". plugin: "plugin
-    'acme' of acme-dicompiler 1.2", '' for a class that no plugin provides: its exceptions stay what they are.
-    packages: the top-level ones whose code is the plugin's.
+    Attributes:
+        kind: The noun of the plugin's kind, such as "strategy".
+        origin: The origin in error messages, such as "of acme-dicompiler 1.2 (plugin 'acme')".
+        plugin: The plugin, such as "plugin 'acme' of acme-dicompiler 1.2". Empty for a class that no plugin provides:
+            its exceptions are not changed.
+        packages: Top-level packages of the plugin's code.
     """
 
     kind: str
@@ -69,39 +68,36 @@ class CallGuard:
     packages: frozenset[str] = frozenset()
 
     def describe(self, thing: Any) -> str:
-        """The thing as errors name it: "strategy 'acme-round-robin' of acme-dicompiler 1.2 (plugin 'acme')"."""
+        """Return the thing's name in errors: "strategy 'round-robin' of acme-dicompiler 1.2 (plugin 'acme')"."""
         return f"{self.kind} {thing.name!r} {self.origin}"
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """What the plugin's function gives. PluginError where it breaks; what it says by a DicompilerError stays."""
-        if self.plugin:
-            guests.enter(self.plugin)
+        """Call a function of the plugin; raise PluginError if it fails with anything but a DicompilerError."""
         try:
-            # A rule or a cost model is called so often that what it changes of the process is not looked for.
-            with guests.kept(self.plugin) if self.plugin and self.kind in _KEPT else _NOTHING:
-                return function(*arguments, **options)
+            return function(*arguments, **options)
         except DicompilerError:
             raise
-        except _InvalidResult as wrong:
-            raise PluginError(f"{name}{wrong.where}: {wrong}") from wrong.__cause__
+        except _InvalidResult as error:
+            raise PluginError(f"{name}{error.place}: {error}") from error.__cause__
         except BaseException as error:
-            if not self.plugin or guests.is_ours(error):
+            if not self.plugin or isinstance(error, KeyboardInterrupt):
                 raise
-            # Of what is called in the midst of something else the place in its code says enough.
-            who = name if self.kind in ("pass", "strategy", "target") else self.plugin
-            line = (
-                format_plugin_error(error, dict.fromkeys(self.packages, who))
-                or f"{who}: {describe_exception(error)}{remedy(error)}"
-            )
-            raise PluginError(line) from error
-        finally:
-            if self.plugin:
-                guests.leave()
+            # Rules and cost models are called by other code, so the plugin and the place say more than their name.
+            culprit = name if self.kind in ("pass", "strategy", "target") else self.plugin
+            line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
+            raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
 
 
 def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> str | None:
-    """The line for an exception in a plugin's code: whose, what was raised, and the innermost place of that code; None
-    where no such code is on the way. packages: top-level package → what to call whose it is."""
+    """Return the line for an exception in plugin code: plugin, exception, and innermost place in the plugin.
+
+    Args:
+        error: The exception.
+        packages: Name of the culprit by top-level package.
+
+    Returns:
+        The line, or None if no frame of the traceback is plugin code.
+    """
     line = None if error.__cause__ is None else format_plugin_error(error.__cause__, packages)
     if line is not None:
         return line
@@ -109,17 +105,16 @@ def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> st
         if _frame_package(frame) in packages:
             code = frame.f_code
             place = f"(in {code.co_qualname}, {code.co_filename.rpartition('/')[2]}:{number})"
-            return f"{packages[_frame_package(frame)]}: {describe_exception(error)}{remedy(error)} {place}"
+            return f"{packages[_frame_package(frame)]}: {describe_exception(error)} {place}"
     return None
 
 
 def _frame_package(frame: FrameType) -> str:
-    """The top-level package whose code a frame runs."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
-    """What a plugin provides by that name, watched."""
+    """Return a class, rule or family of a plugin with wrapped functions."""
     if isinstance(value, OperatorRule):
         name = f"rule {name!r} of {guard.plugin}"
         return replace(
@@ -138,8 +133,13 @@ def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
 
 @dataclass(frozen=True)
 class WrappedFunction:
-    """A function of a rule or a family, called `name` in errors; `check` is one of those below. It can be pickled where
-    these can, as layers go to other processes with their rules."""
+    """A wrapped function of a rule or a family; it can be pickled, because layers with rules go to other processes.
+
+    Attributes:
+        name: Name in errors.
+        guard: The plugin.
+        check: Check of the result, one of the functions below.
+    """
 
     __wrapped__: Callable[..., Any]
     name: str
@@ -147,13 +147,12 @@ class WrappedFunction:
     check: Callable[..., Any]
 
     def __call__(self, *arguments: Any) -> Any:
-        """What the function gives. PluginError where it breaks or gives what is wrong."""
         return self.guard.call(self.name, lambda: self.check(self, self.__wrapped__(*arguments), *arguments))
 
 
 @functools.cache
 def wrap_class(cls: Any, guard: CallGuard) -> Any:
-    """The class, its methods watched: a subclass that differs in nothing else, also as text, compared or pickled."""
+    """Return a subclass with wrapped methods that otherwise looks, compares and pickles like the class."""
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
     subclass.__eq__, subclass.__reduce_ex__ = _make_eq(cls), _make_reduce(subclass)
@@ -167,23 +166,23 @@ def wrap_class(cls: Any, guard: CallGuard) -> Any:
 
 
 def make_instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
-    """`make(cls, *arguments)`, which makes an instance; PluginError where that breaks in a class that is guarded."""
+    """Return `make(cls, *arguments)`; raise PluginError if that fails in a wrapped class."""
     guard: CallGuard | None = getattr(cls, "__guard__", None)
     return make(cls, *arguments) if guard is None else guard.call(guard.plugin, make, cls, *arguments)
 
 
 def with_wrapped_class(thing: T, cls: Any) -> T:
-    """`thing` as an instance of `cls`, its class guarded: a copy unless it is guarded already."""
+    """Return a copy of `thing` whose class is the wrapped class `cls`, or `thing` if its class is wrapped already."""
     return thing if type(thing) is cls or hasattr(type(thing), "__guard__") else _set_class(copy.copy(thing), cls)
 
 
 def _set_class(thing: T, cls: Any) -> T:
-    object.__setattr__(thing, "__class__", cls)  # it may be frozen
+    object.__setattr__(thing, "__class__", cls)  # also works for frozen dataclasses
     return thing
 
 
 def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
-    """Instances of a class and of the same guarded are equal where their fields are."""
+    """Return an `__eq__` for which instances of the wrapped and the plain class are equal if their fields are."""
 
     def equal(self: Any, other: Any) -> Any:
         return cls.__eq__(self, with_wrapped_class(other, type(self)) if type(other) is cls else other)
@@ -192,11 +191,11 @@ def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _make_reduce(subclass: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """For pickle and copy: the class by its name is the one without guard."""
+    """Return a `__reduce_ex__` that stores the plain class, which pickle finds by its name."""
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
         function, arguments, *state = super(subclass, self).__reduce_ex__(protocol)
-        plain = tuple(subclass.__wrapped__ if one is subclass else one for one in arguments)
+        plain = tuple(subclass.__wrapped__ if argument is subclass else argument for argument in arguments)
         return _restore_wrapped, (subclass.__guard__, function, plain), *state
 
     return reduce
@@ -209,7 +208,7 @@ def _restore_wrapped(guard: CallGuard, function: Callable[..., Any], arguments: 
 
 
 def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of that name, what it gives looked at by `check`, which raises _Wrong."""
+    """Return the method with a check of its result, which raises _InvalidResult."""
     signature = inspect.signature(getattr(subclass, name))
 
     @functools.wraps(getattr(subclass, name))
@@ -217,18 +216,20 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
         call = getattr(super(subclass, self), name)
 
         def checked() -> Any:
-            given = call(*arguments, **options)
-            return check(self, given, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments))
+            result = call(*arguments, **options)
+            return check(
+                self, result, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments)
+            )
 
-        # A plugin may expect exceptions of its own from what it calls of itself.
-        inside = _frame_package(sys._getframe(1)) in guard.packages
-        return call(*arguments, **options) if inside else guard.call(guard.describe(self), checked)
+        # A plugin that calls its own method may expect its own exceptions.
+        called_by_plugin = _frame_package(sys._getframe(1)) in guard.packages
+        return call(*arguments, **options) if called_by_plugin else guard.call(guard.describe(self), checked)
 
     return method
 
 
 def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]:
-    """`Strategy.check_feasible`, which says whose plan it is that cannot be carried out."""
+    """Return a `Strategy.check_feasible` whose errors name the strategy."""
 
     def check_feasible(self: Any, problem: Any, plan: Any) -> None:
         try:
@@ -236,43 +237,65 @@ def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]
         except PluginError:
             raise
         except DicompilerError as error:
-            raise PluginError(f"{guard.describe(self)} made a plan that cannot be carried out: {error}") from error
+            raise PluginError(f"{guard.describe(self)} made an infeasible plan: {error}") from error
         except Exception as error:
-            raise PluginError(f"{guard.describe(self)} made what is no plan: {describe_exception(error)}") from error
+            raise PluginError(f"{guard.describe(self)} made an invalid plan: {describe_exception(error)}") from error
 
     return check_feasible
 
 
-def _unchanged(_thing: Any, given: Any, *_: Any) -> Any:
-    return given
+def _unchanged(_thing: Any, result: Any, *_: Any) -> Any:
+    return result
 
 
 def _instance_check(cls: type, what: str) -> Callable[..., Any]:
-    """The check that a method, `what`, returns an instance of `cls`."""
+    """Return a check that the method `what` returns an instance of `cls`."""
 
-    def check(_thing: Any, given: Any, *_: Any) -> Any:
-        if not isinstance(given, cls):
-            raise _InvalidResult(f"{what} returned {type(given).__name__} instead of a {cls.__name__}")
-        return given
+    def check(_thing: Any, result: Any, *_: Any) -> Any:
+        if not isinstance(result, cls):
+            raise _InvalidResult(f"{what} returned {type(result).__name__} instead of a {cls.__name__}")
+        return result
 
     return check
 
 
-def _check_piece(_call: WrappedFunction, given: Any, operation: Operation, region: Region, _reduce: Any) -> Any:
-    if fault := describe_piece_error(operation, region, given):
-        raise _InvalidResult(fault, f", for node {operation.node.name!r}")
-    return given
+def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:
+    """Return the error of the piece that a rule returns for `region` of the output; empty if there is none."""
+    if not isinstance(piece, Piece):
+        return f"returned {type(piece).__name__} instead of a Piece"
+    output = full_region(operation.out_shape)
+    if not _is_inside(region, piece.out) or not _is_inside(piece.out, output):
+        return f"out is {piece.out}: it must contain the region {region} and lie in the output {output}"
+    written = piece.written_region
+    if written is not None and (not _is_inside(piece.out, written) or not _is_inside(written, output)):
+        return f"written_region is {written}: it must contain out, {piece.out}, and lie in the output {output}"
+    if len(piece.needs) != len(operation.inputs):
+        return f"needs has {len(piece.needs)} entries: expected one for each of the {len(operation.inputs)} inputs"
+    for i, (need, whole) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
+        if need is not None and (whole is None or not _is_inside(need, whole)):
+            return f"needs[{i}] is {need}: it must lie in the input {whole}"
+    return ""
 
 
-def _check_op_cost(_call: WrappedFunction, given: Any, operation: Operation, _out: Shape, _needs: Any) -> Any:
-    if not isinstance(given, OpCost) or not all(isinstance(count, Integral) and count >= 0 for count in given):
-        what = f"its cost is {given!r}: give an Effort of whole numbers of at least 0"
-        raise _InvalidResult(what, f", for node {operation.node.name!r}")
-    return given
+def _is_inside(inner: Any, outer: Any) -> bool:
+    return len(inner) == len(outer) and contains(outer, inner)
 
 
-def _check_emitted(target: Target, given: None, _compilation: PipelineState, directory: Path) -> None:
-    """There is an artifact.json, and it is of this target."""
+def _check_piece(_call: WrappedFunction, result: Any, operation: Operation, region: Region, _reduce: Any) -> Any:
+    if cause := describe_piece_error(operation, region, result):
+        raise _InvalidResult(cause, f", for node {operation.node.name!r}")
+    return result
+
+
+def _check_op_cost(_call: WrappedFunction, result: Any, operation: Operation, _out: Shape, _needs: Any) -> Any:
+    if not isinstance(result, OpCost) or not all(isinstance(count, Integral) and count >= 0 for count in result):
+        cause = f"its cost is {result!r}: expected an OpCost of integers of at least 0"
+        raise _InvalidResult(cause, f", for node {operation.node.name!r}")
+    return result
+
+
+def _check_emitted(target: Target, result: None, _compilation: PipelineState, directory: Path) -> None:
+    """Require an artifact.json that names this target."""
     if not (directory / ARTIFACT_FILE).is_file():
         raise _InvalidResult(f"emit() wrote no {ARTIFACT_FILE}")
     try:
@@ -281,44 +304,44 @@ def _check_emitted(target: Target, given: None, _compilation: PipelineState, dir
     except DicompilerError as error:
         raise _InvalidResult(str(error)) from error
     if document["target"] != target.name:
-        raise _InvalidResult(f"{ARTIFACT_FILE}: target is {document['target']!r}: write {target.name!r} there")
-    return given
+        raise _InvalidResult(f"{ARTIFACT_FILE}: target is {document['target']!r}: expected {target.name!r}")
+    return result
 
 
-def _check_run(target: Target, given: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
-    """What runs gives outputs of as many frames as were to be kept."""
-    _instance_check(RunResult, "run()")(target, given)
+def _check_run(target: Target, result: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
+    """Require the outputs of as many frames as should be kept."""
+    _instance_check(RunResult, "run()")(target, result)
     kept = len(frames) if options.kept_frames is None else min(options.kept_frames, len(frames))
-    if len(given.outputs) != kept:
-        raise _InvalidResult(f"run() returned outputs of {len(given.outputs)} frames: {kept} were to be kept")
-    return given
+    if len(result.outputs) != kept:
+        raise _InvalidResult(f"run() returned outputs of {len(result.outputs)} frames: expected {kept}")
+    return result
 
 
-def _check_memory(_target: Target, given: Any, program: Program) -> Any:
-    missing = [device.device for device in program.devices if device.device not in given]
+def _check_memory(_target: Target, result: Any, program: Program) -> Any:
+    missing = [device.device for device in program.devices if device.device not in result]
     if missing:
-        raise _InvalidResult(f"memory() says nothing of device {missing[0]!r}")
-    return given
+        raise _InvalidResult(f"memory_overhead() has no entry for device {missing[0]!r}")
+    return result
 
 
 def _check_seconds(
-    _cost: CostModel, given: Any, _layers: LayerGraph, layer: Layer, _share: LayerShare, device: Device
+    _cost: CostModel, result: Any, _layers: LayerGraph, layer: Layer, _share: LayerShare, device: Device
 ) -> float:
-    if fault := validate_seconds(given, layer, device):
-        raise _InvalidResult(fault)
-    return float(given)
+    if cause := validate_seconds(result, layer, device):
+        raise _InvalidResult(cause)
+    return float(result)
 
 
 def _check_fill(
-    _cost: Any, given: Any, _layers: Any, layer: Layer, shares: Sequence[Any], devices: Sequence[Device]
+    _cost: Any, result: Any, _layers: Any, layer: Layer, shares: Sequence[Any], devices: Sequence[Device]
 ) -> Any:
     shape = (len(shares), len(devices))
-    if not isinstance(given, np.ndarray) or given.shape != shape:
-        raise _InvalidResult(f"fill() returned no array (shares, devices), here {shape}")
-    right = (given >= 0) & ((given < math.inf) | [not device.can_compute for device in devices])
-    for row, column in np.argwhere(~right):
-        raise _InvalidResult(validate_seconds(given[row, column], layer, devices[column]))
-    return given
+    if not isinstance(result, np.ndarray) or result.shape != shape:
+        raise _InvalidResult(f"fill() did not return an array (shares, devices), here {shape}")
+    valid = (result >= 0) & ((result < math.inf) | [not device.can_compute for device in devices])
+    for row, column in np.argwhere(~valid):
+        raise _InvalidResult(validate_seconds(result[row, column], layer, devices[column]))
+    return result
 
 
 _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
@@ -331,9 +354,9 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "target": {
         "emit": _check_emitted,
         "run": _check_run,
-        "memory": _check_memory,
-        **dict.fromkeys(("install", "occupied", "proofs", "tolerances"), _unchanged),
+        "memory_overhead": _check_memory,
+        **dict.fromkeys(("install", "device_footprints", "extra_checks", "tolerances"), _unchanged),
     },
     "cost model": {"seconds": _check_seconds, "fill": _check_fill},
 }
-"""Kind → the methods that are watched, each with the check of what it gives: (thing, given, *arguments) → result."""
+"""Wrapped methods of each kind, with the check of the result: (thing, result, *arguments) → result."""

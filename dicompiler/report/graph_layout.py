@@ -2,8 +2,8 @@
 
     widths of nodes, edges ⇒ GraphLayout
 
-The method is Sugiyama's. Rows follow from the longest paths, the order within a row from barycentres. The places minimize
-the weighted distance to the neighbours (least squares by isotonic regression).
+The method is Sugiyama's. Rows follow from the longest paths, the order within a row from barycentres. The places
+minimize the weighted distance to the neighbours (least squares by isotonic regression).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class GraphLayout:
         x: Centre of each node.
         row: Row of each node.
         lanes: (x, row) of the lanes through which edges pass boxes.
-        edge_pieces: Pieces of edges, each from one row to the next: place, node whose tensor it is, and reader (-1 if the
-            piece ends in a lane).
+        edge_pieces: Pieces of edges, each from one row to the next: place, node whose tensor it is, and reader (-1 if
+            the piece ends in a lane).
         width: Width of the graph.
         rows: Number of rows.
     """

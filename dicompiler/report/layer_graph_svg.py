@@ -203,7 +203,9 @@ def _describe_layer(facts: ReportData, layer: Layer) -> str:
     head.append(f"output {shape}, {format_flops(total)} in {len(tasks)} part{'' if len(tasks) == 1 else 's'}")
     if layer.whole_reason:
         head.append(f"whole: {layer.whole_reason}")
-    return "\n".join([*head, *(_describe_part(facts, task) for task in tasks)]) + ("" if tasks else "\nits output is not read")
+    return "\n".join([*head, *(_describe_part(facts, task) for task in tasks)]) + (
+        "" if tasks else "\nits output is not read"
+    )
 
 
 def _describe_part(facts: ReportData, task: Task) -> str:

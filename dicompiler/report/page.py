@@ -1,6 +1,6 @@
 """The HTML page of a report, with embedded style and script.
 
-    ReportData (or only a front) ⇒ HTML document; equal input gives equal bytes
+ReportData (or only a front) ⇒ HTML document; equal input gives equal bytes
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ def render_report(facts: ReportData) -> str:
         sections.append(
             _section("strategies", "Strategies", _bound_note(facts.comparison), comparison_table(facts.comparison))
         )
-        if "why" in facts.comparison:
-            sections.append(_section("explanation", "Why layers are not split", explanation_tables(facts.comparison["why"])))
+        if "explanation" in facts.comparison:
+            sections.append(
+                _section("explanation", "Why layers are not split", explanation_tables(facts.comparison["explanation"]))
+            )
     if facts.front is not None:
         sections.append(
             _section("front", "Pareto front", _front_note(facts.front), render_front_points(facts.front, facts))
@@ -248,16 +250,16 @@ def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
     """Return the run's failures, takeovers and returns."""
     rows = [
         (
-            format_seconds(one["at_s"]),
-            one["kind"],
-            replace_unprintable(one["device"]),
-            ", ".join(map(replace_unprintable, one["away"])) or "none",
-            str(one["frames"]),
-            f"{one['replays']} frames computed again, no output for {format_seconds(one['interruption_s'])}"
-            if one["kind"] == "take-over"
-            else replace_unprintable(one["why"]),
+            format_seconds(event["at_s"]),
+            event["kind"],
+            replace_unprintable(event["device"]),
+            ", ".join(map(replace_unprintable, event["down"])) or "none",
+            str(event["finished_frames"]),
+            f"{event['replayed_frames']} frames computed again, no output for {format_seconds(event['interruption_s'])}"
+            if event["kind"] == "takeover"
+            else replace_unprintable(event["reason"]),
         )
-        for one in events
+        for event in events
     ]
     return html_table(("time", "event", "device", "devices down", "frames finished", ""), rows, "failures and returns")
 
@@ -270,14 +272,14 @@ def _render_memory_key() -> Markup:
 
 
 def _bound_note(document: Mapping[str, Any]) -> Markup:
-    if not document["bound"]:
+    if not document["lower_bound_s"]:
         return Markup("")
-    text = _describe_limit(document["objective"], document["bound"])
+    text = _describe_limit(document["objective"], document["lower_bound_s"])
     return element("p", f"{text[0].upper()}{text[1:]}.", class_="note")
 
 
 def _front_note(document: Mapping[str, Any]) -> Markup:
-    level = "a full simulation of each plan" if document["level"] == "measured" else "the search's fast model"
+    level = "a full simulation of each plan" if document["metrics_source"] == "measured" else "the search's fast model"
     text = (
         f"{len(document['points'])} Pareto-optimal plans of "
         f"{document['evaluations']} evaluated ones on {document['platform']}. The values are from {level}; smaller is "

@@ -214,6 +214,6 @@ def load_front(path: Path, network: str = "") -> dict[str, Any]:
 def _load_document(path: Path, schema: str, network: str, command: str) -> dict[str, Any]:
     document: dict[str, Any] = load_json(path)
     validate(document, schema, str(path))
-    if network and document.get("network", network) != network:
+    if network and document.get("model_digest", network) != network:
         raise DicompilerError(f"{path}: it belongs to another network: run 'dicompiler {command}' for the compiled one")
     return document

@@ -1,6 +1,6 @@
 """Tables of a report: bytes between devices, failure plans, strategies, and charts of a Pareto front.
 
-    ReportData, comparison or front ⇒ Markup
+ReportData, comparison or front ⇒ Markup
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def failure_table(facts: ReportData) -> Markup:
 def explanation_tables(document: Mapping[str, Any]) -> Markup:
     """Return why layers are not split, and from which bandwidth on a split would pay off."""
     splits = [
-        (replace_unprintable(one["strategy"]), break_even_text(one["bandwidth"], one["wire"]))
+        (replace_unprintable(one["strategy"]), break_even_text(one["break_even_bandwidth"], one["wire_dtypes"]))
         for one in document["splits"]
     ]
     rows = [
@@ -75,29 +75,27 @@ def explanation_tables(document: Mapping[str, Any]) -> Markup:
             replace_unprintable(one["layer"]),
             replace_unprintable(one["operator"]),
             replace_unprintable(one["reason"]),
-            break_even_text(one["bandwidth"], one["wire"]) if one["saved"] else "",
+            break_even_text(one["break_even_bandwidth"], one["wire_dtypes"]) if one["saved_s"] else "",
         )
         for one in document["layers"]
     ]
-    shown = (
-        [html_table(("strategy", "pays off"), splits, "splits that are slower than one device")] if splits else []
-    )
+    shown = [html_table(("strategy", "pays off"), splits, "splits that are slower than one device")] if splits else []
     heads = ("layer", "operator", "reason", "splitting it pays off")
     return join_markup([*shown, html_table(heads, rows, "layers that are not split")])
 
 
 def comparison_table(document: Mapping[str, Any]) -> Markup:
     """Return a row for each strategy, with a bar of its latency; the best one is marked."""
-    planned = [row for row in document["rows"] if row["metrics"] is not None]
+    planned = [row for row in document["results"] if row["metrics"] is not None]
     longest = max([row["metrics"]["latency_s"] for row in planned], default=1.0)
     speed = speed_metric(document["objective"])
-    alone = document["single"][speed]
+    alone = document["single_device"][speed]
     powered = any(row["metrics"]["energy_j"] for row in planned)
     heads = ["strategy", "latency", "speed-up", "frame period", "energy", "memory", "sent", "search"]
     if not powered:
         heads.remove("energy")
     rows: list[tuple[Any, ...]] = []
-    for row in document["rows"]:
+    for row in document["results"]:
         metrics, best = row["metrics"], row["strategy"] == document["best"]
         name = element(
             "span", replace_unprintable(row["strategy"]), " ★ best" if best else "", class_="best" if best else None

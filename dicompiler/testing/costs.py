@@ -89,8 +89,8 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
     """Yield the shares of a layer that are timed.
 
-    These are the whole layer, half of it along each axis that can be cut, half of its input channels, and the sum of two
-    partial results.
+    These are the whole layer, half of it along each axis that can be cut, half of its input channels, and the sum of
+    two partial results.
     """
     yield LayerShare()
     if layer.whole_reason:

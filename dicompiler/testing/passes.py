@@ -25,15 +25,15 @@ def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProt
 
     The check requires that the pass:
 
-    - returns a Compilation with a valid model and all fields that it `provides`;
+    - returns a PipelineState with a valid model and all fields that it `provides`;
     - does not change the compilation that it gets;
     - gives the same result when it is run again;
-    - keeps the model's outputs within the tolerance of their types (unless `preserves_outputs` is False), also if the model
-      is partitioned by the plan that the pass makes;
+    - keeps the model's outputs within the tolerance of their types (unless `preserves_outputs` is False), also if the
+      model is partitioned by the plan that the pass makes;
     - has a text form that parses to the same pass.
 
-    A pass with `requires` gets normalised networks with layers, two devices d0 and d1, and a plan that puts everything on
-    d0, as far as it requires them.
+    A pass with `requires` gets normalised networks with layers, two devices d0 and d1, and a plan that puts everything
+    on d0, as far as it requires them.
 
     Args:
         step: The pass, or its class.

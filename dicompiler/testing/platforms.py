@@ -14,7 +14,8 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
     """Check the members of a platform family.
 
     Every member must be found by its name, be equal if it is found again, have a description, and be equal after it is
-    written as TOML and read again. Its number of hosts must be the one in its name. The family must not claim other names.
+    written as TOML and read again. Its number of hosts must be the one in its name. The family must not claim other
+    names.
 
     Args:
         family: The family, or a platform file format.
@@ -39,7 +40,9 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = ()) -
                 platform_from_toml(platform_to_toml(platform)) == platform,
                 "it is another platform after it is written as TOML and read",
             )
-            require(platform.description or family.description, "it has no description: say where its figures come from")
+            require(
+                platform.description or family.description, "it has no description: say where its figures come from"
+            )
             if counted:
                 count = int(name.removeprefix(family.name.removesuffix("N")))
                 require(len(platform.hosts) == count, f"it has {len(platform.hosts)} hosts, not {count}")

@@ -1,7 +1,7 @@
 """Check of operator rules: parts of a node's output must equal the same regions of the whole output.
 
-A RuleCase is a node with values for its inputs. Regions are drawn at random. A region and the boxes around it become parts
-on different devices. The pass `partition` makes their nodes, and onnxruntime runs them and the whole node.
+A RuleCase is a node with values for its inputs. Regions are drawn at random. A region and the boxes around it become
+parts on different devices. The pass `partition` makes their nodes, and onnxruntime runs them and the whole node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from dicompiler.partition.segmentation import build_program
-from dicompiler.plugin.pieces import describe_piece_error
+from dicompiler.plugin.plugin_wrappers import describe_piece_error
 from dicompiler.plugin.registry import temporarily_registered
 from dicompiler.plugin_api import (
     Interval,
@@ -63,7 +63,8 @@ class RuleCase:
         attributes: The node's attributes.
         opset: Version of the node's domain.
         graph_inputs: Indices of the inputs that are graph inputs; the others become initializers.
-        is_inexact: Whether the node rounds, so that the last bits may differ. If False, give integers, whose sums are exact.
+        is_inexact: Whether the node rounds, so that the last bits may differ. If False, give integers, whose sums are
+            exact.
         extra_outputs: Names of outputs after the one that is cut. Nothing reads them.
         shape: Shape of the output, if onnx cannot infer it. For other domains onnxruntime is asked.
         domain: The operator's domain.
@@ -122,9 +123,9 @@ class RuleCase:
 def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: int = 20) -> None:
     """Check that an operator rule splits nodes correctly.
 
-    For each case and seed a region is drawn, the node is split, and the result is compared with that of the whole node. Bits
-    must be equal unless the case is inexact. Partial sums are tried too if the rule has a reduction. The rule need not be
-    registered.
+    For each case and seed a region is drawn, the node is split, and the result is compared with that of the whole node.
+    Bits must be equal unless the case is inexact. Partial sums are tried too if the rule has a reduction. The rule need
+    not be registered.
 
     Args:
         rule: The rule.
@@ -132,8 +133,8 @@ def check_operator_rule(rule: OperatorRule, cases: Sequence[RuleCase], seeds: in
         seeds: Number of random splits of each case.
 
     Raises:
-        AssertionError: A piece leaves out a part of its region, reads outside of an input, computes other values than the
-            whole node, or sends other bytes than predicted; or no axis can be cut.
+        AssertionError: A piece leaves out a part of its region, reads outside of an input, computes other values than
+            the whole node, or sends other bytes than predicted; or no axis can be cut.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")
@@ -199,7 +200,9 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     fault = describe_piece_error(operation, region, piece)
     require(not fault, f"{place}: {fault}")
     again = rule.piece(operation, piece.out, reduce)
-    require(again.out == piece.out, f"{place}: out is {piece.out}, but for that region out is {again.out}: make them equal")
+    require(
+        again.out == piece.out, f"{place}: out is {piece.out}, but for that region out is {again.out}: make them equal"
+    )
     same = piece.out in (region, full_region(operation.out_shape))
     require(same or not rule.is_elementwise, f"{place}: out is {piece.out}, although the rule is element-wise")
     for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):

@@ -20,7 +20,8 @@ def check_strategy(
     """Check the plans of a strategy.
 
     On each sample the plan must be valid, compute the same bits as the whole network, and send the predicted bytes. The
-    strategy must make the same plan again, here and in a process with another hash seed, unless the plan's note says why not.
+    strategy must make the same plan again, here and in a process with another hash seed, unless the plan's note says
+    why not.
 
     On platforms with several devices it is also tried with less memory than a single device needs. A strategy may raise
     DicompilerError if it has no plan, but not for every sample.

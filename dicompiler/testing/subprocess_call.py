@@ -38,7 +38,10 @@ def call_in_subprocess(function: Callable[..., T], *arguments: Any) -> T:
     """
     for argument in arguments:
         known = type(argument).__module__ != "__main__"
-        require(known, f"{type(argument).__name__} is defined in the script itself: move it to a module that can be imported")
+        require(
+            known,
+            f"{type(argument).__name__} is defined in the script itself: move it to a module that can be imported",
+        )
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory, "call")

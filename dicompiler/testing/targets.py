@@ -67,12 +67,12 @@ def check_target(
     - the artifact has the same bytes when it is emitted again, here and in a process with another hash seed;
     - artifact.json names this target;
     - `memory` gives a number of bytes for every device;
-    - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes, and
-      returns a report for every device.
+    - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes,
+      and returns a report for every device.
 
-    A plan with replicas is run too, and a plan for the failure of a device, with and without that device. So is a network
-    with a state, of which two devices keep half each over three frames. If the target's attributes say that it does not
-    support one of these, it must refuse it instead.
+    A plan with replicas is run too, and a plan for the failure of a device, with and without that device. So is a
+    network with a state, of which two devices keep half each over three frames. If the target's attributes say that it
+    does not support one of these, it must refuse it instead.
 
     Args:
         target: The target, or its class.
@@ -138,7 +138,9 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
     differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
-    shown = [name for name in differing if name != ARTIFACT_FILE] or differing  # the manifest holds digests of the other files
+    shown = [
+        name for name in differing if name != ARTIFACT_FILE
+    ] or differing  # the manifest holds digests of the other files
     require(not differing, f"emitted {how}, it has other bytes: {', '.join(shown[:3])}")
 
 
