@@ -81,7 +81,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body
         from my_module.operators import elementwise
         from dicompiler.plugin_api import OperatorRule
 
-        yield OperatorRule("FusedGelu", elementwise, domain="com.example", elementwise=True)
+        yield OperatorRule("FusedGelu", elementwise, domain="com.example", is_elementwise=True)
     """
 
 

@@ -332,12 +332,12 @@ def _check_seconds(
     return float(result)
 
 
-def _check_fill(
+def _check_seconds_table(
     _cost: Any, result: Any, _layers: Any, layer: Layer, shares: Sequence[Any], devices: Sequence[Device]
 ) -> Any:
     shape = (len(shares), len(devices))
     if not isinstance(result, np.ndarray) or result.shape != shape:
-        raise _InvalidResult(f"fill() did not return an array (shares, devices), here {shape}")
+        raise _InvalidResult(f"seconds_table() did not return an array (shares, devices), here {shape}")
     valid = (result >= 0) & ((result < math.inf) | [not device.can_compute for device in devices])
     for row, column in np.argwhere(~valid):
         raise _InvalidResult(validate_seconds(result[row, column], layer, devices[column]))
@@ -357,6 +357,6 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "memory_overhead": _check_memory,
         **dict.fromkeys(("install", "device_footprints", "extra_checks", "tolerances"), _unchanged),
     },
-    "cost model": {"seconds": _check_seconds, "fill": _check_fill},
+    "cost model": {"seconds": _check_seconds, "seconds_table": _check_seconds_table},
 }
 """Wrapped methods of each kind, with the check of the result: (thing, result, *arguments) → result."""

@@ -31,7 +31,7 @@ def check_cost_model(cost: CostModel | type[CostModel], on: Iterable[Sample] | N
     partial results. The check requires that:
 
     - seconds are finite and not negative (infinite if the device has no compute);
-    - `fill` returns the same values as `seconds`, as a float64 array of shape (shares, devices);
+    - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (shares, devices);
     - both return the same values when called again, here and in a process with another hash seed.
 
     Args:
@@ -71,19 +71,23 @@ def _checked_seconds(cost: CostModel, sample: Sample) -> list[NDArray[np.float64
 
 def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: Sequence[Device]) -> NDArray[np.float64]:
     pieces = list(sample_shares(layers, layer))
-    filled: Any = cost.seconds_table(layers, layer, pieces, devices)
+    table: Any = cost.seconds_table(layers, layer, pieces, devices)
     shape = (len(pieces), len(devices))
-    require(isinstance(filled, np.ndarray), f"fill() returned {type(filled).__name__} instead of an array")
-    right = filled.shape == shape and filled.dtype == np.float64
-    require(right, f"fill() returned {filled.dtype} {filled.shape}: give float64 (shares, devices), here {shape}")
-    for share, row in zip(pieces, filled, strict=True):
+    require(isinstance(table, np.ndarray), f"seconds_table() returned {type(table).__name__} instead of an array")
+    valid = table.shape == shape and table.dtype == np.float64
+    require(
+        valid, f"seconds_table() returned {table.dtype} {table.shape}: give float64 (shares, devices), here {shape}"
+    )
+    for share, row in zip(pieces, table, strict=True):
         for device, value in zip(devices, row, strict=True):
             one = cost.seconds(layers, layer, share, device)
             fault = validate_seconds(one, layer, device) or validate_seconds(float(value), layer, device)
             require(not fault, fault)
             same = math.isclose(one, value, rel_tol=1e-9) or not device.can_compute
-            require(same, f"{share} on {device.name} takes {one:.6g} s by seconds(), but {value:.6g} s by fill()")
-    return filled  # type: ignore[no-any-return]
+            require(
+                same, f"{share} on {device.name} takes {one:.6g} s by seconds(), but {value:.6g} s by seconds_table()"
+            )
+    return table  # type: ignore[no-any-return]
 
 
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:

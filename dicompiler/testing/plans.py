@@ -31,11 +31,13 @@ def check_legal(problem: Problem, plan: Plan) -> None:
     expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
     for end in ("source", "sink"):
         actual, wanted = getattr(plan, end), getattr(expected, end)
-        require(actual == wanted, f"the plan's {end} is {actual}, the problem's {wanted}: make it by problem.plan()")
+        require(
+            actual == wanted, f"the plan's {end} is {actual}, the problem's {wanted}: make it by problem.build_plan()"
+        )
     try:
         check_constraints(problem, plan)
     except Exception as error:
-        raise AssertionError(f"an illegal plan: {describe_exception(error)}") from error
+        raise AssertionError(f"an invalid plan: {describe_exception(error)}") from error
 
 
 def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> tuple[Check, ...]:

@@ -66,7 +66,7 @@ def check_target(
 
     - the artifact has the same bytes when it is emitted again, here and in a process with another hash seed;
     - artifact.json names this target;
-    - `memory` gives a number of bytes for every device;
+    - `memory_overhead` gives a number of bytes for every device;
     - a run of two frames gives outputs within the tolerance of onnxruntime on every sink, sends the predicted bytes,
       and returns a report for every device.
 
@@ -116,9 +116,7 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool) -> Non
         emitted = file_digests(place)
         compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "a longer name"))
         _check_same_files(emitted, file_digests(Path(directory, "a longer name")), "a second time")
-        _check_same_files(
-            emitted, call_in_subprocess(emitted_digests, target, sample, plan), "emitted in another process"
-        )
+        _check_same_files(emitted, call_in_subprocess(emitted_digests, target, sample, plan), "in another process")
         if runs:
             _check_run(target, compilation, place)
 
@@ -148,7 +146,10 @@ def _check_memory(target: Target, program: Program) -> None:
     added: Any = target.memory_overhead(program)
     for device in program_memory(program):
         right = isinstance(added[device], int) and added[device] >= 0
-        require(right, f"memory() returns {added[device]!r} for device {device!r}: expected an integer of at least 0")
+        require(
+            right,
+            f"memory_overhead() returns {added[device]!r} for device {device!r}: expected an integer of at least 0",
+        )
 
 
 def _check_run(

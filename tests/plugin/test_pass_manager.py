@@ -135,7 +135,7 @@ def test_instruments_see_a_failure_and_numbers_continue_where_asked() -> None:
 
 @pytest.mark.parametrize(
     ("how", "cause"),
-    [("inside", "KeyError: 'lost'"), ("return", "run() returned Model instead of a Compilation")],
+    [("inside", "KeyError: 'lost'"), ("return", "run() returned Model instead of a PipelineState")],
 )
 def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
     monkeypatch: pytest.MonkeyPatch, how: str, cause: str

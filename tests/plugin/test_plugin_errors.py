@@ -1,8 +1,7 @@
-"""A third party's plugin that breaks: one line that names it, its distribution and version, and exit code 1."""
+"""Errors of third-party plugins: one line with the plugin, its distribution and version, and exit code 1."""
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import textwrap
@@ -49,10 +48,10 @@ class Decides(Strategy):
             "exit": lambda: exit(3),
             "file": lambda: open("/nowhere/at/all"),
             "none": lambda: None,
-            "unknown": lambda: problem.plan({**whole, first: (Part("pi07"),)}),
-            "outside": lambda: problem.plan({**whole, first: (Part("pi01", ((0, 1), (0, 99), (0, 99), (0, 99))),)}),
-            "garbage": lambda: problem.plan({**whole, first: ("pi01",)}),
-            "forgets": lambda: problem.plan({first: whole[first]}),
+            "unknown": lambda: problem.build_plan({**whole, first: (Part("pi07"),)}),
+            "outside": lambda: problem.build_plan({**whole, first: (Part("pi01", ((0, 1), (0, 99), (0, 99), (0, 99))),)}),
+            "garbage": lambda: problem.build_plan({**whole, first: ("pi01",)}),
+            "forgets": lambda: problem.build_plan({first: whole[first]}),
             "says": lambda: (_ for _ in ()).throw(DicompilerError("bad-strategy: no plan: take another")),
         }[self.how]()
 
@@ -73,11 +72,11 @@ class Emits(Target):
             text = (directory / "artifact.json").read_text()
             (directory / "artifact.json").write_text(text.replace('"sockets"', '"bad-target"'))
 
-    def run(self, directory, frames, timeout, options=None):
+    def run(self, directory, frames, options):
         helper({})
 
-    def memory(self, program):
-        return {} if self.how == "memory" else super().memory(program)
+    def memory_overhead(self, program):
+        return {} if self.how == "memory" else super().memory_overhead(program)
 
 @dataclass(frozen=True)
 class Costs(CostModel):
@@ -131,7 +130,7 @@ def dicompiler_passes():
 
 @hookimpl
 def dicompiler_operators():
-    return [OperatorRule("QuickGelu", rule, domain="com.microsoft", elementwise=True)]
+    return [OperatorRule("QuickGelu", rule, domain="com.microsoft", is_elementwise=True)]
 
 @hookimpl
 def dicompiler_platforms():
@@ -140,7 +139,7 @@ def dicompiler_platforms():
 PLACE = "(in helper, acme_bad.py:"
 OF = "of acme-bad 1.2 (plugin 'bad')"
 STRATEGY = f"strategy 'bad-strategy' {OF}"
-REFUSED = f"{STRATEGY} made a plan that cannot be carried out"
+REFUSED = f"{STRATEGY} made an infeasible plan"
 PLUGIN = "plugin 'bad' of acme-bad 1.2"
 RULE = f"rule 'com.microsoft::QuickGelu' of {PLUGIN}, for node 'g'"
 
@@ -157,8 +156,10 @@ def install(site: Path, source: str) -> None:
 def fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[..., str]]:
-    """Runs a command line that must end with exit code 1 and leave nothing: its one line without `dicompiler: error: `.
-    The plugin's source comes first."""
+    """Return a function that runs a command with a plugin of this source and returns its error line.
+
+    The command must end with exit code 1 and write no files.
+    """
     log = logging.getLogger("dicompiler")
     state = log.handlers, log.propagate
     load_installed.cache_clear()
@@ -197,13 +198,13 @@ WITH = "compile lenet.onnx --platform rpi4x2 -o out"
         ("file", f"{STRATEGY}: FileNotFoundError: [Errno 2] No such file"),
         ("forgets", f"{STRATEGY}: KeyError: "),
         ("none", f"{STRATEGY}: plan() returned NoneType instead of a Plan"),
-        ("garbage", f"{STRATEGY} made what is no plan: AttributeError: 'str' object has no attribute "),
+        ("garbage", f"{STRATEGY} made an invalid plan: AttributeError: 'str' object has no attribute "),
         ("unknown", f"{REFUSED}: rpi4x2: unknown device 'pi07'"),
         ("outside", f"{REFUSED}: plan: layers.conv1[0].region: "),
         ("says", "bad-strategy: no plan: take another"),
     ],
 )  # fmt: skip
-def test_a_strategy_is_named(how: str, cause: str, fails: Callable[..., str]) -> None:
+def test_error_names_the_strategy(how: str, cause: str, fails: Callable[..., str]) -> None:
     assert fails(SOURCE, f"{WITH} --strategy bad-strategy{{how={how}}}").startswith(cause)
 
 
@@ -212,24 +213,24 @@ def test_a_strategy_is_named(how: str, cause: str, fails: Callable[..., str]) ->
     [
         ("raise", f"KeyError: 'pi99' {PLACE}"),
         ("nothing", "emit() wrote no artifact.json"),
-        ("foreign", "artifact.json: target is 'sockets': write 'bad-target' there"),
-        ("memory", "memory() says nothing of device 'pi01'"),
+        ("foreign", "artifact.json: target is 'sockets': expected 'bad-target'"),
+        ("memory", "memory_overhead() has no entry for device 'pi01'"),
     ],
 )
-def test_a_target_is_named(how: str, cause: str, fails: Callable[..., str]) -> None:
+def test_error_names_the_target(how: str, cause: str, fails: Callable[..., str]) -> None:
     error = fails(SOURCE, f"{WITH} --strategy single --target bad-target{{how={how}}}")
     assert error.startswith(f"target 'bad-target' {OF}: {cause}")
 
 
 @pytest.mark.parametrize("command", ["run", "verify"])
-def test_a_target_that_breaks_while_it_runs_is_named(
+def test_error_during_a_run_names_the_target(
     command: str, fails: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path / "site", SOURCE)
     onnx.save(networks.build("lenet"), "lenet.onnx")
     assert main(f"{WITH} --strategy single --target bad-target{{how=runs}}".split()) == 0
     capsys.readouterr()
-    (tmp_path / "site").rename(tmp_path / "installed")  # `fails` installs it once more
+    (tmp_path / "site").rename(tmp_path / "installed")  # `fails` installs it again
     assert fails(SOURCE, f"{command} out").startswith(f"target 'bad-target' {OF}: KeyError: 'pi99' {PLACE}")
 
 
@@ -243,7 +244,7 @@ def test_a_target_that_breaks_while_it_runs_is_named(
     ],
 )
 @pytest.mark.parametrize("strategy", ["modnn", "stahl"])
-def test_a_cost_model_is_named(how: str, cause: str, strategy: str, fails: Callable[..., str]) -> None:
+def test_error_names_the_cost_model(how: str, cause: str, strategy: str, fails: Callable[..., str]) -> None:
     error = fails(SOURCE, f"{WITH} --strategy {strategy} --cost bad-cost{{how={how}}}")
     assert error.startswith(cause)
 
@@ -255,7 +256,7 @@ def test_a_cost_model_is_named(how: str, cause: str, strategy: str, fails: Calla
         ("illegal", f"after pass 'bad-pass' {OF}: "),
     ],
 )
-def test_a_pass_is_named(how: str, cause: str, fails: Callable[..., str]) -> None:
+def test_error_names_the_pass(how: str, cause: str, fails: Callable[..., str]) -> None:
     assert fails(SOURCE, f"opt lenet.onnx -p bad-pass{{how={how}}} -o out.onnx").startswith(cause)
 
 
@@ -268,14 +269,14 @@ def test_a_pass_is_named(how: str, cause: str, fails: Callable[..., str]) -> Non
         (4.0, f"{RULE}: needs has 0 entries"),
     ],
 )  # fmt: skip
-def test_a_rule_is_named(alpha: float, cause: str, fails: Callable[..., str]) -> None:
+def test_error_names_the_rule(alpha: float, cause: str, fails: Callable[..., str]) -> None:
     text = f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[1, 8] x) => (float[1, 8] y)
         {{ [g] y = com.microsoft.QuickGelu <alpha = {alpha}> (x) }}"""
     onnx.save(onnx.parser.parse_model(text), "gelu.onnx")
     assert fails(SOURCE, "compile gelu.onnx --platform rpi4x2 --strategy modnn -o out").startswith(cause)
 
 
-def test_a_platform_is_named(fails: Callable[..., str]) -> None:
+def test_error_names_the_platform(fails: Callable[..., str]) -> None:
     error = fails(SOURCE, "compile lenet.onnx --platform badx2 --strategy single -o out")
     assert error.startswith(f"{PLUGIN}: KeyError: 'pi99' {PLACE}")
 
@@ -291,18 +292,16 @@ def test_a_platform_is_named(fails: Callable[..., str]) -> None:
         ),
         (
             SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),
-            "TypeError: Changes names 'layer', which is no field of a Compilation (did you mean 'layers'?)",
+            "TypeError: Changes names 'layer', which is not a field of PipelineState (did you mean 'layers'?)",
         ),
     ],
 )
-def test_what_is_asked_of_a_plugin_that_is_left_out_says_why(
-    source: str, cause: str, fails: Callable[..., str]
-) -> None:
+def test_unknown_name_reports_plugins_that_were_left_out(source: str, cause: str, fails: Callable[..., str]) -> None:
     error = fails(source, f"{WITH} --strategy acme-best", lines=2)
     assert error == f"unknown strategy 'acme-best'; {PLUGIN} is left out: {cause}"
 
 
-def test_comparing_goes_on_with_the_others(
+def test_compare_continues_with_other_strategies(
     tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fails is not None
@@ -315,24 +314,14 @@ def test_comparing_goes_on_with_the_others(
     assert f"{STRATEGY}: KeyError: 'pi99'" in " ".join(captured.out.split())
 
 
-def test_what_it_prints_is_no_result_of_a_command_that_a_program_runs(
-    tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fails is not None
-    install(tmp_path / "site", SOURCE.replace("def helper", "print('loaded')\n\ndef helper"))
-    assert main(["list", "strategies", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert "bad-strategy" in {one["name"] for one in json.loads(captured.out)} and captured.err == "loaded\n"
-
-
 @pytest.mark.parametrize("what", ["explore --strategy bad-strategy", "plan --strategy bad-strategy"])
-def test_other_commands_name_it_too(what: str, fails: Callable[..., str]) -> None:
+def test_other_commands_name_the_plugin(what: str, fails: Callable[..., str]) -> None:
     command, rest = what.split(" ", 1)
     error = fails(SOURCE, f"{command} lenet.onnx --platform rpi4x2 {rest} -o out")
     assert error.startswith(f"{STRATEGY}: KeyError: 'pi99' {PLACE}")
 
 
-def test_the_traceback_is_shown_with_debug(
+def test_debug_prints_the_traceback(
     tmp_path: Path, fails: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fails is not None
@@ -340,3 +329,39 @@ def test_the_traceback_is_shown_with_debug(
     onnx.save(networks.build("lenet"), "lenet.onnx")
     assert main([*WITH.split(), "--strategy", "bad-strategy", "--debug"]) == 1
     assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+RAISES = """
+from dataclasses import dataclass
+from dicompiler.plugin_api import hookimpl, Part, Strategy
+
+class Odd(BaseException):
+    pass
+
+{at_import}
+
+@dataclass(frozen=True)
+class Whole(Strategy):
+    name = "acme-whole"
+
+    def plan(self, problem):
+        {plan}
+        return problem.build_plan({{layer.name: (Part("pi01"),) for layer in problem.layers.layers}})
+
+@hookimpl
+def dicompiler_strategies():
+    {hook}
+    yield Whole
+"""
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "GeneratorExit()", "Odd('x')", "EOFError()"])
+@pytest.mark.parametrize("place", ["at_import", "hook", "plan"])
+def test_any_exception_is_one_line_that_names_the_plugin(place: str, raised: str, fails: Callable[..., str]) -> None:
+    source = RAISES.format(**{**dict.fromkeys(("at_import", "hook", "plan"), "pass"), place: f"raise {raised}"})
+    name = raised.partition("(")[0]
+    error = fails(source, f"{WITH} --strategy acme-whole", lines=1 if place == "plan" else 2)
+    if place == "plan":
+        assert error.startswith(f"strategy 'acme-whole' {OF}: {name}") and "(in Whole.plan, acme_bad.py:" in error
+    else:
+        assert error.startswith(f"unknown strategy 'acme-whole'; {PLUGIN} is left out: {name}")
