@@ -29,8 +29,7 @@ from dicompiler.base.schema import load_json
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import random_inputs
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime.segments import SegmentIO
-from dicompiler_targets.sockets.runtime.values import make_sessions, run_segment, value_from_bytes
+from dicompiler_targets.sockets.runtime.segments import SegmentIO, make_sessions, run_segment, value_from_bytes
 
 SLACK, SPEEDUP = 1.05, 1.6
 """The time of a frame must be within 5 % of what its parts take; throughput must grow by that."""

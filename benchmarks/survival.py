@@ -63,7 +63,7 @@ class Watch:
 
     def hear(self, event: RunEvent) -> None:
         self.last = event
-        if event.kind == "loss":
+        if event.kind == "failure":
             self.losses.append(self.begun + event.at_s)
         self.returns += event.kind == "return"
 
@@ -124,7 +124,7 @@ def plot(
         device, how = only or rng.choice(DEVICES), way or rng.choice(WAYS)
         count, pid, at = len(watch.losses), there(boards, device), time.perf_counter()
         lose(boards, device, how)
-        while len(watch.losses) == count or watch.last is None or watch.last.kind == "loss":
+        while len(watch.losses) == count or watch.last is None or watch.last.kind == "failure":
             yield
         noticed, interrupted = watch.losses[count], watch.last.interruption_s
         found, pause_s = noticed - at, noticed - max(end for end in watch.frames if end < noticed)

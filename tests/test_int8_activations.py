@@ -16,7 +16,7 @@ from dicompiler.cost.profile import load_profile
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.measure import profile_package as profiling
-from dicompiler_targets.sockets.runtime.values import make_sessions
+from dicompiler_targets.sockets.runtime.segments import make_sessions
 
 TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 8] x) => (float[8, 4] y)
   <float s = {0.0625}, int8 z = {0}, int64[2] turned = {8, 4}, float[4, 4] w = {WEIGHTS}> {

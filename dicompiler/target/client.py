@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CLIENT_ENTRY_POINT_GROUP = "dicompiler.clients"
 """The entry points of targets whose artifacts can be connected to: the target's name = "module:function", which is
 called with a directory (Path) and RunOptions, and returns a Session."""
-BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.open_session:connect"}
+BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.open_session:open_session"}
 """Those of an uninstalled checkout: the same as in pyproject.toml."""
 
 

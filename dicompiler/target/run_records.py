@@ -84,14 +84,14 @@ class DeviceReport:
 class RunEvent:
     """Something that befell a run that goes on.
 
-    kind: "loss" of a device; "take-over" by a plan for what is left, told with the first frame that it finishes;
+    kind: "failure" of a device; "takeover" by a plan for what is left, told with the first frame that it finishes;
     "return" of a device. device: whose loss or return it is (of a take-over: the last one lost). why: in words. away:
     the devices that are away from then on. at_s: seconds since the run began; frames: how many were finished by then.
     replays: frames that are computed again; interruption_s: seconds from the loss to the next finished frame; both of
     take-overs alone.
     """
 
-    kind: Literal["loss", "take-over", "return"]
+    kind: Literal["failure", "takeover", "return"]
     device: str
     reason: str
     down: tuple[str, ...]
@@ -104,7 +104,7 @@ class RunEvent:
     def message(self) -> str:
         """It in words, one line."""
         left = f"without {', '.join(map(repr, self.down))}" if self.down else "by the first plan again"
-        if self.kind == "loss":
+        if self.kind == "failure":
             return f"device {self.device!r} is lost: {self.reason}; frames go on {left}"
         if self.kind == "return":
             return f"device {self.device!r} is back; frames go on {left}"

@@ -44,9 +44,6 @@ class Service(Protocol):
     def status(self) -> Sequence[DeviceStatus]:
         """How each does."""
 
-    def units(self) -> Mapping[str, str]:
-        """Unit files of systemd, by name, with which hosts start them at boot."""
-
 
 @dataclass(frozen=True)
 class Target(ABC):

@@ -28,7 +28,7 @@ from dicompiler.measure.calibrate import Calibration, calibrate
 from dicompiler.target.run_records import RunEvent
 
 pytestmark = pytest.mark.alone
-LOSS = asdict(RunEvent("loss", "pi02", "it ended", ("pi02",), 0.1, 1))
+LOSS = asdict(RunEvent("failure", "pi02", "it ended", ("pi02",), 0.1, 1))
 Changes = Callable[[dict[str, Any]], object]
 
 

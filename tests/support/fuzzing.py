@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 
 from dicompiler_targets.sockets.runtime.device import DeviceRun
+from dicompiler_targets.sockets.runtime.handshake import RunCredentials
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
+from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
     MAGIC,
@@ -150,9 +152,9 @@ class Receiver:
     outcomes: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.device = DeviceRun(self.directory, self.manifest, 0.0)
-        self.device.loop.close()
-        self.inputs = self.device.inputs
+        self.device = DeviceRun(self.directory, self.manifest, ConnectionSettings(0.0), RunCredentials())
+        self.device._loop.close()
+        self.inputs = self.device._inputs
         name, transfers = self.manifest["device"], self.manifest["transfers"]
         self.peers = {t["sender"]: {} for t in transfers if t["receiver"] == name}  # type: dict[str, dict[int, Any]]
         for transfer in transfers:
@@ -178,9 +180,9 @@ class Receiver:
         """Lets the device read: how it ended. Any other error than the protocol's comes out, as does memory beyond
         the plan's."""
         device = self.device
-        device.window, device.mailbox, device.next_announced = FrameWindow(IN_FLIGHT), Mailbox(), 0
-        device.peers_done = set()
-        device.input_filter = ReceiveFilter(device.inputs, device.window)
+        device._window, device._mailbox, device._next_announced = FrameWindow(IN_FLIGHT), Mailbox(), 0
+        device._peers_done = set()
+        device._input_filter = ReceiveFilter(device._inputs, device._window)
         expected = self.inputs if peer is None else self.peers[peer]
         # JSON comes from the coordinator only, one message at a time.
         most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())
@@ -196,7 +198,7 @@ class Receiver:
 
         admit, deliver = device._check_control, device._deliver_control
         if peer is not None:
-            admit, deliver, _ = device._peer_callbacks(peer)
+            admit, deliver, _ = device._make_peer_callbacks(peer)
         try:
             reader = MessageReader(Memory(data, step), allocate)
             while True:

@@ -45,7 +45,7 @@ class Hostile:
         self.messages: list[tuple[MessageHeader, Any]] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.there.append(self)
-        connection = socket.create_connection(split_address(after["--control"]))
+        connection = socket.create_connection(split_address(after["--coordinator"]))
         self.control = MessageChannel(
             open_connection(connection, None if keys is None else TlsKeys(keys), False, self.end)
         )
@@ -53,7 +53,7 @@ class Hostile:
             "device": name,
             "digest": self.digest,
             "address": list(self.listener.getsockname()),
-            **self.member.hello(name, COORDINATOR_NAME),
+            **self.member.make_proof(name, COORDINATOR_NAME),
         }
 
     def greet(self, **changes: Any) -> None:
@@ -76,7 +76,7 @@ class Hostile:
         assert peer in ("", name)
         channel.send_greeting(
             MessageType.HELLO,
-            {"device": self.name, "digest": self.digest, **self.member.hello(self.name, name)},
+            {"device": self.name, "digest": self.digest, **self.member.make_proof(self.name, name)},
             self.end,
         )
         return channel
@@ -86,7 +86,7 @@ class Hostile:
         channel = MessageChannel(open_connection(socket.create_connection(tuple(address)), None, False, self.end))
         channel.send_greeting(
             MessageType.HELLO,
-            {"device": self.name, "digest": self.digest, **self.member.hello(self.name, peer)},
+            {"device": self.name, "digest": self.digest, **self.member.make_proof(self.name, peer)},
             self.end,
         )
         assert channel.receive_greeting(self.end)["device"] == peer

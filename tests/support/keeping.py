@@ -27,7 +27,7 @@ TEXT = "no stranger knows this"
 def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path | None = None) -> tuple[str, int]:
     """Starts a device that stays, as deploy does on its host: where it is called. keys: of all devices."""
     secret = [] if keys is None else ["--keys", str(keys / "devices" / device)]
-    words = [*secret, "--serve", "--detach", "--listen", listen, "--log", f"../{STATE_DIRECTORY}/{device}.log"]
+    words = [*secret, "--resident", "--detach", "--listen", listen, "--log", f"../{STATE_DIRECTORY}/{device}.log"]
     done = subprocess.run(
         [sys.executable, "-B", "-m", "runtime", *words],
         cwd=directory / device,

@@ -68,7 +68,7 @@ class Fake:
         self.end = time.monotonic() + 20
         self.digest = load_json(directory / "artifact.json")["digest"]
         address = "{}:{}".format(*listener.getsockname())
-        command = [sys.executable, "-m", "runtime", "--control", address, "--timeout", "20"]
+        command = [sys.executable, "-m", "runtime", "--coordinator", address, "--timeout", "20"]
         command += ["--heartbeat", str(heartbeat_s)]
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", TOKEN_VARIABLE: MEMBER.token}
         self.process = subprocess.Popen(command, cwd=directory / device, stderr=subprocess.PIPE, env=environment)
@@ -85,14 +85,18 @@ class Fake:
         self.tell_peers(b=listener.getsockname())
         peer = listener.accept()[0]
         channel = MessageChannel(Connection(peer))
-        hello = {"device": "a", "digest": self.digest, **MEMBER.hello("a", "b")}
+        hello = {"device": "a", "digest": self.digest, **MEMBER.make_proof("a", "b")}
         assert channel.receive_greeting(self.end) == hello
-        channel.send_greeting(MessageType.HELLO, {**MEMBER.hello("b", "a"), **message}, self.end)
+        channel.send_greeting(MessageType.HELLO, {**MEMBER.make_proof("b", "a"), **message}, self.end)
         return peer
 
     def tell_peers(self, **addresses: Any) -> None:
         """Tells the device, as its coordinator, where its peers are."""
-        peers = {"addresses": addresses, "in_flight": self.in_flight, **MEMBER.hello(COORDINATOR_NAME, self.device)}
+        peers = {
+            "addresses": addresses,
+            "in_flight": self.in_flight,
+            **MEMBER.make_proof(COORDINATOR_NAME, self.device),
+        }
         self.control.send_json(MessageType.PEERS, peers)
 
     def heard(self, kind: MessageType) -> Any:
@@ -125,8 +129,8 @@ def control(directory: Path) -> str:
     """The address of the coordinator, as its devices are told it."""
     for pid in pids(directory).values():
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-        if "--control" in words:
-            return words[words.index("--control") + 1]
+        if "--coordinator" in words:
+            return words[words.index("--coordinator") + 1]
     return ""
 
 

@@ -41,7 +41,8 @@ for name in sys.argv[1].split():
     sys.modules[name] = None
 from pathlib import Path
 import dicompiler
-from dicompiler.plugin_api import Hosts, RunError, RunOptions
+from dicompiler.plugin_api import RunError, RunOptions
+from dicompiler.plugin_api.artifacts import Hosts
 place = Path(sys.argv[3])
 try:
     dicompiler.connect(sys.argv[2], RunOptions(hosts=Hosts.load(place / "hosts.toml"), keys=place / "keys"))

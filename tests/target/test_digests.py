@@ -40,12 +40,6 @@ def test_digests_are_as_defined(size: int, tmp_path: Path) -> None:
     assert digest(tmp_path / "x", DATA[:size]) == defined(DATA[:size])
 
 
-@pytest.fixture(autouse=True)
-def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runtime takes these files, too, in several pieces."""
-    monkeypatch.setattr(integrity, "PIECE", MIB)
-
-
 @given(st.integers(0, len(DATA) - 1), st.integers(1, 255))
 @example(0, 1)
 @example(len(DATA) - 1, 128)

@@ -76,8 +76,8 @@ def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
         reseal(artifact)
-        monkeypatch.setattr(device_process, "ENTRY", ("-m", "runtime"))
-        monkeypatch.setattr(sockets_artifact, "check_sources", lambda *_: None)
+        monkeypatch.setattr(device_process, "RUNTIME_COMMAND", ("-m", "runtime"))
+        monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
 
     return change
 
@@ -86,8 +86,8 @@ def test_a_busy_port(artifact: Path, failing: Failing) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = failing(artifact, "--listen", address)
-    cause = f"{address}: cannot listen there: the port is taken"
-    assert line == f"{cause}: end the process that holds it, or choose another port, 0 for any (--listen)"
+    cause = f"{address}: cannot listen there: the port is in use"
+    assert line == f"{cause}: end the process that uses it, or choose another port (0: any) (--listen)"
 
 
 def expired(keys: Path) -> None:
@@ -115,10 +115,10 @@ def absent(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (expired, "its certificate has expired: make new ones with 'dicompiler keys'"),
-        (foreign, "its certificate is not one of this cluster: make new ones"),
-        (of_another, "shows the certificate of 'dicompiler:device:pi01': give each device the keys of its own"),
-        (absent, "is missing: make keys with 'dicompiler keys'"),
+        (expired, "its certificate has expired: create new ones with 'dicompiler keys'"),
+        (foreign, "its certificate does not belong to this cluster: create new ones"),
+        (of_another, "has the certificate of 'dicompiler:device:pi01': give each device its own keys"),
+        (absent, "is missing: create keys with 'dicompiler keys'"),
     ],
 )
 def test_a_certificate_that_is_wrong_expired_or_absent(
@@ -133,7 +133,7 @@ def test_a_certificate_that_is_wrong_expired_or_absent(
 
 def test_keys_of_a_coordinator_that_are_not_there(artifact: Path, tmp_path: Path, failing: Failing) -> None:
     line = failing.refused(2, "run", artifact, "--keys", tmp_path / "none", "--outputs", tmp_path / "y.npz")
-    assert line == f"run: keys: {tmp_path / 'none'}/coordinator/ca.pem is missing: make keys with 'dicompiler keys'"
+    assert line == f"run: keys: {tmp_path / 'none'}/coordinator/ca.pem is missing: create keys with 'dicompiler keys'"
 
 
 def test_a_peer_of_another_version(artifact: Path, failing: Failing, tamper: Callable[[str, str, str], None]) -> None:
@@ -149,7 +149,7 @@ def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Fail
     line = failing(artifact)
     assert line.startswith(f"{artifact}/pi02/manifest.json: ") and line.endswith(": compile it again, or copy it again")
     reseal(artifact)
-    assert "the manifest of pi02 is of another artifact" in failing(artifact)
+    assert "the manifest of pi02 belongs to another artifact" in failing(artifact)
 
 
 WHOLE = "        queued = _Queued(header"
@@ -186,7 +186,7 @@ def test_a_frame_that_is_corrupted_or_truncated(
     ("sign", "words"),
     [
         (signal.SIGKILL, "device 'pi02': its process was ended by signal 9 (SIGKILL)"),
-        (signal.SIGSTOP, "device 'pi02': nothing was heard of it for 0.9 s"),
+        (signal.SIGSTOP, "device 'pi02': no data received for 0.9 s"),
     ],
     ids=["killed", "stopped"],
 )

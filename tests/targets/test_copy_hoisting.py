@@ -25,8 +25,7 @@ from dicompiler.verify.executor import OrtSession, ProgramExecutor, to_ort
 from dicompiler_targets.boxes import make_box_copy
 from dicompiler_targets.copy_hoisting import Assembly, AssemblyPiece
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies
-from dicompiler_targets.sockets.runtime.segments import RegionCopy, SegmentIO, run_copies
-from dicompiler_targets.sockets.runtime.values import make_value
+from dicompiler_targets.sockets.runtime.segments import RegionCopy, SegmentIO, make_value, run_copies
 
 
 @st.composite

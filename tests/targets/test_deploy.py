@@ -201,8 +201,8 @@ def cut_cable(boards: Cluster, net: Path) -> None:  # noqa: ARG001
     ("harm", "expected"),
     [
         (kill_device, r"its process was ended by signal 9 \(SIGKILL\)"),
-        (kill_sshd, r"ssh has lost it: "),
-        (cut_cable, r"nothing was heard of it for 0.9 s: it has stopped, or the network to it is down"),
+        (kill_sshd, r"the ssh connection was lost: "),
+        (cut_cable, r"no data received for 0.9 s: it has stopped, or the network to it is down"),
     ],
     ids=["device killed", "sshd killed", "cable cut"],
 )
@@ -230,7 +230,7 @@ def test_a_failure_in_a_run_names_device_and_host(
     assert re.search(rf"error: device 'pi02' on root@10\.77\.0\.3: {expected}", line)
     assert not (net.parent / "y.npz").exists()
     logs = net.with_name(f"{net.name}.logs")
-    assert logs.is_dir() == line.endswith(f"; what the devices wrote: {logs}")
+    assert logs.is_dir() == line.endswith(f"; output of the devices: {logs}")
 
 
 def test_an_interrupt_ends_the_devices_which_may_be_on_one_board(boards: Cluster, net: Path) -> None:
@@ -292,7 +292,7 @@ def said(command: list[str], capfd: pytest.CaptureFixture[str], code: int = 1) -
         (
             sys.executable,
             "python9",
-            r"device 'pi0.' on root@10.77.0..: there is no Python 'python9' \(.*not found\): install it, or",
+            r"device 'pi0.' on root@10.77.0..: Python 'python9' cannot be run \(.*not found\): install it, or",
         ),
     ],
 )
@@ -377,17 +377,17 @@ def test_a_device_that_cannot_listen_where_it_is_told_to_is_named(
 def test_what_can_be_known_before_is_said_before(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert re.search(r"10\.77\.0\.1 is not on this host, and there are no keys", said(refused(
+    assert re.search(r"10\.77\.0\.1 is not a loopback address and there are no keys", said(refused(
         boards, net, "root", "root", "--timeout", "60"
     ), capfd, 2))  # fmt: skip
     keyless = refused(boards, net, "root", "root", "--keys", str(tmp_path / "keys"))
-    assert re.search(r"keys/devices/pi01/ca\.pem: no such file: make it with 'dicompiler keys ", said(keyless, capfd))
+    assert re.search(r"keys/devices/pi01/ca\.pem: no such file: create it with 'dicompiler keys ", said(keyless, capfd))
     missing = refused(boards, net, 'name = "pi02"', 'name = "pi2"')
     assert re.search(
         r"hosts\.toml: device 'pi02' cannot be reached: there is no host 'pi02' \(did you mean 'pi2'\?\): add \[\[host",
         said(missing, capfd),
     )
-    assert "there is no way to 'no.such.board'" in said(
+    assert "there is no route to 'no.such.board'" in said(
         refused(boards, net, "root@10.77.0.2", "no.such.board", "--insecure"), capfd
     )
     assert "--copy-only runs nothing" in said([*refused(boards, net, "root", "root"), "--verify"], capfd, 2)
@@ -438,15 +438,18 @@ def test_a_board_that_is_lost_and_comes_back(boards: Cluster, surviving: Path, n
     install(net, options)
     with dicompiler.connect(net, options, 60) as session:
         assert isinstance(session, ClusterSession)
-        assert lose(session, board.stop, board.start) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
-        assert "ssh has lost it" in session.events[0].reason
+        assert lose(session, board.stop, board.start) == [(kind, "pi02") for kind in ("failure", "takeover", "return")]
+        assert "the ssh connection was lost" in session.events[0].reason
     board.stop()
     try:  # a board that is off when all begins
         assert [one.device for one in install(net, options)] == ["pi01"]
         with dicompiler.connect(net, options, 60) as session:
             assert isinstance(session, ClusterSession)
             session.infer(IMAGE)
-            assert [(event.kind, event.device) for event in session.events] == [("loss", "pi02"), ("take-over", "pi02")]
+            assert [(event.kind, event.device) for event in session.events] == [
+                ("failure", "pi02"),
+                ("takeover", "pi02"),
+            ]
     finally:
         board.start()
         wait_until(board.answers)
@@ -477,7 +480,7 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
     with dicompiler.connect(net, RunOptions(hosts=Hosts.load(places), in_flight=2), 60) as session:
         assert isinstance(session, ClusterSession)
         harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
-        assert lose(session, harm) == [(kind, "pi02") for kind in ("loss", "take-over", "return")]
+        assert lose(session, harm) == [(kind, "pi02") for kind in ("failure", "takeover", "return")]
     assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
     assert main(["status", str(net)]) == 0  # it is called elsewhere than before, which is written down
     assert main(["run", str(net)]) == 0
@@ -492,7 +495,7 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
     assert main([*command, "--stop", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["stopped"] == ["pi02"]
     assert running() == {} and main(["status", str(net)]) == 2
-    assert sorted(path.name for path in (here / ".kept").iterdir()) == ["pi01.log"]
+    assert sorted(path.name for path in (here / ".resident").iterdir()) == ["pi01.log"]
     assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out
 
 
@@ -534,7 +537,7 @@ def test_systemd_may_keep_them(boards: Cluster, net: Path, tmp_path: Path, capfd
 
 def test_options_that_make_no_sense_on_other_hosts_are_refused(compiled: Path, tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text('[[host]]\nname = "pi01"\nssh = "pi01"\n')
-    with pytest.raises(UsageError, match="are not pinned from here: give their cores in the hosts file"):
+    with pytest.raises(UsageError, match="applies to this host only: give the cores of each device in the hosts file"):
         install(compiled, RunOptions(hosts=Hosts.load(tmp_path / "hosts.toml"), pin=True))
-    with pytest.raises(UsageError, match="no hosts: say where the devices are reached"):
+    with pytest.raises(UsageError, match="no hosts: give the file that describes them"):
         install(compiled, RunOptions())

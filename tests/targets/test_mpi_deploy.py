@@ -129,7 +129,7 @@ def test_a_board_that_is_off_when_all_begins_is_left_out(
     finally:
         boards.boards["two"].start()
         wait_until(boards.boards["two"].answers)
-    assert [(one.kind, one.device) for one in heard] == [("loss", "d2"), ("loss", "d3"), ("take-over", "d3")]
+    assert [(one.kind, one.device) for one in heard] == [("failure", "d2"), ("failure", "d3"), ("takeover", "d3")]
 
 
 @pytest.mark.parametrize("way", ["kill", "cable"])
@@ -156,7 +156,7 @@ def test_frames_go_on_without_a_rank_or_host(way: str, boards: Cluster, covered:
     finally:
         thread.join()
         boards.boards["two"].link("up")
-    assert [event.kind for event in heard] == ["loss", *["loss"] * (way == "cable"), "take-over"]
+    assert [event.kind for event in heard] == ["failure", *["failure"] * (way == "cable"), "takeover"]
     assert "d2" in heard[-1].down and len(result.outputs) == len(frames)
     model = Model.load(networks.build("lenet"))
     wanted = [run_model(model, given) for given in frames[:7]]
@@ -181,7 +181,7 @@ def test_a_host_that_cannot_be_reached_when_ranks_are_started_is_a_loss(
         boards.boards["two"].start()
         wait_until(boards.boards["two"].answers)
     assert [(event.kind, event.device) for event in result.events] == [
-        ("loss", "d2"), ("loss", "d3"), ("take-over", "d3")
+        ("failure", "d2"), ("failure", "d3"), ("takeover", "d3")
     ]  # fmt: skip
     assert "host 'two' cannot be reached" in result.events[0].reason
     wanted = run_model(Model.load(networks.build("lenet")), frames[0])["output"]

@@ -27,7 +27,7 @@ from dicompiler.target.integrity import write_integrity
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime import values as runtime_values
+from dicompiler_targets.sockets.runtime import segments as runtime_values
 
 RUNTIME = Path(runtime_values.__file__).parent
 
@@ -126,9 +126,9 @@ def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; from support.handmade import halo\n"
-        "from dicompiler.plugin_api import Compilation\n"
+        "from dicompiler.plugin_api import PipelineState\n"
         "from dicompiler_targets.sockets import SocketsTarget; program, model, _ = halo()\n"
-        "SocketsTarget().emit(Compilation(model=model, program=program), Path(sys.argv[1]))\n"
+        "SocketsTarget().emit(PipelineState(model=model, program=program), Path(sys.argv[1]))\n"
     )
     found = []
     for seed in ("1", "2"):
@@ -240,7 +240,7 @@ def renamed(made: Made, name: str) -> Made:
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "reference", "artifact.json", "-x"])
 def test_names_that_are_no_directories_are_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DicompilerError, match=r"^device .*: no name for the device's directory"):
+    with pytest.raises(DicompilerError, match=r"^device .*: not a valid name for its directory"):
         emit(renamed(unknown_shape(), name), tmp_path)
 
 

@@ -40,7 +40,7 @@ def test_who_is_away_for_longer_than_a_frame_may_take_loses_none(how: signal.Sig
     with dicompiler.connect(made.directory, options, TIMEOUT_S) as session:
         assert isinstance(session, ClusterSession)
         made.stream(session, plot())
-    assert kinds(session)[:2] == ([] if how is None else [("loss", "c"), ("take-over", "c")])
+    assert kinds(session)[:2] == ([] if how is None else [("failure", "c"), ("takeover", "c")])
 
 
 def test_who_hangs_longer_than_a_frame_may_take_is_named_where_losses_are_survived_too(made: Survivor) -> None:
@@ -55,6 +55,8 @@ def test_who_hangs_longer_than_a_frame_may_take_is_named_where_losses_are_surviv
     options = RunOptions(in_flight=4, heartbeat_s=60)
     session = dicompiler.connect(made.directory, options, TIMEOUT_S)
     assert isinstance(session, ClusterSession)
-    with pytest.raises(RunError, match=r"^device 'c': (device '.' says: tensor '.*' did not come in time|did not fin)"):
+    with pytest.raises(
+        RunError, match=r"^device 'c': (device '.' reports: tensor '.*' did not arrive in time|did not fin)"
+    ):
         made.stream(session, plot())
     assert pids(made.directory) == {}

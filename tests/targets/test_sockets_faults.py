@@ -137,7 +137,7 @@ def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path)
 
 def test_what_a_segment_raises_is_told_in_words(tmp_path: Path) -> None:
     made = failing()
-    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run by onnxruntime: .*out of data bounds"):
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b0': onnxruntime cannot run it: .*out of data bounds"):
         SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
 
@@ -150,7 +150,7 @@ def test_a_broken_segment_names_its_device(tmp_path: Path) -> None:
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
 
 
-@pytest.mark.parametrize(("change", "found"), [("cut", "has 100 bytes instead of 800"), ("gone", "is missing")])
+@pytest.mark.parametrize(("change", "found"), [("cut", "has 100 bytes, expected 800"), ("gone", "is missing")])
 def test_a_file_that_is_not_whole_names_its_device(change: str, found: str, tmp_path: Path) -> None:
     path = emit(halo(), tmp_path) / "a" / "weights.bin"
     data = path.read_bytes()
@@ -167,8 +167,8 @@ def test_a_runtime_that_does_not_start_is_told_with_its_last_words(
     path = emit(halo(), tmp_path) / "c" / "runtime" / "values.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     reseal(tmp_path)
-    monkeypatch.setattr(device_process, "ENTRY", ("-m", "runtime"))  # as by hand on a board
-    monkeypatch.setattr(sockets_artifact, "check_sources", lambda *_: None)
+    monkeypatch.setattr(device_process, "RUNTIME_COMMAND", ("-m", "runtime"))  # as by hand on a board
+    monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
@@ -216,8 +216,8 @@ def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path:
             # The payload is never sent: only a device that looks at the header first can answer.
             peer.sendall(HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 1 << 40))
             message = one.heard(MessageType.ERROR)["message"]
-        assert message == "from 'b': TENSOR 2 ('pb') has 1099511627776 bytes, the plan says 96"
-        assert "the plan says 96" in one.ended()
+        assert message == "from 'b': TENSOR 2 ('pb') has 1099511627776 bytes, expected 96"
+        assert "expected 96" in one.ended()
 
 
 @pytest.mark.parametrize(
@@ -225,19 +225,22 @@ def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path:
     [
         (
             (MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 1, 0, 96),
-            "TENSOR 1 came, which the plan does not send there",
+            "received TENSOR 1, which is not in the plan",
         ),
         (
             (MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 7, 96),
-            "TENSOR 2 ('pb') is for frame 7, those from 0 to 0 are on their way",
+            "TENSOR 2 ('pb') is for frame 7, but frames 0 to 0 are in flight",
         ),
-        ((MAGIC, PROTOCOL_VERSION, MessageType.BEGIN_FRAME, 0, 0, 0, 0), "RUN of 0 bytes came"),
-        ((MAGIC, PROTOCOL_VERSION, 99, 0, 0, 0, 0), "a frame of unknown kind 99 with flags 0 came"),
+        ((MAGIC, PROTOCOL_VERSION, MessageType.BEGIN_FRAME, 0, 0, 0, 0), "received BEGIN_FRAME of 0 bytes"),
+        ((MAGIC, PROTOCOL_VERSION, 99, 0, 0, 0, 0), "received a message of unknown type 99 with flags 0"),
         (
             (MAGIC, 9, MessageType.TENSOR, 0, 2, 0, 96),
-            f"the other end speaks version 9 of the protocol, this one {PROTOCOL_VERSION}",
+            f"the other end uses protocol version 9, expected {PROTOCOL_VERSION}",
         ),
-        ((b"HTTP", PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96), "the other end does not speak this protocol"),
+        (
+            (b"HTTP", PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96),
+            "the other end does not use dicompiler's protocol",
+        ),
     ],
 )
 def test_what_a_peer_must_not_send_is_refused_in_words(header: Any, message: str, tmp_path: Path) -> None:
@@ -254,12 +257,12 @@ def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             one.heard(MessageType.READY)
             peer.sendall((HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 96) + bytes(96)) * 2)
-            assert "came twice" in one.heard(MessageType.ERROR)["message"]
+            assert "received TENSOR 2 ('pb') twice" in one.heard(MessageType.ERROR)["message"]
         one.ended()
 
 
 def test_devices_of_different_artifacts_refuse_each_other(tmp_path: Path) -> None:
-    words = "devices 'b' and 'a' hold different artifacts: copy the same one to both"
+    words = "devices 'b' and 'a' have different artifacts: copy the same one to both"
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": "0" * 64}) as peer:
             assert one.heard(MessageType.ERROR)["message"] == words
@@ -283,7 +286,7 @@ def test_a_device_ends_when_its_coordinator_goes(tmp_path: Path) -> None:
         one.heard(MessageType.READY)
         gone = time.monotonic()
         one.control.close()
-        assert one.ended() == "a: the coordinator is gone: closed by the other end\n"
+        assert one.ended() == "a: the connection to the coordinator ended: closed by the other end\n"
         assert time.monotonic() - gone < LIMIT_S
 
 
@@ -301,8 +304,8 @@ def listening(directory: Path) -> int:
     """The port of the coordinator, as its devices are told it."""
     for pid in pids(directory).values():
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"--control" in words:
-            return int(words[words.index(b"--control") + 1].split(b":")[1])
+        if b"--coordinator" in words:
+            return int(words[words.index(b"--coordinator") + 1].split(b":")[1])
     return 0
 
 

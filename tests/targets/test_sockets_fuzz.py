@@ -61,9 +61,13 @@ def test_a_device_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
         with socket.create_connection(tuple(one.hello["address"])) as peer:
             channel = MessageChannel(Connection(peer))
             channel.send_greeting(
-                MessageType.HELLO, {"device": "a", "digest": one.digest, **MEMBER.hello("a", "b")}, one.end
+                MessageType.HELLO, {"device": "a", "digest": one.digest, **MEMBER.make_proof("a", "b")}, one.end
             )
-            assert channel.receive_greeting(one.end) == {"device": "b", "digest": one.digest, **MEMBER.hello("b", "a")}
+            assert channel.receive_greeting(one.end) == {
+                "device": "b",
+                "digest": one.digest,
+                **MEMBER.make_proof("b", "a"),
+            }
             one.heard(MessageType.READY)
 
 

@@ -45,7 +45,7 @@ def test_who_was_met_stays_when_the_entrance_closes_at_that_very_moment(listener
     entrance._accepted = Closing()
     guest = arrive(listener, "pi01")
     inside = entrance.take(5)
-    inside.greet(MessageType.HELLO, {"device": "pi02"}, time.monotonic() + 5)
+    inside.send_greeting(MessageType.HELLO, {"device": "pi02"}, time.monotonic() + 5)
     assert guest.receive_greeting(time.monotonic() + 5) == {"device": "pi02"}
     guest.close()
     inside.close()
@@ -74,13 +74,13 @@ def test_a_crowd_of_silent_ones_leaves_room(listener: socket.socket) -> None:
 
 def test_a_token_is_shown_by_whom_and_to_whom() -> None:
     ours, others = RunCredentials("1", "token"), RunCredentials("1", "another")
-    ours.check(ours.hello("pi01", "pi02"), "pi01", "pi02")
+    ours.check(ours.make_proof("pi01", "pi02"), "pi01", "pi02")
     for message, sender in (
-        (others.hello("pi01", "pi02"), "pi01"),
-        (ours.hello("pi01", "pi03"), "pi01"),
-        (ours.hello("pi01", "pi02"), "pi03"),
+        (others.make_proof("pi01", "pi02"), "pi01"),
+        (ours.make_proof("pi01", "pi03"), "pi01"),
+        (ours.make_proof("pi01", "pi02"), "pi03"),
         ({"run": "1"}, "pi01"),
-        ({**ours.hello("pi01", "pi02"), "run": "2"}, "pi01"),
+        ({**ours.make_proof("pi01", "pi02"), "run": "2"}, "pi01"),
     ):
         with pytest.raises(ProtocolError):
             ours.check(message, sender, "pi02")

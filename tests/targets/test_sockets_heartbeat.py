@@ -32,7 +32,7 @@ FOUND_S = 3.75 * HEARTBEAT_S
 def test_a_stopped_device_is_named_in_time(victim: str, tmp_path: Path) -> None:
     made = halo()
     session = dicompiler.connect(emit(made, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
-    words = rf"^device '{victim}': nothing was heard of it for 1\.2 s: it has stopped, or the network to it is down$"
+    words = rf"^device '{victim}': no data received for 1\.2 s: it has stopped, or the network to it is down$"
     stream = session.stream([made[2]] * 1_000_000)
     for _ in range(20):
         next(stream)
@@ -53,7 +53,7 @@ def test_a_peer_that_makes_its_sessions_is_waited_for(tmp_path: Path) -> None:
             connection = stack.enter_context(listener.accept()[0])
             channel = MessageChannel(Connection(connection))
             assert channel.receive_greeting(device.end)["device"] == "a"
-            hello = {"device": name, "digest": device.digest, **MEMBER.hello(name, "a")}
+            hello = {"device": name, "digest": device.digest, **MEMBER.make_proof(name, "a")}
             channel.send_greeting(MessageType.HELLO, hello, device.end)
         device.heard(MessageType.READY)
         time.sleep(1.0)
@@ -62,7 +62,7 @@ def test_a_peer_that_makes_its_sessions_is_waited_for(tmp_path: Path) -> None:
         stack.callback(lines.close)
         channel.start(lines, lambda _: None, lambda *_: None, lambda _: None)
         channel.send(MessageType.HEARTBEAT)  # from here on it is expected to go on
-        assert "the connection to 'c' was lost: nothing was heard of it for 0.3 s" in device.ended()
+        assert "the connection to 'c' was lost: no data received for 0.3 s" in device.ended()
 
 
 def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:

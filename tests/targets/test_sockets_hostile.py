@@ -68,7 +68,7 @@ def test_a_key_of_another_device_ends_nothing(tmp_path: Path) -> None:
 
     result = outcome(directory, made[2], RunOptions(timeout_s=20, start_manually=("b",), keys=keys), act)
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
-    assert words[0].startswith("device 'b' shows the certificate of 'dicompiler:device:a'")
+    assert words[0].startswith("device 'b' has the certificate of 'dicompiler:device:a'")
 
 
 @pytest.mark.parametrize("address", [["10.9.8.7", 80], ["127.0.0.2", 80], ["localhost", 80], ["127.0.0.1", 0], [1, 2]])
@@ -99,8 +99,8 @@ def test_a_good_bye_that_comes_early_is_told_at_once_of_who_said_it(tmp_path: Pa
 
     begun = time.monotonic()
     error = str(outcome(directory, made[2], RunOptions(timeout_s=60, start_manually=("b",)), act))
-    assert error.startswith("device 'b': device 'a' says: ")
-    assert "BYE came while frame 0" in error or "said good-bye before the end of the run" in error
+    assert error.startswith("device 'b': device 'a' reports: ")
+    assert "received BYE while frame 0" in error or "sent BYE before the end of the run" in error
     assert time.monotonic() - begun < 15
 
 
@@ -123,7 +123,7 @@ def test_what_a_device_says_cannot_steer_a_terminal_nor_fill_it(tmp_path: Path) 
 
 def test_a_peer_that_is_not_of_the_run_is_refused_by_a_device(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
-        with one.meet(listener, {"device": "b", "digest": one.digest, "proof": MEMBER.hello("b", "c")["proof"]}):
+        with one.meet(listener, {"device": "b", "digest": one.digest, "proof": MEMBER.make_proof("b", "c")["proof"]}):
             message = one.heard(MessageType.ERROR)
         assert message["peer"] == "b"
         assert "it does not know this run's token" in message["message"]

@@ -32,7 +32,7 @@ def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         try:
-            with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be called"):
+            with pytest.raises(RunError, match=r"^device 'b' at 127\.0\.0\.1:\d+: it .*cannot be reached"):
                 dicompiler.connect(plain, timeout=4)
             with dicompiler.connect(covered.directory, RunOptions(in_flight=4), 6) as session:
                 assert isinstance(session, ClusterSession)
@@ -44,7 +44,7 @@ def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
                         yield
 
                 covered.stream(session, plot())
-            assert kinds(session) == [("loss", "c"), ("take-over", "c"), ("return", "c")]
+            assert kinds(session) == [("failure", "c"), ("takeover", "c"), ("return", "c")]
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)

@@ -31,11 +31,18 @@ from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.cluster_state import ClusterState
 from dicompiler_targets.sockets.device_process import DeviceProcess
-from dicompiler_targets.sockets.failures import RANK_CAUSE, RANK_DISCONNECTED, DeviceFailure
-from dicompiler_targets.sockets.leaving import EventLog, FailedProcesses
+from dicompiler_targets.sockets.failures import (
+    RANK_CAUSE,
+    RANK_DISCONNECTED,
+    DeviceFailure,
+    EventLog,
+    FailedProcesses,
+)
 from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.runtime.device import DeviceRun
+from dicompiler_targets.sockets.runtime.handshake import RunCredentials
 from dicompiler_targets.sockets.runtime.mailbox import Mailbox
+from dicompiler_targets.sockets.runtime.peers import ConnectionSettings
 from dicompiler_targets.sockets.runtime.protocol import (
     FrameWindow,
     MessageHeader,
@@ -104,12 +111,12 @@ def test_every_device_may_die_and_comes_back(victims: str, one: Survivor, tmp_pa
 
     with connect(one, on_event=heard.append, **options) as session:
         count = one.stream(session, plot())
-    assert kinds(session) == [(kind, name) for name in victims for kind in ("loss", "take-over", "return")]
+    assert kinds(session) == [(kind, name) for name in victims for kind in ("failure", "takeover", "return")]
     assert session.events == heard
     assert [report.device for report in session.reports] == list(DEVICES)
     assert pids(one.directory) == {}
     for event in heard:
-        assert event.reason.startswith("its process was ended by signal 9 (SIGKILL)") == (event.kind == "loss")
+        assert event.reason.startswith("its process was ended by signal 9 (SIGKILL)") == (event.kind == "failure")
         assert event.down == (() if event.kind == "return" else (event.device,))
         assert event.interruption_s < LIMIT_S and event.replayed_frames <= 4 and event.finished_frames <= count
 
@@ -127,7 +134,7 @@ def test_a_device_that_hangs_is_lost_after_its_heartbeats(victim: str, one: Surv
             yield from frames(10)
 
         one.stream(session, plot())
-    assert kinds(session) == [("loss", victim), ("take-over", victim), ("return", victim)]
+    assert kinds(session) == [("failure", victim), ("takeover", victim), ("return", victim)]
     assert (
         "has stopped, or the network to it is down" in session.events[0].reason
         or "was lost" in session.events[0].reason
@@ -205,7 +212,7 @@ def told() -> Iterator[Told]:
 def test_who_was_stopped_for_long_disturbs_nobody_when_it_goes_on(told: Told, one: Survivor) -> None:
     """It is not ours to end: it ends by itself, and another one takes its place."""
     told.soon(one, "c")
-    with connect(one, heartbeat_s=BEAT_S, elsewhere=("c",)) as session:
+    with connect(one, heartbeat_s=BEAT_S, start_manually=("c",)) as session:
 
         def plot() -> Iterator[None]:
             yield from frames(10)
@@ -219,19 +226,19 @@ def test_who_was_stopped_for_long_disturbs_nobody_when_it_goes_on(told: Told, on
             yield from frames(20)
 
         one.stream(session, plot())
-    assert kinds(session) == [("loss", "c"), ("take-over", "c"), ("return", "c")]
+    assert kinds(session) == [("failure", "c"), ("takeover", "c"), ("return", "c")]
 
 
 def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: Told, two: Survivor) -> None:
     for name in "bc":
         told.soon(two, name)
-    with connect(two, elsewhere=("b", "c")) as session:
+    with connect(two, start_manually=("b", "c")) as session:
 
         def plot() -> Iterator[None]:
             for name in "bc":
                 yield from frames(10)
                 hit(two, name, signal.SIGKILL)
-                yield from until(lambda name=name: kinds(session)[-1:] == [("take-over", name)])
+                yield from until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
             assert session.events[-1].down == ("b", "c")
             yield from frames(10)
             hit(two, "d", signal.SIGKILL)
@@ -245,7 +252,7 @@ def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: T
 def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Survivor) -> None:
     """There is none for c alone: b is there, has nothing to do, and would refuse to hear of a frame until c is back."""
     told.soon(two, "c")
-    with connect(two, elsewhere=("c",)) as session:
+    with connect(two, start_manually=("c",)) as session:
         assert [{"b", "c"} & role.active_devices for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
 
         def plot() -> Iterator[None]:
@@ -259,7 +266,7 @@ def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Surviv
                     yield from until(lambda: len(session.events) == 3)
 
         two.stream(session, plot())
-    assert kinds(session) == [(kind, "c") for kind in ("loss", "take-over", "return", "loss", "take-over")]
+    assert kinds(session) == [(kind, "c") for kind in ("failure", "takeover", "return", "failure", "takeover")]
 
 
 def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: Path) -> None:
@@ -267,7 +274,7 @@ def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: P
     made = survivor(3, [("b", "c")], tmp_path / "artifact")
     for name in "bc":
         told.soon(made, name)
-    with connect(made, elsewhere=("b", "c")) as session:
+    with connect(made, start_manually=("b", "c")) as session:
 
         def plot() -> Iterator[None]:
             yield from frames(10)
@@ -279,8 +286,8 @@ def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: P
 
         made.stream(session, plot())
     found = kinds(session)
-    assert sorted(one for one in found if one[0] != "take-over") == [("loss", "b"), ("loss", "c")]
-    assert found[-1][0] == "take-over"
+    assert sorted(one for one in found if one[0] != "takeover") == [("failure", "b"), ("failure", "c")]
+    assert found[-1][0] == "takeover"
     assert [event.replayed_frames for event in session.events if event.replayed_frames][1:] == [] and session.events[
         -1
     ].replayed_frames <= 4
@@ -289,13 +296,13 @@ def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: P
 def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Survivor) -> None:
     for name in "bc":
         told.soon(two, name)
-    with connect(two, elsewhere=("b", "c")) as session:
+    with connect(two, start_manually=("b", "c")) as session:
 
         def plot() -> Iterator[None]:
             for name in "cb":  # the plan for both is in force once c is lost
                 yield from frames(10)
                 hit(two, name, signal.SIGKILL)
-                yield from until(lambda name=name: kinds(session)[-1:] == [("take-over", name)])
+                yield from until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
             yield from frames(10)
 
         two.stream(session, plot())
@@ -305,9 +312,8 @@ def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Surv
 def test_what_is_not_on_its_way_is_not_dropped_either(two: Survivor) -> None:
     """A number that no frame has, as changes come in a row, would go by roles in which the device has a part."""
     telling = EventLog(None)
-    leaving = FailedProcesses(telling.set_reason)
     crew = ClusterState(
-        SocketsArtifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, leaving
+        SocketsArtifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, telling.set_reason
     )
     crew.schedule.change(("b", "c"), 0, 0)
     frames = [crew.window.open() for _ in range(2)]
@@ -332,11 +338,11 @@ def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
     """Two in a row with no frame between: an answer to the first is none to the second."""
     for name in "bc":
         told.soon(two, name)
-    with connect(two, elsewhere=("b", "c")) as session:
+    with connect(two, start_manually=("b", "c")) as session:
         numbers = [session._cluster.schedule.last_change]
         for name in "bc":
             hit(two, name, signal.SIGKILL)
-            wait_until(lambda name=name: session._handle_events([]) or ("take-over", name) in kinds(session))
+            wait_until(lambda name=name: session._handle_events([]) or ("takeover", name) in kinds(session))
             numbers.append(session._cluster.schedule.last_change)
         assert numbers == sorted(set(numbers))
         two.stream(session, frames(10))
@@ -345,10 +351,10 @@ def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
 @pytest.mark.parametrize(
     ("kind", "frame", "words"),
     [
-        (MessageType.READY, 0, "READY came twice"),
-        (MessageType.ROLES_CHANGED, 0, "CHANGED came twice for frame 0"),
-        (MessageType.ROLES_CHANGED, 1, "CHANGED came for frame 1, from which on nothing changes"),
-        (MessageType.DONE, 0, "DONE came twice for frame 0"),
+        (MessageType.READY, 0, "received READY twice"),
+        (MessageType.ROLES_CHANGED, 0, "received ROLES_CHANGED twice for frame 0"),
+        (MessageType.ROLES_CHANGED, 1, "received ROLES_CHANGED for frame 1, at which no roles change"),
+        (MessageType.DONE, 0, "received DONE twice for frame 0"),
     ],
 )
 def test_a_device_says_once_what_it_may_say_once(
@@ -365,8 +371,8 @@ def test_a_device_says_once_what_it_may_say_once(
 
     threading.Thread(target=act, daemon=True).start()
     with (
-        pytest.raises(RunError, match=f"^device '{player}': it sent what it must not: {words}$"),
-        connect(one, elsewhere=(player,)) as session,
+        pytest.raises(RunError, match=f"^device '{player}': it sent invalid data: {words}$"),
+        connect(one, start_manually=(player,)) as session,
     ):
         one.stream(session, frames(1))
     while Hostile.there:
@@ -385,7 +391,7 @@ def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Sur
         played[0].take_part(one.peers(sink))
 
     threading.Thread(target=act, daemon=True).start()
-    session = connect(one, elsewhere=(sink,))
+    session = connect(one, start_manually=(sink,))
     hit(one, victim, signal.SIGKILL)
     wait_until(lambda: session._handle_events([]) or kinds(session))
     device, since = played[0], session._cluster.schedule.last_change
@@ -400,7 +406,7 @@ def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Sur
     last = wait_until(lambda: [event for event in tuple(heard) if event.device == sink])
     assert [event.header.frame for event in last] == [since]
     device.control.send(MessageType.ROLES_CHANGED, frame=since)
-    with pytest.raises(RunError, match="CHANGED came twice"), session._ends_on_error():
+    with pytest.raises(RunError, match="received ROLES_CHANGED twice"), session._guarded():
         wait_until(lambda: session._handle_events([]))
     while Hostile.there:
         Hostile.there.pop().close()
@@ -415,7 +421,7 @@ def test_a_run_begins_without_devices(one: Survivor) -> None:
         result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=60, start_without=lost))
         sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
         assert sent == {first + t.index: 3 * t.value.nbytes for t in role.transfers}
-    two = "no plan in the artifact does without 'b', 'c': compile it with one \\(--survive 2\\)"
+    two = "the artifact has no plan without 'b', 'c': compile with failure plans \\(--tolerate-failures 2\\)"
     for without, words in ((("b", "c"), two), (("x",), "no device 'x'")):
         with pytest.raises(UsageError, match=words):
             SocketsTarget().run(one.directory, one.frames(1), RunOptions(start_without=without))
@@ -437,9 +443,9 @@ def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Sur
     options = RunOptions(in_flight=4, heartbeat_s=BEAT_S, start_manually=("c",))
     with dicompiler.connect(one.directory, options, 3 if how == "never comes" else 60) as session:
         assert isinstance(session, ClusterSession)
-        assert kinds(session) == [("loss", "c")]
+        assert kinds(session) == [("failure", "c")]
         one.stream(session, frames(10))
-    assert kinds(session) == [("loss", "c"), ("take-over", "c")]
+    assert kinds(session) == [("failure", "c"), ("takeover", "c")]
     assert session.events[0].finished_frames == session.events[1].replayed_frames == 0
     while Hostile.there:
         Hostile.there.pop().close()
@@ -447,7 +453,7 @@ def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Sur
 
 def test_a_device_that_never_comes_leaves_half_of_the_time_for_frames(one: Survivor) -> None:
     result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=6, start_manually=("c",)))
-    assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["loss", "take-over"]
+    assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["failure", "takeover"]
 
 
 class Deadly(Sequence[Any]):
@@ -479,7 +485,7 @@ def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
     assert len(result.outputs) == len(given) and len(struck) == 1
     log = json.loads(json.dumps(run_document(one.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
-    assert [event["kind"] for event in log["events"]][:2] == ["loss", "take-over"]
+    assert [event["kind"] for event in log["events"]][:2] == ["failure", "takeover"]
     assert log["replays"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
 
 
@@ -491,10 +497,10 @@ def test_who_others_have_lost_is_lost(told: Told, one: Survivor) -> None:
         device.channels[0].close()
 
     threading.Thread(target=act, daemon=True).start()
-    with connect(one, elsewhere=("c",)) as session:
+    with connect(one, start_manually=("c",)) as session:
         one.stream(session, frames(30))
-    assert kinds(session) == [("loss", "c"), ("take-over", "c")]
-    assert "says: the connection to 'c' was lost" in session.events[0].reason
+    assert kinds(session) == [("failure", "c"), ("takeover", "c")]
+    assert "reports: the connection to 'c' was lost" in session.events[0].reason
     while Hostile.there:
         Hostile.there.pop().close()
 
@@ -503,7 +509,7 @@ def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
     told: Told, one: Survivor, two: Survivor
 ) -> None:
     told.soon(one, "b")
-    with connect(one, elsewhere=("b",)) as session:
+    with connect(one, start_manually=("b",)) as session:
 
         def plot() -> Iterator[None]:
             yield from frames(5)
@@ -515,7 +521,7 @@ def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
             yield from frames(10)
 
         one.stream(session, plot())
-    assert kinds(session) == [("loss", "b"), ("take-over", "b")]
+    assert kinds(session) == [("failure", "b"), ("takeover", "b")]
 
 
 @pytest.mark.parametrize("harm", ["file", "certificate"])
@@ -554,7 +560,7 @@ def test_who_comes_back_damaged_is_left_out_until_it_is_whole(
             one.stream(session, plot())
         finally:
             put(right)
-    assert kinds(session) == [("loss", "b"), ("take-over", "b"), ("return", "b")]
+    assert kinds(session) == [("failure", "b"), ("takeover", "b"), ("return", "b")]
     assert sum(words in line for line in told.words) == 1  # though it was tried again and again
 
 
@@ -576,7 +582,7 @@ def test_frames_go_by_the_roles_in_force() -> None:
     assert [schedule.find_failed_set(away) for away in ((), "b", "c", "d")] == [
         frozenset(), {"b"}, {"b", "c"}, None
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="no role for the loss of"):
+    with pytest.raises(ValueError, match="no role for the failure of"):
         schedule.change(("d",), 9, 0)
 
 
@@ -586,7 +592,7 @@ def test_a_schedule_has_a_last_change_at_any_time() -> None:
     class Watched(RoleSchedule):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
-            if name == "_eras":
+            if name == "_changes":
                 seen.append(self.last_change)
 
     seen = list[int]()
@@ -595,47 +601,50 @@ def test_a_schedule_has_a_last_change_at_any_time() -> None:
     assert seen == [0, 5]
 
 
+def make_device(survivor: Survivor) -> DeviceRun:
+    manifest = json.loads((survivor.directory / "c" / "manifest.json").read_bytes())
+    settings = ConnectionSettings(time.monotonic() + 5)
+    return DeviceRun(survivor.directory / "c", manifest, settings, RunCredentials())
+
+
 def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> None:
-    manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
-    device = DeviceRun(one.directory / "c", manifest, time.monotonic() + 5)
-    admit, deliver, _ = device._peer_callbacks("a")
+    device = make_device(one)
+    admit, deliver, _ = device._make_peer_callbacks("a")
     word = MessageHeader(MessageType.ROLES_CHANGED, 0, 5, 0)
     admit(word)
     assert deliver(word, b"") is True
-    device.last_change = 5
+    device._last_change = 5
     assert deliver(word, b"") is False
-    device.loop.close()
+    device._loop.close()
 
 
 def test_a_peer_that_hears_of_two_losses_sooner_is_heard_after_the_second(one: Survivor) -> None:
-    manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
-    device, channel = DeviceRun(one.directory / "c", manifest, time.monotonic() + 5), Held()
-    _, deliver, _ = device._peer_callbacks("a")
-    device.peers["a"] = cast(Any, channel)
+    device, channel = make_device(one), Held()
+    _, deliver, _ = device._make_peer_callbacks("a")
+    device.peers.channels["a"] = cast(Any, channel)
     assert (
         deliver(MessageHeader(MessageType.ROLES_CHANGED, 0, 6, 0), b"") is True
     )  # it was told of both before it had anything to send
     released = []
     for first, lost in ((5, "b"), (6, "d")):
-        device._change_roles({"away": [lost], "lost": [lost], "first": first, "drop": True})
+        device._change_roles({"down": [lost], "failed": [lost], "first": first, "drop": True})
         released.append(channel.released)
     assert released == [0, 1]
-    device.loop.close()
+    device._loop.close()
 
 
 def test_peers_are_told_of_a_change_once_before_the_next_tensor(one: Survivor) -> None:
-    manifest = json.loads((one.directory / "c" / "manifest.json").read_bytes())
-    device, words = DeviceRun(one.directory / "c", manifest, time.monotonic() + 5), list[tuple[str, MessageType, int]]()
+    device, words = make_device(one), list[tuple[str, MessageType, int]]()
     for peer in ("a", "b"):
-        device.peers[peer] = cast(Any, Noting(peer, words))
-    device.last_change, device._peers_to_notify = 7, {"a", "b"}
+        device.peers.channels[peer] = cast(Any, Noting(peer, words))
+    device._last_change, device._peers_to_notify = 7, {"a", "b"}
     for index, receiver in enumerate(("b", "b", "a")):
         device._post_value({"receiver": receiver, "index": index}, 7, b"", None)
     assert words == [
         ("b", MessageType.ROLES_CHANGED, 7), ("b", MessageType.TENSOR, 7), ("b", MessageType.TENSOR, 7), ("a", MessageType.ROLES_CHANGED, 7),
         ("a", MessageType.TENSOR, 7),
     ]  # fmt: skip
-    device.loop.close()
+    device._loop.close()
 
 
 class Waiting:
@@ -673,8 +682,8 @@ def test_a_loss_is_told_with_its_reason_and_before_what_follows() -> None:
     leaving = FailedProcesses(telling.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
     leaving.add(process, DeviceFailure("b", "its connection was lost", "b", RANK_DISCONNECTED, is_gone=True))
-    telling.add(event("loss", "b"), known=False)
-    telling.add(event("take-over", "b"))
+    telling.add(event("failure", "b"), is_final=False)
+    telling.add(event("takeover", "b"))
     leaving.poll()
     assert telling and leaving and not heard
     assert process.popen is not None
@@ -682,7 +691,7 @@ def test_a_loss_is_told_with_its_reason_and_before_what_follows() -> None:
     process.popen.wait()
     leaving.poll()
     assert [(one.kind, one.reason) for one in heard] == [
-        ("loss", "its process was ended by signal 9 (SIGKILL)"), ("take-over", "its connection was lost")
+        ("failure", "its process was ended by signal 9 (SIGKILL)"), ("takeover", "its connection was lost")
     ]  # fmt: skip
     assert telling.events == heard and not telling and not leaving
 
@@ -691,7 +700,7 @@ def test_a_lost_process_that_does_not_end_is_ended_and_the_loss_told() -> None:
     telling = EventLog(None)
     leaving = FailedProcesses(telling.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
-    telling.add(event("loss", "b"), known=False)
+    telling.add(event("failure", "b"), is_final=False)
     leaving.add(process, DeviceFailure("b", "nothing was heard of it", "b", RANK_CAUSE, is_gone=True))
     leaving.poll()
     assert [one.reason for one in telling.events] == ["nothing was heard of it"]

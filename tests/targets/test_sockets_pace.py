@@ -17,8 +17,13 @@ from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.runtime import pace
-from dicompiler_targets.sockets.runtime.pace import INITIAL_UNACKED_BYTES, MAX_UNACKED_S, MIN_UNACKED_BYTES, SendPacing
+from dicompiler_targets.sockets.runtime import channel
+from dicompiler_targets.sockets.runtime.channel import (
+    INITIAL_UNACKED_BYTES,
+    MAX_UNACKED_S,
+    MIN_UNACKED_BYTES,
+    SendPacing,
+)
 
 
 def test_on_a_slow_line_no_healthy_device_is_taken_for_lost(tmp_path: Path) -> None:
@@ -49,7 +54,7 @@ class Wire:
     def __init__(self, rate: float, burst: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rate, self.burst, self.now, self.given = rate, burst, 0.0, 0
         self.carried = 0.0
-        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(channel.time, "monotonic", lambda: self.now)
 
     def passes(self, seconds: float) -> None:
         self.now += seconds

@@ -113,11 +113,11 @@ def test_an_artifact_keeps_weights_once_and_equal_segments_once(lenet: Any, tmp_
     manifest = load_json(tmp_path / "a" / "pi02" / "manifest.json")
     validate(manifest, "manifest", "pi02")
     assert [name for name in manifest["files"] if name.endswith(".onnx")] == ["segment000.onnx"]
-    assert manifest["others"][1]["segments"] == manifest["segments"] and not manifest["others"][0]["segments"]
+    assert manifest["other_roles"][1]["segments"] == manifest["segments"] and not manifest["other_roles"][0]["segments"]
     weights = [(tmp_path / name / "pi02" / "weights.bin").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
     # Without replicas an artifact says nothing of roles.
-    assert "others" not in load_json(tmp_path / "b" / "pi02" / "manifest.json")
+    assert "other_roles" not in load_json(tmp_path / "b" / "pi02" / "manifest.json")
     artifact = load_json(tmp_path / "a" / "artifact.json")
     validate(artifact, "artifact", "a")
     assert [transfer["index"] for transfer in artifact["transfers"]] == list(range(6))
@@ -152,9 +152,9 @@ def test_a_segment_that_fails_in_one_role_is_named(lenet: Any, tmp_path: Path) -
 
 def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Path) -> None:
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
-    rewrite(tmp_path / "a" / "pi03" / "manifest.json", lambda manifest: manifest["others"].pop())
+    rewrite(tmp_path / "a" / "pi03" / "manifest.json", lambda manifest: manifest["other_roles"].pop())
     reseal(tmp_path / "a")
-    with pytest.raises(DicompilerError, match="different numbers of roles"):
+    with pytest.raises(DicompilerError, match="roles for different failures"):
         SocketsArtifact.load(tmp_path / "a")
 
 

@@ -233,7 +233,7 @@ def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(target: str, tmp
 
 def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
     good, bad = failing()[2], {"x": np.array([9], np.int64)}
-    with pytest.raises(RunError, match=r"^device 'b': segment 'b0' cannot be run by onnxruntime: "):
+    with pytest.raises(RunError, match=r"^device 'b': segment 'b0': onnxruntime cannot run it: "):
         SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], RunOptions(timeout_s=60, in_flight=4))
 
 
@@ -277,7 +277,7 @@ def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "\nframes per second: " in capsys.readouterr().out
     assert (tmp_path / "y.npz").is_file()
     assert main(["run", str(directory), "--listen", "nowhere"]) == 2
-    assert capsys.readouterr().err == "dicompiler: error: run: 'nowhere' is no address: expected HOST:PORT\n"
+    assert capsys.readouterr().err == "dicompiler: error: run: 'nowhere' is not an address: expected HOST:PORT\n"
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         (RunOptions(in_flight=-1), "frames in flight must be 1 to 1024, or 0, not -1"),
         (RunOptions(heartbeat_s=0), r"the heartbeat must be between 0\.05 and 3600 s, not 0"),
-        (RunOptions(listen="nowhere"), "'nowhere' is no address: expected HOST:PORT"),
-        (RunOptions(listen="0.0.0.0:0"), r"0\.0\.0\.0 is not on this host, and there are no keys: .*--insecure"),
-        (RunOptions(listen="0.0.0.0:0", insecure=True), r"0\.0\.0\.0 cannot be told to devices"),
+        (RunOptions(listen="nowhere"), "'nowhere' is not an address: expected HOST:PORT"),
+        (RunOptions(listen="0.0.0.0:0"), r"0\.0\.0\.0 is not a loopback address and there are no keys: .*--insecure"),
+        (RunOptions(listen="0.0.0.0:0", insecure=True), r"0\.0\.0\.0: devices need an address of this host"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: RunOptions, words: str, tmp_path: Path) -> None:

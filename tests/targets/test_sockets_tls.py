@@ -28,7 +28,7 @@ from dicompiler.base.errors import RunError, UsageError
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget, coordinator
+from dicompiler_targets.sockets import SocketsTarget, open_session
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.device_process import DeviceProcess, launch_process, local_starter
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
@@ -116,18 +116,21 @@ def gone(device: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (expired, "keys/devices/b: its certificate has expired: make new ones with 'dicompiler keys'"),
-        (foreign, "its certificate is not one of this cluster: make new ones"),
-        (foreign_but_trusting, "keys/devices/b: its certificate is not one of this cluster: make new"),
+        (expired, "keys/devices/b: its certificate has expired: create new ones with 'dicompiler keys'"),
+        (foreign, "its certificate does not belong to this cluster: create new ones"),
+        (foreign_but_trusting, "keys/devices/b: its certificate does not belong to this cluster: create new"),
         (
             revoked,
-            "keys/devices/b: its certificate was revoked: if the device is to be trusted again, 'dicompiler keys'",
+            "keys/devices/b: its certificate was revoked: to trust the device again, create new ones with 'dicompiler keys",
         ),
-        (unlisted, "crl.pem is missing: make keys with 'dicompiler keys'"),
-        (forged, "keys/devices/b: crl.pem, the list of revoked certificates, is not one of this cluster: make new"),
-        (outdated, "keys/devices/b: crl.pem, the list of revoked certificates, has expired: make new ones with"),
-        (of_a, "device 'b' shows the certificate of 'dicompiler:device:a': give each device the keys of its own"),
-        (gone, "key.pem is missing: make keys with 'dicompiler keys'"),
+        (unlisted, "crl.pem is missing: create keys with 'dicompiler keys'"),
+        (
+            forged,
+            "keys/devices/b: crl.pem, the list of revoked certificates, does not belong to this cluster: create new",
+        ),
+        (outdated, "keys/devices/b: crl.pem, the list of revoked certificates, has expired: create new ones with"),
+        (of_a, "device 'b' has the certificate of 'dicompiler:device:a': give each device its own keys"),
+        (gone, "key.pem is missing: create keys with 'dicompiler keys'"),
     ],
 )
 def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
@@ -151,11 +154,13 @@ def test_a_device_without_keys_is_told_so(keys: Path, tmp_path: Path) -> None:
         return (clear if manifest["device"] == "b" else secure)(manifest, arguments)
 
     with pytest.raises(
-        RunError, match=r"^device 'b': .*the coordinator refused: this end uses TLS: give the other one keys too"
+        RunError, match=r"^device 'b': .*the coordinator refused: this end uses TLS: give keys to the other end too"
     ):
-        coordinator.run_artifact(directory, [halo()[2]], RunOptions(timeout_s=20, keys=keys), start)
-    with pytest.raises(RunError, match=r"^device '[ac]': .*cannot be joined: .*give both of them keys \(--keys\)"):
-        coordinator.run_artifact(directory, [halo()[2]], RunOptions(timeout_s=20), start)
+        open_session.run_artifact(directory, [halo()[2]], RunOptions(timeout_s=20, keys=keys), start)
+    with pytest.raises(
+        RunError, match=r"^device '[ac]': .*cannot join the coordinator: .*give keys to both ends \(--keys\)"
+    ):
+        open_session.run_artifact(directory, [halo()[2]], RunOptions(timeout_s=20), start)
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -188,7 +193,7 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
 
 
 class Nameless(TlsKeys):
-    """Trusts everybody and shows no certificate."""
+    """Trusts everybody and sends no certificate."""
 
     def __init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -206,9 +211,9 @@ class Unchecked(TlsKeys):
 @pytest.mark.parametrize(
     ("change", "theirs", "ours"),
     [
-        (expired, "its certificate has expired", "it refuses the certificate of this end, which has expired"),
-        (foreign_but_trusting, "its certificate is not one of this", "it refuses the certificate of this end, which i"),
-        (revoked, "its certificate was revoked: if", "it refuses the certificate of this end, which was revoked: if"),
+        (expired, "its certificate has expired", "it refused this end's certificate, which has expired"),
+        (foreign_but_trusting, "its certificate does not belong to this", "it refused this end's certificate, which d"),
+        (revoked, "its certificate was revoked: to", "it refused this end's certificate, which was revoked: to"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("opens", [True, False])
@@ -229,24 +234,24 @@ def test_each_handshake_refuses_such_a_certificate_in_words(
 def test_a_device_tells_that_its_certificate_expires_soon(tmp_path: Path) -> None:
     make_keys("abc", tmp_path / "keys", days=9)
     assert TlsKeys(tmp_path / "keys" / "devices" / "a").expiry_notice.endswith(
-        "make new ones with 'dicompiler keys' and --renew"
+        "create new ones with 'dicompiler keys' and --renew"
     )
     directory = emit(halo(), tmp_path / "artifact")
     process = launch_process(
-        directory, {"device": "a"}, ["--control", "127.0.0.1:9", "--keys", str(tmp_path / "keys/devices/a")]
+        directory, {"device": "a"}, ["--coordinator", "127.0.0.1:9", "--keys", str(tmp_path / "keys/devices/a")]
     )
     process.send_token("")
     assert process.popen is not None and process.popen.wait(20) == 1 and process.output is not None
     said = process.output.read().decode()
-    assert re.match(r"a: .*/keys/devices/a: the certificate expires on \d{4}-\d\d-\d\d: make new", said)
+    assert re.match(r"a: .*/keys/devices/a: the certificate expires on \d{4}-\d\d-\d\d: create new", said)
     process.close()
 
 
 def test_who_shows_no_certificate_is_refused(keys: Path) -> None:
     client, server = meet(Nameless(), TlsKeys(keys / "coordinator"))
-    assert str(server) == "it shows no certificate: give it keys (--keys)"
+    assert str(server) == "it sent no certificate: give it keys (--keys)"
     assert isinstance(client, PeerRefused)
-    assert str(client) == "it wants a certificate and was shown none: give this end keys (--keys)"
+    assert str(client) == "it requires a certificate: give keys to this end (--keys)"
 
 
 def test_both_ends_see_who_the_other_is(keys: Path) -> None:
@@ -287,13 +292,13 @@ def test_a_device_does_not_leave_its_host_without_keys(tmp_path: Path) -> None:
             host = probe.getsockname()[0]
         except OSError:
             host = "127.0.0.1"
-        arguments = ["--control", f"{host}:{listener.getsockname()[1]}", "--timeout", "5"]
+        arguments = ["--coordinator", f"{host}:{listener.getsockname()[1]}", "--timeout", "5"]
         process = launch_process(directory, {"device": document.device}, arguments)
         assert process.popen is not None
         process.send_token("")
         if not is_loopback(host):
             assert process.popen.wait(10) == 1
-            assert f"{host} is not on this host, and there are no keys" in str(process.describe_exit())
+            assert f"{host} is not a loopback address and there are no keys" in str(process.describe_exit())
         process.popen.kill()
         process.popen.wait()
 
@@ -302,7 +307,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(RunError, match=rf"^{address}: cannot listen there: the port is taken: end"):
+        with pytest.raises(RunError, match=rf"^{address}: cannot listen there: the port is in use: end"):
             SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, listen=address))
     with pytest.raises(UsageError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
         SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, keys=tmp_path))
@@ -313,11 +318,11 @@ def test_a_device_says_that_its_port_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as coordinator, socket.create_server(("127.0.0.1", 0)) as taken:
         control, listen = (f"127.0.0.1:{one.getsockname()[1]}" for one in (coordinator, taken))
         done = subprocess.run(
-            [sys.executable, "-m", "runtime", "--control", control, "--listen", listen],
+            [sys.executable, "-m", "runtime", "--coordinator", control, "--listen", listen],
             cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: "a token"}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
-    remedy = "end the process that holds it, or choose another port, 0 for any"
-    assert (done.returncode, done.stderr) == (1, f"a: {listen}: cannot listen there: the port is taken: {remedy}\n")
+    remedy = "end the process that uses it, or choose another port (0: any)"
+    assert (done.returncode, done.stderr) == (1, f"a: {listen}: cannot listen there: the port is in use: {remedy}\n")
 
 
 @pytest.mark.parametrize(
@@ -331,5 +336,5 @@ def test_addresses() -> None:
     assert split_address("[::1]:70") == ("::1", 70)
     assert split_address("pi01:7000") == ("pi01", 7000)
     for text in ("pi01", ":7", "pi01:x", "pi01:70000", "pi01:-1"):
-        with pytest.raises(ValueError, match=r"is no address: expected HOST:PORT"):
+        with pytest.raises(ValueError, match=r"is not an address: expected HOST:PORT"):
             split_address(text)

@@ -71,7 +71,7 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
                 away.add(name)
                 missing = tuple(other for other in artifact.devices if other in away)
                 now = time.perf_counter() - begun
-                tell(RunEvent("loss", name, lost.failed_devices.reason, missing, now, len(done)))
+                tell(RunEvent("failure", name, lost.failed_devices.reason, missing, now, len(done)))
             done = done[: wanted - 1]  # where all are finished their times are not told: the last one is played again
     result = mpirun.make_result(artifact, report, delivered)
     if events:
@@ -79,7 +79,7 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
         pause = now - since - result.total_s + result.frames_s[0]
         again = min(again, wanted - len(done))  # at most: who was ended does not say what it had begun
         at_s = since - begun + pause
-        tell(replace(events[-1], kind="take-over", reason="", at_s=at_s, replayed_frames=again, interruption_s=pause))
+        tell(replace(events[-1], kind="takeover", reason="", at_s=at_s, replayed_frames=again, interruption_s=pause))
     every = (*done, *result.outputs_by_device)[:keep]
     outputs = tuple(artifact.take_first_outputs(frame) for frame in every)
     total = result.total_s if not events else time.perf_counter() - begun

@@ -1,4 +1,4 @@
-"""The sockets target: one directory and one process per device, which talk over TCP."""
+"""The target `sockets`: a directory and a process per device, which communicate over TCP."""
 
 from __future__ import annotations
 

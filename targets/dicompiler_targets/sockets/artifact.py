@@ -1,6 +1,6 @@
-"""What an artifact of this target says about its devices, inputs and outputs; arrays become bytes and bytes arrays.
+"""An artifact of this target as the coordinator reads it, and the conversion between arrays and payloads.
 
-In: an artifact's directory, arrays. Out: records, payloads. Needs numpy and nothing of ONNX.
+An artifact's directory ⇒ manifests, roles, inputs and outputs. Needs numpy, but no ONNX package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,12 @@ from dicompiler.plugin_api.artifacts import (
     read_checksummed_json,
 )
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
-from dicompiler_targets.bundled_runtime import WEIGHTS_FILE, check_bundled_sources, hash_sources, read_runtime_sources
+from dicompiler_targets.bundled_runtime import (
+    WEIGHTS_FILE,
+    check_bundled_sources,
+    hash_sources,
+    read_runtime_sources,
+)
 from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule, active_roles, role_manifests
 from dicompiler_targets.sockets.runtime.value_codec import (
     NON_TENSOR_TYPE,
@@ -41,13 +46,19 @@ _NUMPY_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-"""numpy's names of the types where they are not ONNX's in small letters."""
+"""numpy's names of types that are not ONNX's names in lower case."""
 
 
 @dataclass(frozen=True)
 class RoleIO:
-    """By device what it is given in the frames of a role, and what it delivers, by index of the output. states: by
-    device what it keeps, and is given where states begin anew. players: the devices that are told of these frames."""
+    """Inputs and outputs of the devices in the frames of one role.
+
+    Attributes:
+        inputs: By device, the inputs that it gets.
+        outputs: By device, the outputs that it delivers, by index of the output.
+        states: By device, the states that it keeps, and gets when states are set.
+        active_devices: The devices that take part in these frames.
+    """
 
     inputs: Mapping[str, Sequence[Mapping[str, Any]]]
     outputs: Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -57,7 +68,18 @@ class RoleIO:
 
 @dataclass(frozen=True)
 class SocketsArtifact:
-    """`manifests` in the order of devices; the rest as artifact.json has it."""
+    """An artifact of this target.
+
+    Attributes:
+        directory: Its directory.
+        digest: Its digest.
+        manifests: The manifests, in the order of devices.
+        inputs: Descriptions of the inputs, as in artifact.json, like all the following.
+        outputs: Descriptions of the outputs.
+        files: Size and digest of each file.
+        states: Descriptions of the states.
+        table_indices: By input, the tables whose rows it selects.
+    """
 
     directory: Path
     digest: str
@@ -70,8 +92,13 @@ class SocketsArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> SocketsArtifact:
-        """The artifact in `directory`: what it says of itself is whole and holds together, and its copies of the
-        runtime are the installed one. What the files of the devices hold, they check themselves. DicompilerError."""
+        """Load an artifact and check that its documents are intact and consistent.
+
+        The copied runtime must be the installed one. Devices check the content of their other files themselves.
+
+        Raises:
+            DicompilerError: The artifact is damaged, inconsistent, or of another version.
+        """
         document = load_artifact(directory)
         try:
             names = [f"{device}/{MANIFEST}" for device in document["devices"]]
@@ -84,43 +111,48 @@ class SocketsArtifact:
                 transfers = [transfer for role in role_manifests(manifest) for transfer in role["transfers"]]
                 for peer in {t[end] for t in transfers for end in ("sender", "receiver")}:
                     if peer not in document["devices"]:
-                        raise KeyError(f"{manifest['device']} needs {peer}, which is not there")
-            states, rows = tuple(document.get("states", ())), document.get("rows", {})
-            known = (directory, document["digest"], tuple(manifests))
-            artifact = cls(*known, inputs, outputs, document["files"], states, rows)
-            if (
-                len({tuple(tuple(role.get("lost", ())) for role in role_manifests(manifest)) for manifest in manifests})
-                > 1
-            ):
-                raise KeyError("the devices have different numbers of roles, or for other losses")
-            return artifact
+                        raise KeyError(f"{manifest['device']} needs {peer}, which is missing")
+            failed_sets = {tuple(tuple(role.get("failed", ())) for role in role_manifests(m)) for m in manifests}
+            if len(failed_sets) > 1:
+                raise KeyError("the devices have roles for different failures")
+            states, table_indices = tuple(document.get("states", ())), document.get("rows", {})
+            return cls(
+                directory,
+                document["digest"],
+                tuple(manifests),
+                inputs,
+                outputs,
+                document["files"],
+                states,
+                table_indices,
+            )
         except (KeyError, TypeError) as error:
-            raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
+            raise DicompilerError(f"{directory}: not an artifact of this version ({error}): compile it again") from None
 
     @property
     def devices(self) -> tuple[str, ...]:
         return tuple(manifest["device"] for manifest in self.manifests)
 
     def device_files(self, device: str) -> list[str]:
-        """Each file in the device's directory, by its path there."""
-        own = f"{device}/"
-        return [name.removeprefix(own) for name in self.files if name.startswith(own)]
+        """Return the paths of the files in the device's directory, relative to it."""
+        prefix = f"{device}/"
+        return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
     def make_schedule(self) -> RoleSchedule:
-        """Which of `roles` the frames of a run go by, anew for each run."""
+        """Return a new schedule of `roles` for a run."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property
     def roles(self) -> tuple[RoleIO, ...]:
-        """Of all ways that a frame can go, as the manifests number them."""
+        """All roles, in the order of the manifests."""
         return tuple(
             RoleIO(
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},
                 {manifest["device"]: {v["index"]: v for v in manifest["outputs"]} for manifest in manifests},
                 {manifest["device"]: manifest.get("states", ()) for manifest in manifests},
-                frozenset(device for device, part in zip(self.devices, parts, strict=True) if part),
+                frozenset(device for device, is_active in zip(self.devices, active, strict=True) if is_active),
             )
-            for manifests, parts in zip(
+            for manifests, active in zip(
                 zip(*map(role_manifests, self.manifests), strict=True),
                 zip(*map(active_roles, self.manifests), strict=True),
                 strict=True,
@@ -128,9 +160,13 @@ class SocketsArtifact:
         )
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs as contiguous arrays, what is no tensor as it is; where a state is among them, all states, as
-        zeros if they are not. DicompilerError for a missing, unknown or unfitting one, and for a number that is no row
-        of the table that it is looked up in."""
+        """Return the inputs as contiguous arrays, and non-tensors as they are.
+
+        If one state is given, all missing states are zeros.
+
+        Raises:
+            DicompilerError: An input is missing, unknown or has another type or shape, or an index exceeds its table.
+        """
         check_type(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
         missing = [value for value in states if value["name"] not in inputs]
@@ -139,44 +175,51 @@ class SocketsArtifact:
         for name in inputs:
             if name not in known:
                 raise DicompilerError(f"the network has no input {name!r}{did_you_mean(name, known)}")
-        given = {value["name"]: _check_input(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
+        checked = {value["name"]: _check_input(value, {**zeros, **inputs}) for value in (*self.inputs, *states)}
         for name, tables in self.table_indices.items():
-            check_index_range(given.get(name), tables, f"input {name!r}")
-        return given
+            check_index_range(checked.get(name), tables, f"input {name!r}")
+        return checked
 
     def copy_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs as arrays of their own. DicompilerError as for `arrays`."""
+        """Return copies of the inputs; errors: see check_inputs."""
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
-    def first_outputs(self, delivered: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Each output as the first device that has it delivered it."""
+    def first_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Return each output of the first device that delivers it."""
         names = [value["name"] for value in self.outputs]
-        return {name: next(outputs[name] for outputs in delivered.values() if name in outputs) for name in names}
+        return {
+            name: next(outputs[name] for outputs in outputs_by_device.values() if name in outputs) for name in names
+        }
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
-    """That a device's manifest is of this artifact, and names the files that it needs and no others. KeyError for what
-    does not hold together, DicompilerError for another runtime."""
-    files, parts = manifest["files"], (role["segments"] for role in role_manifests(manifest))
+    """Check that a manifest belongs to the artifact, and lists the files that the device needs and no others.
+
+    Raises:
+        KeyError: The manifest is inconsistent.
+        DicompilerError: The copied runtime is not the installed one.
+    """
     if (manifest["device"], manifest["digest"]) != (device, document["digest"]):
-        raise KeyError(f"the manifest of {device} is of another artifact")
-    own = {name: record for name, record in document["files"].items() if name.startswith(f"{device}/")}
-    del own[f"{device}/{MANIFEST}"]
-    if {f"{device}/{name}": record for name, record in files.items()} != own:
-        raise KeyError(f"{device} and artifact.json name different files")
-    found = {name: record["digest"] for name, record in files.items()}
-    segments = {s["file"]: found[s["file"]] for part in parts for s in part if "file" in s}
-    if not all(re.fullmatch(r"segment\d{3,}\.onnx", name) for name in segments):
+        raise KeyError(f"the manifest of {device} belongs to another artifact")
+    files = manifest["files"]
+    listed = {name: record for name, record in document["files"].items() if name.startswith(f"{device}/")}
+    del listed[f"{device}/{MANIFEST}"]
+    if {f"{device}/{name}": record for name, record in files.items()} != listed:
+        raise KeyError(f"{device} and artifact.json list different files")
+    digests = {name: record["digest"] for name, record in files.items()}
+    segments = [segment for role in role_manifests(manifest) for segment in role["segments"]]
+    segment_files = {s["file"]: digests[s["file"]] for s in segments if "file" in s}
+    if not all(re.fullmatch(r"segment\d{3,}\.onnx", name) for name in segment_files):
         raise KeyError(f"{device}: names of segments")
-    code = {name: digest for name, digest in found.items() if name != WEIGHTS_FILE and name not in segments}
-    own = {f"runtime/{name}": content for name, content in read_runtime_sources("sockets", (".py",)).items()}
-    check_bundled_sources(directory / device, document, code, hash_sources(own))
+    code = {name: digest for name, digest in digests.items() if name != WEIGHTS_FILE and name not in segment_files}
+    sources = {f"runtime/{name}": content for name, content in read_runtime_sources("sockets", (".py",)).items()}
+    check_bundled_sources(directory / device, document, code, hash_sources(sources))
 
 
 def _check_input(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
     name = value["name"]
     if name not in inputs:
-        raise DicompilerError(f"input {name!r} is missing: give all of the network's inputs")
+        raise DicompilerError(f"input {name!r} is missing: give all inputs of the network")
     if value["dtype"] == NON_TENSOR_TYPE:
         return inputs[name]
     shape = None if value["shape"] is None else tuple(value["shape"])
@@ -184,7 +227,7 @@ def _check_input(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """numpy's type for the name of ONNX's. DicompilerError where that takes a package that is missing."""
+    """Return numpy's type for ONNX's type name; raise DicompilerError if that needs a package that is missing."""
     if name == STRING_TYPE:
         return np.dtype(object)
     name = _NUMPY_TYPE_NAMES.get(name, name.lower())
@@ -193,19 +236,22 @@ def numpy_type(name: str) -> np.dtype[Any]:
     try:
         import ml_dtypes
     except ImportError:
-        raise DicompilerError(f"type {name}: numpy lacks it: install the package ml_dtypes") from None
-    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-    return found
+        raise DicompilerError(f"type {name}: numpy does not have it: install the package ml_dtypes") from None
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
 
 
 def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
-    """What a device keeps of a state, as the manifest has it."""
+    """Return the piece of a state that a device keeps."""
     return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 
 
 def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
-    """The bytes of an input; rank and dimensions stand before them where the manifest knows no shape. DicompilerError
-    for words and nested values that cannot be packed."""
+    """Return the bytes of an input, after rank and dimensions if the manifest does not know the shape.
+
+    Raises:
+        DicompilerError: The input is a non-tensor that cannot be encoded.
+    """
     if value["dtype"] in UNSIZED_TYPES:
         try:
             return encode_value(array)
@@ -218,7 +264,7 @@ def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
 
 
 def from_payload(payload: Any, value: Mapping[str, Any]) -> Any:
-    """The output on the bytes that came: the reverse of `to_payload`. ValueError if they do not hold what they say."""
+    """Return the output in the bytes that a device sent, the reverse of `to_payload`; raise ValueError if invalid."""
     if value["dtype"] in UNSIZED_TYPES:
         try:
             return decode_value(payload)
@@ -229,7 +275,7 @@ def from_payload(payload: Any, value: Mapping[str, Any]) -> Any:
         dims: Sequence[int] = payload[: len(payload) // 8 * 8].view(np.int64)
         rank = int(dims[0]) if len(dims) and 0 <= dims[0] < len(dims) else -1
         if rank < 0:
-            raise ValueError(f"output {value['name']!r}: {len(payload)} bytes do not hold what their shape says")
+            raise ValueError(f"output {value['name']!r}: {len(payload)} bytes do not match their shape")
         shape, start = [int(size) for size in dims[1 : rank + 1]], 8 * (rank + 1)
     array: NDArray[Any] = payload[start:].view(numpy_type(value["dtype"])).reshape(shape)
     return array

@@ -1,6 +1,6 @@
-"""Plays artifacts on this host and says how long frames took: see Target.player.
+"""Runs artifacts on this host and prints how long their frames took: see Target.benchmark_player.
 
-It stands beside a copy of the runtime, and needs Python, numpy and onnxruntime, nothing else.
+The file is copied next to a copy of the runtime. It needs only Python, numpy and onnxruntime.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ TIMEOUT_S = 120.0
 HEARTBEAT_S = 2.0
 EXIT_WAIT_S = 1.0
 MIN_FRAMES = 5
-"""Frames that are played at least."""
 
 
 class BenchmarkRun:
-    """A run of an artifact's devices, each in a process of its own that is started in its directory."""
+    """A run of an artifact, with a process for each device.
+
+    Attributes:
+        received: Number of received messages by type.
+        reports: The devices' reports.
+        error: The first error; '' without errors.
+    """
 
     def __init__(self, artifact: Path) -> None:
         self.manifests = sorted((read_manifest(path) for path in artifact.glob("*/manifest.json")), key=_device_index)
@@ -47,8 +52,11 @@ class BenchmarkRun:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Plays frames for that long: the seconds of each, and of handing a message to the system (the median in the
-        last one)."""
+        """Run frames for that long.
+
+        Returns:
+            `frames`: seconds of each frame; `send`: median seconds of a call that sends a message, in the last frame.
+        """
         try:
             self._join()
             outputs = sum(len(manifest["outputs"]) for manifest in self.manifests)
@@ -64,17 +72,17 @@ class BenchmarkRun:
                 process.kill()
                 process.communicate()
             self.log.close()
-        spans = [
+        sends = [
             end - start for report in self.reports for kind, *_, start, end in report["timeline"] if kind == "send"
         ]
-        return {"frames": frames, "send": statistics.median(spans) if spans else None}
+        return {"frames": frames, "send": statistics.median(sends) if sends else None}
 
     def _join(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(TIMEOUT_S)
-            place = f"127.0.0.1:{listener.getsockname()[1]}"
+            coordinator = f"127.0.0.1:{listener.getsockname()[1]}"
             for manifest in self.manifests:
-                self._start(manifest["device"], place)
+                self._start(manifest["device"], coordinator)
             addresses: dict[str, Any] = {}
             while len(addresses) < len(self.manifests):
                 channel = MessageChannel(open_connection(listener.accept()[0], None, True, self.deadline))
@@ -82,15 +90,16 @@ class BenchmarkRun:
                 self.credentials.check(hello, hello["device"], COORDINATOR_NAME)
                 addresses[hello["device"]], self.channels[hello["device"]] = hello["address"], channel
         for name, channel in self.channels.items():
-            channel.start(self.loop, lambda _: None, self._deliver, self._lost)
-            peers = {"addresses": addresses, "in_flight": 1, **self.credentials.hello(COORDINATOR_NAME, name)}
-            channel.send_json(MessageType.PEERS, peers)
+            channel.start(self.loop, lambda _: None, self._deliver, self._handle_end)
+            proof = self.credentials.make_proof(COORDINATOR_NAME, name)
+            channel.send_json(MessageType.PEERS, {"addresses": addresses, "in_flight": 1, **proof})
         self._await(MessageType.READY, len(self.manifests))
 
-    def _start(self, device: str, place: str) -> None:
-        words = ["--tethered", "--control", place, "--run", self.credentials.run, "--heartbeat", str(HEARTBEAT_S)]
+    def _start(self, device: str, coordinator: str) -> None:
+        arguments = ["--end-with-stdin", "--coordinator", coordinator, "--run", self.credentials.run]
+        arguments += ["--heartbeat", str(HEARTBEAT_S), "--threads", "1"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "runtime", *words, "--threads", "1"],
+            [sys.executable, "-m", "runtime", *arguments],
             cwd=self.artifact / device,
             env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
             stdin=subprocess.PIPE,
@@ -104,25 +113,25 @@ class BenchmarkRun:
 
     def _run_frame(self, number: int, outputs: int) -> float:
         start, done = time.perf_counter(), self.received[MessageType.DONE]
-        wanted = self.received[MessageType.OUTPUT] + outputs
+        expected_outputs = self.received[MessageType.OUTPUT] + outputs
         for manifest in self.manifests:
             channel = self.channels[manifest["device"]]
             channel.post(MessageType.BEGIN_FRAME, index=int(1000 * TIMEOUT_S), frame=number)
             for value in manifest["inputs"]:
                 channel.post(MessageType.INPUT, bytes(value["bytes"]), value["index"], number)
         self.loop.push()
-        self._await(MessageType.OUTPUT, wanted)
+        self._await(MessageType.OUTPUT, expected_outputs)
         seconds = time.perf_counter() - start
         self._await(MessageType.DONE, done + len(self.manifests))
         return seconds
 
-    def _await(self, kind: MessageType, count: int) -> None:
-        self.loop.run_until(lambda: self.received[kind] >= count or self.error, self.deadline)
-        if self.received[kind] < count:
+    def _await(self, message_type: MessageType, count: int) -> None:
+        self.loop.run_until(lambda: self.received[message_type] >= count or self.error, self.deadline)
+        if self.received[message_type] < count:
             raise SystemExit(f"{self.artifact.name}: {self._first_error_line() or self.error or 'it takes too long'}")
 
     def _first_error_line(self) -> str:
-        """What the device that failed first has written: the others fail after it, and name it, perhaps sooner."""
+        """Return the output of the device that failed first; the others fail later and name it, perhaps before it."""
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_WAIT_S)
@@ -138,9 +147,9 @@ class BenchmarkRun:
             self.error = self.error or str(decode_json(payload).get("message"))
         self.received[header.type] += 1
 
-    def _lost(self, error: Exception) -> None:
+    def _handle_end(self, error: Exception) -> None:
         if len(self.reports) < len(self.manifests):
-            self.error = self.error or f"a device is gone: {error}"
+            self.error = self.error or f"a device has ended: {error}"
 
 
 def _device_index(manifest: dict[str, Any]) -> int:

@@ -1,20 +1,19 @@
-"""The devices of a run: how they join, what they say, who is away, and how one that was lost comes back.
+"""The state of a run's cluster: which devices are up, which roles are in use, and how failed devices return.
 
-In: an artifact, how devices are started. Out: events of frames, for the session; roles that are in force, and RunError
-where a device fails whose loss is not covered.
+An artifact and a function that starts devices ⇒ events of frames for the session, or a RunError if a device fails whose
+failure no plan covers.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import SocketsArtifact
-from dicompiler_targets.sockets.daemon_client import DaemonConnector
 from dicompiler_targets.sockets.device_messages import JSON_MESSAGE_TYPES, DeviceMessages
 from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, end_process
 from dicompiler_targets.sockets.failures import (
@@ -22,41 +21,115 @@ from dicompiler_targets.sockets.failures import (
     RANK_DISCONNECTED,
     DeviceEvent,
     DeviceFailure,
+    FailedProcesses,
     exit_failures,
     find_failure,
     format_root_cause,
 )
-from dicompiler_targets.sockets.leaving import FailedProcesses
-from dicompiler_targets.sockets.rendezvous import RunAcceptor
-from dicompiler_targets.sockets.returns import ReconnectQueue
+from dicompiler_targets.sockets.rendezvous import Acceptor
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
-from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
+from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
 
 log = logging.getLogger("dicompiler")
 
 POLL_INTERVAL_S, FAILURE_POLL_INTERVAL_S = 0.05, 0.002
-"""Seconds between two looks at the processes; while lost ones are ending."""
+"""Seconds between two checks of the processes, and while failed processes are ending."""
 CAUSE_WAIT_S = 0.3
-"""Seconds in which the cause of a failure can show: that a connection was lost is told before the death behind it."""
+"""Seconds to wait for the cause of a failure: a lost connection is noticed before the end of its process."""
 SUSPICION_WAIT_S = 0.15
-"""Seconds in which a device that others have lost can show that it is gone for us too."""
+"""Seconds to wait for more evidence about a device that other devices suspect."""
+MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
+"""Seconds until a failed device is started again; doubled after each failed attempt."""
 
 
 def half_time(deadline: float) -> float:
-    """When half of the time that is left is over; of time.monotonic, as `deadline`."""
+    """Return the time (time.monotonic) when half of the time until `deadline` has passed."""
     return (time.monotonic() + deadline) / 2
 
 
-class ClusterState:
-    """`processes`: of all devices; `away`: those that are not there. `window`: the frames on their way, by numbers that
-    each device knows them by; `schedule`: the role of each.
+class ReconnectQueue:
+    """Schedules restarts of failed devices and their return to the run, one device at a time.
 
-    A loss that the artifact's roles cover makes all frames before `window.end` void: `void` is true until the session
-    has given them again. More may follow once `changing` (who has not answered yet) is empty. `lost`: who was lost
-    last; `lost_s`: when the first loss was noticed (of time.perf_counter) after which no frame was finished, 0 without
-    one, for the session to set back. `told`: called with each loss and return: (kind, device, why); leaving: where the
-    reason of a loss shows later. beside: as of Lines.
+    Attributes:
+        connecting: The device that connects to its peers now; '' if there is none. One at a time, so that each device
+            finds all that returned before.
+    """
+
+    def __init__(self, start_device: Callable[[str], DeviceProcess], manually_started: set[str]) -> None:
+        """Create an empty queue.
+
+        Args:
+            start_device: Starts a device.
+            manually_started: Devices that are started by somebody else and connect by themselves.
+        """
+        self.start_device, self._manually_started = start_device, manually_started
+        self.connecting = ""
+        self._greeted: deque[str] = deque()
+        self._delays_s: dict[str, float] = {}
+        self._restart_at: dict[str, float] = {}
+        self._returning: set[str] = set()
+
+    def add_failed(self, name: str) -> None:
+        self._delays_s[name] = MIN_RESTART_DELAY_S
+        self._schedule_restart(name)
+
+    def retry_later(self, name: str) -> None:
+        """Schedule another attempt after a failed one."""
+        self._delays_s[name] = min(2 * self._delays_s.get(name, MIN_RESTART_DELAY_S), MAX_RESTART_DELAY_S)
+        self._schedule_restart(name)
+
+    def pop_due(self) -> list[str]:
+        """Return the devices to be started now, each once."""
+        due = [name for name, at in self._restart_at.items() if time.monotonic() >= at]
+        for name in due:
+            del self._restart_at[name]
+            self._returning.add(name)
+        return due
+
+    def is_returning(self, name: str) -> bool:
+        """Return True if a process of the device was started or has connected."""
+        return name in self._returning
+
+    def add_greeted(self, name: str) -> None:
+        """Add a device that completed the handshake."""
+        self._returning.add(name)
+        self._greeted.append(name)
+
+    def pop_next(self) -> str:
+        """Return the device that may connect to its peers now, which becomes `connecting`; '' if there is none."""
+        if self.connecting or not self._greeted:
+            return ""
+        self.connecting = self._greeted.popleft()
+        return self.connecting
+
+    def remove(self, name: str) -> None:
+        """Remove a device, for example because it has returned."""
+        self._returning.discard(name)
+        self.connecting = "" if self.connecting == name else self.connecting
+        if name in self._greeted:
+            self._greeted.remove(name)
+
+    def _schedule_restart(self, name: str) -> None:
+        self.remove(name)
+        if name not in self._manually_started:
+            self._restart_at[name] = time.monotonic() + self._delays_s[name]
+
+
+class ClusterState:
+    """The devices of a run.
+
+    If a device fails and the artifact's roles cover that, all frames before `window.end` are invalid. `needs_replay` is
+    true until the session sends them again. The session may send further frames once `awaiting_ack` is empty.
+
+    Attributes:
+        processes: The processes of all devices.
+        down: The devices that are down.
+        window: The frames in flight, by the numbers that the devices know them by.
+        schedule: The role of each frame.
+        awaiting_ack: Devices that have not acknowledged the last change of roles.
+        needs_replay: The session must send the frames in flight again.
+        loop: The event loop.
     """
 
     def __init__(
@@ -65,155 +138,194 @@ class ClusterState:
         options: RunOptions,
         in_flight: int,
         start: StartDevice,
-        beside: int,
-        told: Callable[[Any, str, str], None],
-        leaving: FailedProcesses,
+        local_processes: int,
+        on_change: Callable[[Any, str, str], None],
+        on_reason: Callable[[str, str], None],
     ) -> None:
-        self.artifact, self.options, self.on_change = artifact, options, told
-        self._in_flight = in_flight
+        """Create the state before any device has joined.
+
+        Args:
+            artifact: The artifact.
+            options: Options of the run.
+            in_flight: Frames that may be in flight.
+            start: Starts a device.
+            local_processes: Device processes on this host.
+            on_change: Called after each failure and return: (kind of event, device, reason).
+            on_reason: Called when the reason of a failure is final: (device, reason).
+        """
+        self._artifact, self._options, self._on_change = artifact, options, on_change
+        self._in_flight, self._start_device = in_flight, start
+        self._roles = artifact.roles
         self.processes: dict[str, DeviceProcess] = {}
         self.window, self.schedule = FrameWindow(None), artifact.make_schedule()
         self.down = set(options.start_without)
         self.awaiting_ack: set[str] = set()
-        self.needs_replay, self.last_failed, self.failed_at = False, "", 0.0
-        self.loop = EventLoop(options.heartbeat_s, beside)
+        self.needs_replay = False
+        self.loop = EventLoop(options.heartbeat_s, local_processes)
         self._peers_sent = self._has_joined = self._is_finishing = False
+        self._last_failed, self._failed_at = "", 0.0
         self._suspicions: list[tuple[DeviceFailure, float]] = []
         self._warned: set[str] = set()
         self._last_change, self._polled_at = 0, 0.0
-        self._start_device, self._failed_processes = start, leaving
-        self._roles = artifact.roles
+        self._failed_processes = FailedProcesses(on_reason)
         self._messages = DeviceMessages(self._roles, self.window, self.schedule, self._expects_ready)
         self._reconnects: ReconnectQueue | None = None
-        self._acceptor: RunAcceptor | DaemonConnector | None = None
-        self._credentials = RunCredentials()
+        self._acceptor: Acceptor | None = None
 
     @property
     def up(self) -> list[str]:
-        """The devices that take part, in order."""
-        return [name for name in self.artifact.devices if name not in self.down]
+        """The devices that are up, in order."""
+        return [name for name in self._artifact.devices if name not in self.down]
 
-    # -- starting and ending
+    # -- start and end
 
-    def join(self, door: RunAcceptor | DaemonConnector, deadline: float, check_time: Callable[..., None]) -> None:
-        """Starts the devices and waits until every one is connected to all its peers and has made its sessions.
-        check_time: (deadline, who is waited for, more words) raises RunError."""
-        self._acceptor, self._credentials = door, door.credentials
-        common = ["--control", door.address, "--run", self._credentials.run, "--timeout", f"{self.options.timeout_s:g}"]
-        common += ["--heartbeat", f"{self.options.heartbeat_s:g}", *["--insecure"] * self.options.insecure]
-        door.start_accepting(self.processes, self.artifact.digest)
+    def join(self, acceptor: Acceptor, deadline: float, check_time: Callable[..., None]) -> None:
+        """Start the devices, and wait until all are connected to their peers and have created their sessions.
+
+        Args:
+            acceptor: Where devices join.
+            deadline: When the run must have started (time.monotonic).
+            check_time: Raises RunError after the deadline: (deadline, awaited devices, end of the message).
+        """
+        self._acceptor = acceptor
+        acceptor.start_accepting(self.processes, self._artifact.digest)
+        arguments = self._runtime_arguments()
         if self.schedule.tolerates_failures:
             self._reconnects = ReconnectQueue(
-                lambda name: self._start_process(name, common),
-                set(filter(self._starts_by_itself, self.artifact.devices)),
+                lambda name: self._start_process(name, arguments),
+                set(filter(self._starts_by_itself, self._artifact.devices)),
             )
-        for manifest in self.artifact.manifests:
+        for manifest in self._artifact.manifests:
             name = manifest["device"]
-            if name in self.options.start_manually and name not in self.down:
-                before = "" if self.options.keys else f"{TOKEN_VARIABLE}={self._credentials.token} "
-                after = " --keys KEYS" if self.options.keys else ""
-                words = f"{before}python3 -m runtime {' '.join(common)}{after}"
-                log.warning("start %s in its directory on its host: %s", name, words)
-            self.processes[name] = (
-                DeviceProcess(manifest) if self._starts_by_itself(name) else self._start_process(name, common)
-            )
-        coming = half_time(deadline)
+            if name in self._options.start_manually and name not in self.down:
+                self._print_start_command(name, arguments)
+            is_foreign = self._starts_by_itself(name)
+            self.processes[name] = DeviceProcess(manifest) if is_foreign else self._start_process(name, arguments)
+        self._await_connections(acceptor, deadline, check_time)
+        failed = self.schedule.find_failed_set(self.down) or frozenset()
+        self.schedule.change(failed, 0, 0)
+        for name in self.up:
+            self._send_peers(name, {"down": sorted(self.down), "failed": sorted(failed)} if self.down else {})
+        self._peers_sent = True
+        self._await_ready(deadline, check_time)
+        self._has_joined = True
+
+    def _runtime_arguments(self) -> list[str]:
+        """Return the runtime's arguments that are the same for all devices."""
+        options, acceptor = self._options, self._get_acceptor()
+        arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run]
+        arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
+        return arguments + ["--insecure"] * options.insecure
+
+    def _print_start_command(self, name: str, arguments: list[str]) -> None:
+        has_keys = bool(self._options.keys)
+        token = "" if has_keys else f"{TOKEN_VARIABLE}={self._get_acceptor().credentials.token} "
+        command = f"{token}python3 -m runtime {' '.join(arguments)}{' --keys KEYS' if has_keys else ''}"
+        log.warning("start %s in its directory on its host: %s", name, command)
+
+    def _await_connections(self, acceptor: Acceptor, deadline: float, check_time: Callable[..., None]) -> None:
+        """Wait until all devices that are up have connected."""
+        late_at = half_time(deadline)
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
-            process = door.next_process(POLL_INTERVAL_S)
+            process = acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
-                end_process(process)  # nobody awaits it yet: it may come once all others are there
+                end_process(process)  # Nobody awaits it yet. It may come back once all others have joined.
                 self.processes[process.device] = DeviceProcess(process.manifest)
-                door.allow_again(process.device)
+                acceptor.allow_again(process.device)
             elif process is not None:
                 self._messages.listen(process, self.loop)
             self._handle_joining(lambda: True)
-            self._fail_missing([name for name in waiting if self.processes[name].channel is None], coming)
-            check_time(deadline, waiting, door.refusal_text)
-        lost = self.schedule.find_failed_set(self.down) or frozenset()
-        self.schedule.change(lost, 0, 0)
-        for name in self.up:
-            self._send_peers(name, {"away": sorted(self.down), "lost": sorted(lost)} if self.down else {})
-        self._peers_sent, coming = True, half_time(deadline)
+            self._fail_missing([name for name in waiting if self.processes[name].channel is None], late_at)
+            check_time(deadline, waiting, acceptor.refusal_text)
+
+    def _await_ready(self, deadline: float, check_time: Callable[..., None]) -> None:
+        """Wait until all devices that are up are ready, and all failures so far are explained."""
+        late_at = half_time(deadline)
+        ready = self._messages.ready_devices
         while (
-            (waiting := [name for name in self.up if name not in self._messages.ready_devices])
-            or self._suspicions
-            or self._failed_processes
+            (waiting := [name for name in self.up if name not in ready]) or self._suspicions or self._failed_processes
         ):
             self._handle_joining(lambda: False)
-            self._fail_missing([name for name in waiting if name not in self._messages.ready_devices], coming)
+            self._fail_missing([name for name in waiting if name not in ready], late_at)
             check_time(deadline, waiting or self.up)
-        self._has_joined = True
 
-    def _handle_joining(self, ready: Callable[[], object]) -> None:
-        """Handles what has come while the devices join, or comes within a tick."""
-        for event in self.events(ready):
+    def _handle_joining(self, is_ready: Callable[[], object]) -> None:
+        """Handle the events that arrive while the devices join."""
+        for event in self.events(is_ready):
             self.handle(event)
         self.poll()
 
-    def _fail_missing(self, waiting: Collection[str], coming: float) -> None:
-        """Takes those as lost that have not come by `coming`, where that is covered: what is left is for frames."""
-        if (
-            time.monotonic() > coming
-            and self.schedule.tolerates_failures
-            and self.schedule.find_failed_set({*self.down, *waiting})
-        ):
+    def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
+        """Treat devices that have not joined by `late_at` as failed, if the artifact covers that.
+
+        The remaining time is for frames.
+        """
+        can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
+        if time.monotonic() > late_at and can_continue:
             for name in waiting:
-                self._handle_failure(DeviceFailure(name, "it did not come in time", name, RANK_CAUSE, is_gone=True))
+                self._handle_failure(DeviceFailure(name, "it did not join in time", name, RANK_CAUSE, is_gone=True))
 
     def _starts_by_itself(self, name: str) -> bool:
-        """Whether it is not ours to start."""
-        return name in self.options.start_manually or name in self.options.start_without
+        return name in self._options.start_manually or name in self._options.start_without
 
-    def _start_process(self, name: str, common: list[str]) -> DeviceProcess:
-        manifest = next(manifest for manifest in self.artifact.manifests if manifest["device"] == name)
-        process = self._start_device(manifest, common)
-        process.send_token(self._credentials.token)
+    def _start_process(self, name: str, arguments: list[str]) -> DeviceProcess:
+        manifest = next(manifest for manifest in self._artifact.manifests if manifest["device"] == name)
+        process = self._start_device(manifest, arguments)
+        process.send_token(self._get_acceptor().credentials.token)
         return process
 
-    def _send_peers(self, name: str, more: dict[str, Any]) -> None:
-        """Tells a device where its peers are."""
+    def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
+        """Send a device the addresses of its peers."""
         addresses = {other: self.processes[other].address for other in self.up}
-        peers = {
-            "addresses": addresses,
-            "in_flight": self._in_flight,
-            **self._credentials.hello(COORDINATOR_NAME, name),
-            **more,
-        }
-        self.processes[name].get_channel().send_json(MessageType.PEERS, peers)
+        proof = self._get_acceptor().credentials.make_proof(COORDINATOR_NAME, name)
+        content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
+        self.processes[name].get_channel().send_json(MessageType.PEERS, content)
+
+    def _get_acceptor(self) -> Acceptor:
+        assert self._acceptor is not None
+        return self._acceptor
+
+    def _get_reconnects(self) -> ReconnectQueue:
+        assert self._reconnects is not None
+        return self._reconnects
 
     def finish(self) -> None:
-        """Tells the devices that there are no more frames."""
+        """Tell the devices that there are no more frames."""
         self._is_finishing = True
         for name in self.up:
             self.processes[name].get_channel().send(MessageType.FINISH, frame=self.window.end)
 
     def close(self) -> None:
-        """Ends all processes and connections."""
+        """End all processes and connections."""
         self.loop.close()
         if self._acceptor is not None:
             self._acceptor.close()
         self._failed_processes.end_all(list(self.processes.values()))
 
-    # -- what devices say
+    # -- events
 
-    def events(self, ready: Callable[[], object]) -> Iterator[DeviceEvent]:
-        """What has come, or comes within a tick; does not wait where something else is `ready`."""
-        tick_s = FAILURE_POLL_INTERVAL_S if self._failed_processes and not self.failed_at else POLL_INTERVAL_S
-        heard = self._messages.events
-        self.loop.run_until(lambda: heard or ready(), time.monotonic() + tick_s)
-        while heard:
-            yield heard.popleft()
+    def events(self, is_ready: Callable[[], object]) -> Iterator[DeviceEvent]:
+        """Yield the events that have arrived or arrive soon; do not wait if `is_ready`."""
+        wait_s = FAILURE_POLL_INTERVAL_S if self._failed_processes and not self._failed_at else POLL_INTERVAL_S
+        events = self._messages.events
+        self.loop.run_until(lambda: events or is_ready(), time.monotonic() + wait_s)
+        while events:
+            yield events.popleft()
 
     def handle(self, event: DeviceEvent) -> bool:
-        """Whether the event is about a frame, which is the session's to handle. Raises RunError as the class."""
+        """Handle an event of the cluster; return True if it concerns a frame and the session must handle it.
+
+        Raises:
+            RunError: A device failed whose failure is not covered.
+        """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
             process.queued_messages -= 1
         if header is not None and header.type is MessageType.TENSOR_OVERDUE and header.frame < self.window.first:
-            return False  # it was given again since
+            return False  # The frame was sent again in the meantime.
         failure = find_failure(event, self.processes)
         if failure is not None:
-            # After its report a device may end its connection.
+            # A device may close its connection after its report.
             if process.report is None:
                 self._handle_failure(failure)
         elif header is None:
@@ -225,22 +337,30 @@ class ClusterState:
         elif header.type is MessageType.REPORT:
             process.report = event.payload
         else:
-            if header.frame >= self._last_change:  # CHANGED, or a frame by the roles that are in force now
+            if header.frame >= self._last_change:  # ROLES_CHANGED, or a frame that uses the current roles.
                 self.awaiting_ack.discard(event.device)
             return header.type is not MessageType.ROLES_CHANGED and header.frame >= self.window.first
         return False
 
     def _expects_ready(self, name: str) -> bool:
-        """Whether a device has been told its peers, so that it may be ready."""
         return name not in self.down or (self._reconnects is not None and self._reconnects.connecting == name)
 
-    # -- who is there
+    # -- failures
+
+    @property
+    def has_unexplained_failures(self) -> bool:
+        """True while the reason of a failure is not known."""
+        return bool(self._failed_processes)
 
     def poll(self) -> None:
-        """Looks at processes, doubts and returns, if the last look was a tick ago. Raises RunError as the class."""
+        """Check processes, suspicions and returning devices, if the last check was POLL_INTERVAL_S ago.
+
+        Raises:
+            RunError: A device failed whose failure is not covered.
+        """
         now = time.monotonic()
         if now < self._polled_at + POLL_INTERVAL_S:
-            if self._failed_processes and not self.failed_at:
+            if self._failed_processes and not self._failed_at:
                 self._failed_processes.poll()
             return
         self._polled_at = now
@@ -252,59 +372,72 @@ class ClusterState:
         if self._reconnects is not None and self._has_joined and not self._is_finishing:
             self._poll_reconnects(self._reconnects)
 
+    def pop_interruption(self) -> tuple[str, float] | None:
+        """Return the device that failed last and the seconds since the first failure, once after each interruption.
+
+        The session calls it when a frame is finished, or there is none to be finished.
+        """
+        if not self._failed_at:
+            return None
+        seconds, self._failed_at = time.perf_counter() - self._failed_at, 0.0
+        return self._last_failed, seconds
+
+    def start_replay(self) -> None:
+        """Tell the cluster that the session sends the frames in flight again."""
+        self.needs_replay = False
+
     def _handle_failure(self, failure: DeviceFailure) -> None:
-        """Goes on without the device, if that can be; raises RunError for the failure behind this one if not."""
+        """Continue without the device if possible; otherwise raise RunError for the root cause."""
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])
         for name in (failure.reporter, failure.device):
-            if name in self.down:  # an end that was to come, or a return that fails
+            if name in self.down:  # The end of a failed device was expected, or a device that returns has failed.
                 if self._reconnects is not None and self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
                 return
         if not failure.is_gone:
             self._raise_root_cause([failure])
         elif failure.rank not in (RANK_CAUSE, RANK_DISCONNECTED):
-            if all(failure.device != one.device or failure.reporter != one.reporter for one, _ in self._suspicions):
-                wait_s = (
-                    CAUSE_WAIT_S if failure.reporter == failure.device else SUSPICION_WAIT_S
-                )  # its words may be on their way
-                self._suspicions.append((failure, time.monotonic() + wait_s))
+            self._add_suspicion(failure)
         elif self.schedule.find_failed_set(self.down | {failure.device}) is None:
             self._raise_root_cause([failure])
         else:
             self._mark_failed(failure)
 
+    def _add_suspicion(self, failure: DeviceFailure) -> None:
+        pair = failure.device, failure.reporter
+        if all(pair != (suspicion.device, suspicion.reporter) for suspicion, _ in self._suspicions):
+            # If the device's own process ended, its error message may still be in transit.
+            wait_s = CAUSE_WAIT_S if failure.reporter == failure.device else SUSPICION_WAIT_S
+            self._suspicions.append((failure, time.monotonic() + wait_s))
+
     def _resolve_suspicions(self) -> None:
-        """Of devices that blame each other the one that most do is taken as lost, if that is covered."""
-        doubts = [one for one, _ in self._suspicions]
-        blamed = Counter(one.device for one in doubts)
-        fit = [one for one in doubts if self.schedule.find_failed_set(self.down | {one.device}) is not None]
-        if not fit:
-            self._raise_root_cause(doubts)
-        self._mark_failed(max(fit, key=lambda one: blamed[one.device]))
+        """Treat the device that most others suspect as failed, if that is covered."""
+        suspicions = [suspicion for suspicion, _ in self._suspicions]
+        counts = Counter(suspicion.device for suspicion in suspicions)
+        covered = [s for s in suspicions if self.schedule.find_failed_set(self.down | {s.device}) is not None]
+        if not covered:
+            self._raise_root_cause(suspicions)
+        self._mark_failed(max(covered, key=lambda suspicion: counts[suspicion.device]))
 
     def _mark_failed(self, failure: DeviceFailure) -> None:
-        """Goes on without the device: all others forget what is on its way and take other roles."""
-        self.last_failed = name = failure.device
-        self.failed_at = self.failed_at or time.perf_counter()
-        self._polled_at = time.monotonic()  # nothing of that now
-        assert self._reconnects is not None
-        if self._reconnects.connecting:  # which may be on its way to the lost one
-            self._give_up_reconnect(self._reconnects.connecting, f"{name!r} was lost meanwhile")
+        """Continue without the device: all others drop the frames in flight and use other roles."""
+        self._last_failed = name = failure.device
+        self._failed_at = self._failed_at or time.perf_counter()
+        self._polled_at = time.monotonic()  # The next poll is not urgent.
+        reconnects = self._get_reconnects()
+        if reconnects.connecting:  # It may be connecting to the failed device.
+            self._give_up_reconnect(reconnects.connecting, f"{name!r} failed in the meantime")
         self.down.add(name)
-        self._suspicions = [(one, at) for one, at in self._suspicions if name not in (one.device, one.reporter)]
+        self._suspicions = [(s, at) for s, at in self._suspicions if name not in (s.device, s.reporter)]
         process = self._disconnect(name)
         self._change_roles(drop=self._is_needed_in_flight(name))
-        self._reconnects.add_failed(name)
+        reconnects.add_failed(name)
         self._failed_processes.add(process, failure)
-        self.on_change("loss", name, failure.message)
-
-    def _end_device(self, name: str) -> None:
-        """Ends a device's process and connection, and forgets what it said."""
-        end_process(self._disconnect(name))
+        self._on_change("failure", name, failure.message)
 
     def _disconnect(self, name: str) -> DeviceProcess:
-        """Ends a device's connection and forgets what it said; its process, no longer in use."""
+        """Close a device's connection, discard its messages, and return its process, which is not used any more."""
         process = self.processes[name]
         with self.loop.lock:
             if process.channel is not None:
@@ -312,87 +445,87 @@ class ClusterState:
             self._messages.forget(name)
         self.awaiting_ack.discard(name)
         self.processes[name] = DeviceProcess(process.manifest)
-        assert self._acceptor is not None
-        self._acceptor.allow_again(name)
+        self._get_acceptor().allow_again(name)
         return process
 
     def _is_needed_in_flight(self, name: str) -> bool:
-        """Whether the device has a part in a frame that is on its way, or none is: else all of them go on."""
-        numbers = [number for number in range(self.window.oldest, self.window.end) if self.window.is_in_flight(number)]
-        return not numbers or any(
-            name in self._roles[self.schedule.role_index(number)].active_devices for number in numbers
+        """Return True if the device takes part in a frame in flight, or no frame is in flight."""
+        in_flight = [n for n in range(self.window.oldest, self.window.end) if self.window.is_in_flight(n)]
+        return not in_flight or any(
+            name in self._roles[self.schedule.role_index(number)].active_devices for number in in_flight
         )
 
-    def _change_roles(self, drop: bool, back: str = "") -> None:
-        """Tells everybody, those first that begin, who is away and by which roles all goes from the next frame on, with
-        the next push. drop: what is on its way is forgotten and given again; back: the device whose return changes
-        that, which has begun nothing. Who was not told its peers hears of it with them."""
+    def _change_roles(self, drop: bool, returned: str = "") -> None:
+        """Post a CHANGE_ROLES to all devices that are up, those with inputs first, for the next push.
+
+        Devices that have not got PEERS yet hear of the change with that message.
+
+        Args:
+            drop: Drop the frames in flight, which the session sends again.
+            returned: The device whose return changes the roles; it has no frames in flight.
+        """
         if not self._peers_sent:
             return
-        if self.window.end <= self._last_change:  # an answer tells to which change, and so does what peers send
+        if self.window.end <= self._last_change:  # Acknowledgements name the frame, so each change needs its own.
             self.window.finish(self.window.open())
         first = self._last_change = self.window.end
-        lost = self.schedule.find_failed_set(self.down)
-        assert lost is not None
-        self.schedule.change(lost, first, self.window.oldest)
+        failed = self.schedule.find_failed_set(self.down)
+        assert failed is not None
+        self.schedule.change(failed, first, self.window.oldest)
         if drop:
             self.window.drop(first)
             self.needs_replay = True
         self.awaiting_ack = set() if self._is_finishing else set(self.up)
-        words = {"away": sorted(self.down), "lost": sorted(lost), "first": first}
+        content = {"down": sorted(self.down), "failed": sorted(failed), "first": first}
         inputs = self._roles[self.schedule.role_index(first)].inputs
         for name in sorted(self.up, key=lambda name: not inputs[name]):
-            self.processes[name].get_channel().post_json(
-                MessageType.CHANGE_ROLES, {**words, "drop": drop or name == back}
-            )
+            message = {**content, "drop": drop or name == returned}
+            self.processes[name].get_channel().post_json(MessageType.CHANGE_ROLES, message)
 
     def _raise_root_cause(self, failures: list[DeviceFailure]) -> None:
-        """Raises RunError for the failure that is behind the first ones that were noticed."""
+        """Raise RunError for the failure that caused the given ones, after waiting for further observations."""
         until = time.monotonic() + CAUSE_WAIT_S
         while all(failure.rank > RANK_CAUSE for failure in failures) and time.monotonic() < until:
-            heard = (find_failure(event, self.processes) for event in self.events(lambda: False))
-            failures += [failure for failure in heard if failure is not None]
+            observed = (find_failure(event, self.processes) for event in self.events(lambda: False))
+            failures += [failure for failure in observed if failure is not None]
             failures += exit_failures(self.processes[name] for name in self.up)
         raise RunError(format_root_cause(failures, self.processes))
 
-    # -- returns
+    # -- returning devices
 
-    def _poll_reconnects(self, returns: ReconnectQueue) -> None:
-        """Starts lost devices again, lets in who has come, and tells one after the other where its peers are."""
-        assert self._acceptor is not None
-        for name in returns.pop_due():
+    def _poll_reconnects(self, reconnects: ReconnectQueue) -> None:
+        """Restart failed devices, accept those that connect, and let one after another connect to its peers."""
+        for name in reconnects.pop_due():
             try:
-                self.processes[name] = returns.start_device(name)
+                self.processes[name] = reconnects.start_device(name)
             except RunError as error:
                 self._give_up_reconnect(name, str(error))
         try:
-            process = self._acceptor.next_process(0)
-        except RunError as error:  # it holds another artifact
+            process = self._get_acceptor().next_process(0)
+        except RunError as error:  # The device has another artifact.
             self._warn_once(str(error))
             process = None
         if process is not None:
             self._messages.listen(process, self.loop)
-            returns.add_greeted(process.device)
-        if not self.awaiting_ack and not self.needs_replay and (guest := returns.pop_next()):
-            self._send_peers(guest, {"away": sorted(self.down - {guest}), "again": True})
+            reconnects.add_greeted(process.device)
+        if not self.awaiting_ack and not self.needs_replay and (name := reconnects.pop_next()):
+            self._send_peers(name, {"down": sorted(self.down - {name}), "rejoins": True})
 
-    def _give_up_reconnect(self, name: str, why: str) -> None:
-        """A device that was coming back does not, for now."""
-        assert self._reconnects is not None
-        self._warn_once(f"device {name!r} does not come back yet: {why}")
-        self._end_device(name)
-        self._reconnects.retry_later(name)
+    def _give_up_reconnect(self, name: str, reason: str) -> None:
+        """End a device that tried to return; it will be started again later."""
+        self._warn_once(f"device {name!r} does not return yet: {reason}")
+        end_process(self._disconnect(name))
+        self._get_reconnects().retry_later(name)
 
-    def _warn_once(self, words: str) -> None:
-        """Warns of why somebody does not come back: once, as who tries again says the same again and again."""
-        log.log(logging.INFO if words in self._warned else logging.WARNING, "%s", words)
-        self._warned.add(words)
+    def _warn_once(self, message: str) -> None:
+        """Warn once, because repeated attempts fail for the same reason."""
+        log.log(logging.INFO if message in self._warned else logging.WARNING, "%s", message)
+        self._warned.add(message)
 
     def _mark_returned(self, name: str) -> None:
-        """From the next frame on a device takes part again."""
-        assert self._reconnects is not None
-        self._reconnects.mark_returned(name)
+        """Let a device take part again from the next frame on."""
+        self._get_reconnects().remove(name)
         self._warned.clear()
         self.down.discard(name)
-        self._change_roles(drop=False, back=name)
-        self.on_change("return", name, "")
+        self._change_roles(drop=False, returned=name)
+        self._on_change("return", name, "")

@@ -1,8 +1,4 @@
-"""A cluster that is kept running: where its devices are called, who may, and how a run joins it.
-
-In: the file beside an artifact that says where they are. Out: a `Start` and a door for a session's crew; answers of
-devices to who asks how they do.
-"""
+"""Clients of resident devices: the state file next to an artifact, runs and status requests."""
 
 from __future__ import annotations
 
@@ -46,14 +42,22 @@ from dicompiler_targets.sockets.runtime.transport import (
 
 log = logging.getLogger("dicompiler")
 
-RESIDENT_FORMAT = "dicompiler.kept/1"
-RESTART_HINT = "start it again ('dicompiler deploy --keep')"
+RESIDENT_FORMAT = "dicompiler.resident/1"
+RESTART_HINT = "start it again ('dicompiler deploy --resident')"
 
 
 @dataclass(frozen=True)
 class ResidentCluster:
-    """The devices of an artifact that stay. addresses: where each is called. token: what shows that we belong to them,
-    '' with keys (the directory that `dicompiler keys` made); insecure: whether they may be on other hosts without."""
+    """The resident devices of an artifact, as its state file lists them.
+
+    Attributes:
+        directory: The artifact's directory.
+        digest: The artifact's digest.
+        addresses: Host and port of each device.
+        token: Proves membership of the cluster; '' with keys.
+        keys: The directory that 'dicompiler keys' created, if any.
+        insecure: Plain connections to other hosts are allowed.
+    """
 
     directory: Path
     digest: str
@@ -64,93 +68,97 @@ class ResidentCluster:
 
     @staticmethod
     def state_file(directory: Path) -> Path:
-        """Where that is written down: beside the artifact."""
-        beside = directory.absolute()
-        return beside.with_name(f"{beside.name}.kept.json")
+        """Return the path of an artifact's state file, which is next to its directory."""
+        absolute = directory.absolute()
+        return absolute.with_name(f"{absolute.name}.resident.json")
 
     @classmethod
     def load(cls, directory: Path) -> ResidentCluster | None:
-        """None where none are kept. DicompilerError for a file that is none of ours."""
+        """Return the resident devices of an artifact, None if there are none.
+
+        Raises:
+            DicompilerError: The state file is invalid.
+        """
         path = cls.state_file(directory)
         try:
             document = json.loads(path.read_bytes())
-            if document.pop("format") != RESIDENT_FORMAT:
-                raise ValueError("another format")
+            if (found := document.pop("format")) != RESIDENT_FORMAT:
+                raise ValueError(f"format {found!r}, expected {RESIDENT_FORMAT!r}")
             addresses = {str(name): (str(host), int(port)) for name, (host, port) in document.pop("addresses").items()}
             return cls(directory, addresses=addresses, **document)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise DicompilerError(f"{path}: it does not say what is kept running ({error!r}): remove it") from None
+            raise DicompilerError(f"{path}: invalid list of resident devices ({error!r}): remove it") from None
 
     @classmethod
     def load_for(cls, artifact: SocketsArtifact) -> ResidentCluster | None:
-        """As `load`. RunError where another artifact is kept."""
-        kept = cls.load(artifact.directory)
-        if kept is not None and kept.digest != artifact.digest:
+        """Return as `load` does; raise RunError if the devices run another artifact."""
+        cluster = cls.load(artifact.directory)
+        if cluster is not None and cluster.digest != artifact.digest:
             raise RunError(
-                f"{artifact.directory}: its devices are kept running with another artifact than this: stop them first "
+                f"{artifact.directory}: its resident devices run another artifact: stop them first "
                 "('dicompiler deploy --stop')"
             )
-        return kept
+        return cluster
 
     def save(self) -> None:
-        """Writes it down, for the user alone."""
+        """Write the state file, readable only for the user."""
         document = {"format": RESIDENT_FORMAT, **asdict(self)}
         del document["directory"]
         path = self.state_file(self.directory)
-        stage = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with open(os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                 file.write(json.dumps(document, indent=1) + "\n")
-            os.replace(stage, path)
+            os.replace(temporary, path)
         except OSError as error:
-            raise DicompilerError(f"{path}: it cannot be written: {error.strerror or error}") from None
+            raise DicompilerError(f"{path}: cannot be written: {error.strerror or error}") from None
         finally:
-            stage.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the state file."""
+        self.state_file(self.directory).unlink(missing_ok=True)
 
     @property
     def is_remote(self) -> bool:
-        """Whether any of them is on another host than this."""
+        """True if a device runs on another host."""
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
-    def remove(self) -> None:
-        """They are not kept any more."""
-        self.state_file(self.directory).unlink(missing_ok=True)
-
     def run_options(self, options: RunOptions) -> RunOptions:
-        """Those of a run that joins them. UsageError for what cannot be said of devices that run already."""
-        for name in ("elsewhere", "pin"):
+        """Return the options of a run on these devices; raise UsageError for options that need new processes."""
+        for name in ("start_manually", "pin"):
             if getattr(options, name):
                 raise UsageError(
-                    f"run: the devices of {self.directory} are kept running: leave out --{name}, or stop them first "
-                    "('dicompiler deploy --stop')"
+                    f"run: the devices of {self.directory} are resident: omit --{name.replace('_', '-')}, or stop them "
+                    "first ('dicompiler deploy --stop')"
                 )
         keys = options.keys or (None if self.keys is None else Path(self.keys))
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        """What shows who we are. UsageError for keys that cannot be used."""
+        """Return the coordinator's keys; raise UsageError for keys that cannot be used."""
         try:
             return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
 
     def status(self, options: RunOptions) -> tuple[DeviceStatus, ...]:
-        """How each device does, in the order of their names; an `error` for those that do not answer."""
+        """Return the status of each device in the order of names; those that do not answer have only an `error`."""
         options = self.run_options(options)
         keys = self.load_keys(options)
 
         def ask(name: str) -> DeviceStatus:
             address = join_address(*self.addresses[name])
             try:
-                wish = {"wants": "status"}
+                request = {"request": "status"}
                 deadline = time.monotonic() + min(GREETING_TIMEOUT_S, options.timeout_s)
-                channel, told = call_daemon(
-                    name, self.addresses[name], keys, options.insecure, self.token, wish, deadline
+                channel, report = call_daemon(
+                    name, self.addresses[name], keys, options.insecure, self.token, request, deadline
                 )
                 channel.close()
-                return DeviceStatus(address=address, **told)
+                return DeviceStatus(address=address, **report)
             except (OSError, ValueError, TypeError, ProtocolError, PeerRefused) as error:
                 return DeviceStatus(device=name, address=address, error=f"{_error_text(error)}: {RESTART_HINT}")
 
@@ -162,28 +170,37 @@ def call_daemon(
     name: str,
     address: tuple[str, int],
     keys: TlsKeys | None,
-    insecure: bool,
+    is_insecure: bool,
     token: str,
-    wish: Mapping[str, Any],
+    request: Mapping[str, Any],
     deadline: float,
 ) -> tuple[MessageChannel, dict[str, Any]]:
-    """Calls a device that stays, and says what is wanted of it: the connection, and its answer. OSError where nobody
-    is there, ProtocolError for who is not that device, Refused with its words."""
+    """Connect to a resident device and send a request.
+
+    Returns:
+        The channel and the answer.
+
+    Raises:
+        OSError: The device cannot be reached.
+        ProtocolError: The other end is not that device.
+        PeerRefused: The device refused; the text is its message.
+    """
     connection = socket.create_connection(address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
     try:
-        check_encryption(connection.getpeername()[0], keys, insecure)
+        check_encryption(connection.getpeername()[0], keys, is_insecure)
     except ValueError:
         connection.close()
         raise
     channel = MessageChannel(open_connection(connection, keys, False, deadline))
     try:
         check_identity(channel.identity, DEVICE_IDENTITY.format(name), f"device {name!r}")
-        nonce, soon = secrets.token_hex(16), min(deadline, time.monotonic() + GREETING_TIMEOUT_S)
-        channel.send_greeting(MessageType.HELLO, {"device": COORDINATOR_NAME, "nonce": nonce}, soon)
-        hello = channel.receive_greeting(soon)
-        member = RunCredentials("", "" if keys else derive_token(token, nonce, str(hello.get("nonce"))))
-        member.check(hello, name, COORDINATOR_NAME)
-        channel.send_greeting(MessageType.HELLO, {**member.hello(COORDINATOR_NAME, name), **wish}, soon)
+        nonce, greeting_deadline = secrets.token_hex(16), min(deadline, time.monotonic() + GREETING_TIMEOUT_S)
+        channel.send_greeting(MessageType.HELLO, {"device": COORDINATOR_NAME, "nonce": nonce}, greeting_deadline)
+        hello = channel.receive_greeting(greeting_deadline)
+        credentials = RunCredentials("", "" if keys else derive_token(token, nonce, str(hello.get("nonce"))))
+        credentials.check(hello, name, COORDINATOR_NAME)
+        proof = credentials.make_proof(COORDINATOR_NAME, name)
+        channel.send_greeting(MessageType.HELLO, {**proof, **request}, greeting_deadline)
         return channel, channel.receive_greeting(deadline)
     except BaseException:
         channel.close()
@@ -198,7 +215,11 @@ def _error_text(error: Exception) -> str:
 
 @dataclass
 class DaemonProcess(DeviceProcess):
-    """A device that stays. failure: why it could not be called, '' as long as it may be."""
+    """A resident device.
+
+    Attributes:
+        failure: Why it cannot be reached; '' as long as it may be reachable.
+    """
 
     failure: str = field(default="", kw_only=True)
 
@@ -206,75 +227,78 @@ class DaemonProcess(DeviceProcess):
         return 1 if self.failure else None
 
     def describe_exit(self) -> str | None:
-        return f"it cannot be called{self.failure}" if self.failure else None
+        return f"it cannot be reached{self.failure}" if self.failure else None
 
 
 class DaemonConnector:
-    """The door of a run that joins devices that stay, and how they are called: a `Start`. See Door.
+    """Connects a run to resident devices: a `StartDevice` and a `rendezvous.Acceptor`.
 
-    revive: starts a device that does not answer; (its name) → its address.
+    Attributes:
+        options: The options of the run.
+        credentials: Credentials of the run.
     """
 
     address = ""
 
     def __init__(
-        self, kept: ResidentCluster, options: RunOptions, revive: Callable[[str], tuple[str, int]] | None = None
+        self,
+        cluster: ResidentCluster,
+        options: RunOptions,
+        restart: Callable[[str], tuple[str, int]] | None = None,
     ) -> None:
-        self._cluster, self.options, self._restart = kept, options, revive
-        self._keys = kept.load_keys(options)
-        self.credentials = RunCredentials(secrets.token_hex(8), "")
-        if options.keys is None:
-            self.credentials = RunCredentials(self.credentials.run, derive_token(kept.token, self.credentials.run))
+        """Create the connector; `restart` starts a device that does not answer and returns its address."""
+        self._cluster, self.options, self._restart = cluster, options, restart
+        self._keys = cluster.load_keys(options)
+        run = secrets.token_hex(8)
+        self.credentials = RunCredentials(run, "" if options.keys else derive_token(cluster.token, run))
         self._connections, self._closed, self._lock = ConnectionQueue(), False, threading.Lock()
         self._previous_call = threading.Event()
         self._previous_call.set()
 
     @property
     def is_remote(self) -> bool:
-        """See Kept."""
+        """True if a device runs on another host."""
         return self._cluster.is_remote
 
     @property
     def refusal_text(self) -> str:
-        """Nobody comes here by himself."""
+        """Always '', because no device connects by itself."""
         return ""
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
-        """The devices of `processes` may be called."""
         self._processes, self._digest = processes, digest
 
     def allow_again(self, device: str) -> None:
-        """It may be called again."""
+        """Do nothing: a device can always be called again."""
 
     def close(self) -> None:
-        """Nobody is called any more."""
         self._closed = True
 
     def __call__(self, manifest: Manifest, _: Sequence[str]) -> DeviceProcess:
-        """Calls a device, in a thread; one after another, so that of two clients the first gets them all."""
+        """Connect to a device in a thread, one after another, so that the first of two clients gets all devices."""
         address = self._cluster.addresses.get(manifest["device"])
-        where = "" if address is None else f" at {join_address(*address)}"
-        process, before, done = DaemonProcess(manifest, location=where), self._previous_call, threading.Event()
+        location = "" if address is None else f" at {join_address(*address)}"
+        process, previous, done = DaemonProcess(manifest, location=location), self._previous_call, threading.Event()
         self._previous_call = done
-        threading.Thread(target=self._connect, args=(process, before, done), daemon=True).start()
+        threading.Thread(target=self._connect, args=(process, previous, done), daemon=True).start()
         return process
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """The next device that has answered. RunError for one that refuses."""
-        met: tuple[DaemonProcess, MessageChannel, tuple[str, int]] | None
-        while (met := self._connections.take(seconds)) is not None:
-            process, channel, address = met
-            known = self._processes.get(process.device)
-            if known is not None and known is process:
-                known.channel, known.address = channel, address
-                return known
-            channel.close()  # it was given up meanwhile
+        """Return the next device that answered, or None; raise RunError if a device refused."""
+        while (answered := self._connections.take(seconds)) is not None:
+            process: DaemonProcess = answered[0]
+            channel: MessageChannel = answered[1]
+            address: tuple[str, int] = answered[2]
+            if self._processes.get(process.device) is process:
+                process.channel, process.address = channel, address
+                return process
+            channel.close()  # The device was given up in the meantime.
         return None
 
-    def _connect(self, process: DaemonProcess, before: threading.Event, done: threading.Event) -> None:
+    def _connect(self, process: DaemonProcess, previous: threading.Event, done: threading.Event) -> None:
         name = process.device
         try:
-            before.wait(min(GREETING_TIMEOUT_S, self.options.timeout_s / 4))
+            previous.wait(min(GREETING_TIMEOUT_S, self.options.timeout_s / 4))
             try:
                 channel = self._request_run(name)
             except OSError:
@@ -293,26 +317,26 @@ class DaemonConnector:
             done.set()
 
     def _update_address(self, name: str, address: tuple[str, int]) -> None:
-        """A device is called elsewhere from now on, by others too."""
+        """Record the new address of a restarted device, for other clients too."""
         with self._lock:
             self._cluster = replace(self._cluster, addresses={**self._cluster.addresses, name: address})
             try:
                 self._cluster.save()
             except DicompilerError as error:
-                log.warning("%s: others do not find device %r, which was started again", error, name)
+                log.warning("%s: other clients cannot find device %r, which was restarted", error, name)
 
     def _request_run(self, name: str) -> MessageChannel:
         if name not in self._cluster.addresses:
             raise ConnectionError("it was not started")
-        wish = {
-            "wants": "run",
+        request = {
+            "request": "run",
             "run": self.credentials.run,
             "digest": self._digest,
             "timeout": self.options.timeout_s,
             "heartbeat": self.options.heartbeat_s,
         }
         address = self._cluster.addresses[name]
-        # Where it does not answer, time must be left to go on without it.
-        until = time.monotonic() + min(2 * GREETING_TIMEOUT_S, self.options.timeout_s / 2)
-        insecure, token = self.options.insecure, self._cluster.token
-        return call_daemon(name, address, self._keys, insecure, token, wish, until)[0]
+        # If the device does not answer, time must be left to continue without it.
+        deadline = time.monotonic() + min(2 * GREETING_TIMEOUT_S, self.options.timeout_s / 2)
+        is_insecure, token = self.options.insecure, self._cluster.token
+        return call_daemon(name, address, self._keys, is_insecure, token, request, deadline)[0]

@@ -1,6 +1,6 @@
-"""What devices say to the coordinator, and what they may say when: the rest is refused before memory is taken for it.
+"""Messages from devices to the coordinator: checks that each may arrive now, before memory for it is allocated.
 
-In: the connections of devices. Out: events, in the order in which they came.
+Message channels ⇒ events in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -26,97 +26,114 @@ from dicompiler_targets.sockets.runtime.protocol import (
 )
 from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 
-JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
-"""What is told in words."""
+JSON_MESSAGE_TYPES = (
+    MessageType.REPORT,
+    MessageType.ERROR,
+    MessageType.PEER_FAILED,
+    MessageType.TENSOR_OVERDUE,
+)
 SPARE_ENTRIES = 16
-"""How much more of what was said is kept than can count."""
+"""Entries for old frames that OncePerFrame keeps before it removes them."""
 MAX_QUEUED_MESSAGES = 64
-"""How many of them of a device that can wait here, as they do until somebody asks for outputs."""
+"""JSON messages of a device that may wait until the user asks for outputs."""
 
 
 class OncePerFrame:
-    """What a device may say once: of all that it is, and of each frame on its way."""
+    """Checks that a device sends a message only once, or once per frame in flight."""
 
     def __init__(self, window: FrameWindow) -> None:
         self._window = window
         self._seen: set[tuple[MessageType, int]] = set()
 
-    def admit(self, kind: MessageType, frame: int = 0) -> None:
-        """ProtocolError for what was said before."""
-        if (kind, frame) in self._seen:
-            raise ProtocolError(f"{kind.name} came twice" + f" for frame {frame}" * (kind is not MessageType.READY))
+    def admit(self, message_type: MessageType, frame: int = 0) -> None:
+        """Record a message; raise ProtocolError if it was sent before."""
+        if (message_type, frame) in self._seen:
+            suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
+            raise ProtocolError(f"received {message_type.name} twice{suffix}")
         if len(self._seen) > 2 * len(self._window) + SPARE_ENTRIES:
-            # What is said of frames before is not taken for long.
-            self._seen = {one for one in self._seen if one[0] is MessageType.READY or one[1] >= self._window.oldest}
-        self._seen.add((kind, frame))
+            oldest = self._window.oldest
+            self._seen = {entry for entry in self._seen if entry[0] is MessageType.READY or entry[1] >= oldest}
+        self._seen.add((message_type, frame))
 
 
 class DeviceMessages:
-    """`events`: what came and was not taken yet; `ready`: the devices that are. awaits_ready: whether a device may say
-    that it is."""
+    """Receives the messages of all devices.
+
+    Attributes:
+        events: Events that were not handled yet.
+        ready_devices: Devices that sent READY.
+    """
 
     def __init__(
-        self, roles: Sequence[RoleIO], window: FrameWindow, schedule: RoleSchedule, awaits_ready: Callable[[str], bool]
+        self,
+        roles: Sequence[RoleIO],
+        window: FrameWindow,
+        schedule: RoleSchedule,
+        expects_ready: Callable[[str], bool],
     ) -> None:
+        """Create an empty queue; `expects_ready` returns True if a device may send READY."""
         self.events: deque[DeviceEvent] = deque()
         self.ready_devices: set[str] = set()
         self._roles, self._window, self._schedule = roles, window, schedule
-        self._expects_ready = awaits_ready
+        self._expects_ready = expects_ready
 
-    def listen(self, process: DeviceProcess, lines: EventLoop) -> None:
-        """From now on what the device says becomes events, and that it says nothing any more."""
+    def listen(self, process: DeviceProcess, loop: EventLoop) -> None:
+        """Turn messages of a device, and the end of its connection, into events from now on."""
         name = process.device
         expected, *others = (role.outputs[name] for role in self._roles)
-        gate, once = ReceiveFilter(expected, self._window, others, self._schedule), OncePerFrame(self._window)
+        output_filter = ReceiveFilter(expected, self._window, others, self._schedule)
+        once = OncePerFrame(self._window)
         process.get_channel().start(
-            lines,
-            lambda header: self._check(process, gate, once, header),
+            loop,
+            lambda header: self._check(process, output_filter, once, header),
             lambda header, payload: self._deliver(name, header, payload),
             lambda error: self.events.append(DeviceEvent(name, None, error)),
         )
 
     def forget(self, name: str) -> None:
-        """What a device said counts no more."""
+        """Discard the events of a device."""
         for _ in range(len(self.events)):
             if (event := self.events.popleft()).device != name:
                 self.events.append(event)
         self.ready_devices.discard(name)
 
-    def _check(self, process: DeviceProcess, gate: ReceiveFilter, once: OncePerFrame, header: MessageHeader) -> None:
-        if header.type is MessageType.OUTPUT:
-            gate.check(header)
-        elif header.type is MessageType.DONE:
+    def _check(
+        self, process: DeviceProcess, output_filter: ReceiveFilter, once: OncePerFrame, header: MessageHeader
+    ) -> None:
+        message_type, frame = header.type, header.frame
+        tolerates_failures = self._schedule.tolerates_failures
+        if message_type is MessageType.OUTPUT:
+            output_filter.check(header)
+        elif message_type is MessageType.DONE:
             check_no_payload(header)
             if not self._is_late(header):
-                self._window.check(header.frame, "DONE")
-                if process.device not in self._roles[self._schedule.role_index(header.frame)].active_devices:
-                    raise ProtocolError(f"DONE came for frame {header.frame}, in which it has no part")
-                once.admit(MessageType.DONE, header.frame)
-        elif header.type is MessageType.READY:
+                self._window.check(frame, "DONE")
+                if process.device not in self._roles[self._schedule.role_index(frame)].active_devices:
+                    raise ProtocolError(f"received DONE for frame {frame}, in which the device takes no part")
+                once.admit(MessageType.DONE, frame)
+        elif message_type is MessageType.READY:
             check_no_payload(header)
             if not self._expects_ready(process.device):
-                raise ProtocolError("READY came before PEERS")
+                raise ProtocolError("received READY before PEERS was sent")
             once.admit(MessageType.READY)
-        elif header.type is MessageType.ROLES_CHANGED and self._schedule.tolerates_failures:
+        elif message_type is MessageType.ROLES_CHANGED and tolerates_failures:
             check_no_payload(header)
-            if header.frame > self._schedule.last_change:
-                raise ProtocolError(f"CHANGED came for frame {header.frame}, from which on nothing changes")
+            if frame > self._schedule.last_change:
+                raise ProtocolError(f"received ROLES_CHANGED for frame {frame}, at which no roles change")
             if not self._is_late(header):
-                once.admit(MessageType.ROLES_CHANGED, header.frame)
-        elif header.type in JSON_MESSAGE_TYPES and (
-            header.type not in (MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
-            or self._schedule.tolerates_failures
+                once.admit(MessageType.ROLES_CHANGED, frame)
+        elif message_type in (MessageType.REPORT, MessageType.ERROR) or (
+            message_type in JSON_MESSAGE_TYPES and tolerates_failures
         ):
             check_json_length(header)
             process.queued_messages += 1
             if process.queued_messages > MAX_QUEUED_MESSAGES:
-                raise ProtocolError(f"more than {MAX_QUEUED_MESSAGES} messages came at once")
+                raise ProtocolError(f"received more than {MAX_QUEUED_MESSAGES} messages at once")
         else:
-            raise ProtocolError(f"{header.type.name} came, which no device sends")
+            raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Whether it counts no more, and is not kept: of a frame that was given again; an answer to a change after
-        which another came."""
+        """Return True for messages of a frame that was sent again, and acknowledgements of an earlier change."""
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

@@ -1,6 +1,7 @@
-"""Writes a Program as an artifact: artifact.json, and per device its manifest, segments, weights and the runtime.
+"""Writes a Program as an artifact of this target.
 
-In: a Program. Out: files, the same bytes for the same program. Weights go straight from their views to the file.
+Program ⇒ artifact.json, and per device its manifest, segments, weights and a copy of the runtime. The same program
+gives the same bytes. Weights are written directly from their views.
 """
 
 from __future__ import annotations
@@ -30,73 +31,94 @@ from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, 
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
-"""What stands beside the devices' directories."""
+"""Names in an artifact's directory that devices cannot have."""
 
 
 def write_artifact(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
-    """Writes the artifact into `directory`. `threads`: per device. DicompilerError for a device name that cannot be a
-    directory, or a tensor between devices whose type cannot be sent.
+    """Write the artifact into a directory.
+
+    Args:
+        program: The program.
+        threads: Threads of a segment, by device.
+        optimization: onnxruntime's optimization level.
+        directory: An existing directory.
+
+    Raises:
+        DicompilerError: A device's name cannot be the name of its directory, or the type of a tensor cannot be sent.
     """
     manifests = []
     for index, device in enumerate(program.devices):
         _check_device_name(device.device)
-        place = directory / device.device
-        place.mkdir()
-        head = {"index": index, "threads": threads[device.device], "optimization": optimization}
-        ends = [hoist_device_copies(role.devices[index]) for role in program.roles]
-        contents, names = make_device_contents(program, index, ends)
-        manifest = _device_manifest(program, index, names, ends)
-        manifests.append(manifest | head | {"files": dict(sorted(_write_files(contents, place)))})
-    # The manifests name every file with its hash: what they hash to stands for the whole artifact.
+        device_directory = directory / device.device
+        device_directory.mkdir()
+        settings = {"index": index, "threads": threads[device.device], "optimization": optimization}
+        hoisted = [hoist_device_copies(role.devices[index]) for role in program.roles]
+        contents, names = make_device_contents(program, index, hoisted)
+        manifest = _device_manifest(program, index, names, hoisted)
+        files = dict(sorted(_write_files(contents, device_directory)))
+        manifests.append(manifest | settings | {"files": files})
+    # The manifests list every file with its digest, so their own digest identifies the whole artifact.
     digest = hashlib.sha256("".join(map(format_json, manifests)).encode()).hexdigest()
     for manifest in manifests:
         text = format_checksummed_json(manifest | {"digest": digest})
         (directory / manifest["device"] / "manifest.json").write_bytes(text.encode())
-    files = {f"{one['device']}/{name}": record for one in manifests for name, record in one["files"].items()}
-    document = describe_artifact(program, "sockets", digest) | {"files": files}
+    all_files = {
+        f"{manifest['device']}/{name}": record for manifest in manifests for name, record in manifest["files"].items()
+    }
+    document = describe_artifact(program, "sockets", digest) | {"files": all_files}
     (directory / "artifact.json").write_bytes(format_json(document).encode())
 
 
 def _check_device_name(device: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", device) or device in RESERVED_NAMES:
-        raise DicompilerError(f"device {device!r}: no name for the device's directory: give it another one")
+        raise DicompilerError(f"device {device!r}: not a valid name for its directory: rename the device")
 
 
 def _device_manifest(
-    program: Program, index: int, files: Sequence[Sequence[str]], ends: Sequence[Sequence[HoistedSegment]]
+    program: Program, index: int, files: Sequence[Sequence[str]], hoisted: Sequence[Sequence[HoistedSegment]]
 ) -> Json:
-    """What the device's runtime must know, without the files and what they depend on.
+    """Return a device's manifest without the list of its files.
 
-    files: the segments' files, role by role; ends: what is copied where segments meet.
+    Args:
+        program: The program.
+        index: The device's index.
+        files: Files of the segments, by role.
+        hoisted: The segments and the copies at their boundaries, by role.
     """
     device = program.devices[index]
     pairs = [(t.sender, t.receiver) for t in program.all_transfers]
     peers = {name for pair in pairs if device.device in pair for name in pair} - {device.device}
     order = {d.device: i for i, d in enumerate(program.devices)}
-    first = 0
+    first_transfer = 0
     roles = []
-    for role, role_files, own in zip(program.roles, files, ends, strict=True):
-        lost = {"lost": list(role.failed)} if role.failed else {}
-        roles.append(_role_document(role, role.devices[index], role_files, own, first) | lost)
-        first += len(role.transfers)
+    for role, role_files, role_hoisted in zip(program.roles, files, hoisted, strict=True):
+        failed = {"failed": list(role.failed)} if role.failed else {}
+        roles.append(_role_document(role, role.devices[index], role_files, role_hoisted, first_transfer) | failed)
+        first_transfer += len(role.transfers)
     return {
         "format": MANIFEST_FORMAT,
         "device": device.device,
         "host": device.host,
         "peers": [{"device": name, "index": order[name]} for name in sorted(peers, key=order.__getitem__)],
         **roles[0],
-        **({"others": roles[1:]} if len(roles) > 1 else {}),
+        **({"other_roles": roles[1:]} if len(roles) > 1 else {}),
     }
 
 
 def _role_document(
-    program: Program, device: DeviceProgram, files: Sequence[str], ends: Sequence[HoistedSegment], first: int
+    program: Program,
+    device: DeviceProgram,
+    files: Sequence[str],
+    hoisted: Sequence[HoistedSegment],
+    first_transfer: int,
 ) -> Json:
-    """What it does for the frames of one role, whose transfers are numbered from `first`."""
-    mine = [replace(t, index=first + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)]
+    """Return the part of a manifest about one role, whose transfers are numbered from `first_transfer`."""
+    transfers = [
+        replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)
+    ]
     tensor_of = {output: tensor for tensor, output in device.sinks.items()}
     return {
-        # A source that does not read an input need not be given it.
+        # A source gets only the inputs that it reads.
         "inputs": [describe_value(v) | {"index": i} for i, v in find_device_inputs(program, device).items()],
         "outputs": [
             describe_value(v) | {"index": i, "tensor": tensor_of[v.name]}
@@ -109,16 +131,16 @@ def _role_document(
             | ({"file": file} if file else {})
             | {"inputs": list(s.inputs), "outputs": list(s.outputs)}
             | _non_tensor_names(s)
-            | describe_copies(seam)
-            for s, file, seam in zip(device.segments, files, ends, strict=True)
+            | describe_copies(hoisted_segment)
+            for s, file, hoisted_segment in zip(device.segments, files, hoisted, strict=True)
         ],
-        "steps": [[step.kind, step.index + (0 if step.kind == "run" else first)] for step in device.steps],
-        "transfers": [describe_transfer(transfer) for transfer in mine],
+        "steps": [[step.kind, step.index + (0 if step.kind == "run" else first_transfer)] for step in device.steps],
+        "transfers": [describe_transfer(transfer) for transfer in transfers],
     }
 
 
 def _non_tensor_names(segment: Segment) -> Json:
-    """Which of its inputs and outputs are words or no tensors, where some are."""
+    """Return the names of inputs and outputs that are strings or not tensors, if there are any."""
     graph = segment.model.graph
     names = [
         value.name for value in (*graph.input, *graph.output) if not is_fixed_size(value.type.tensor_type.elem_type)
@@ -127,20 +149,20 @@ def _non_tensor_names(segment: Segment) -> Json:
 
 
 def _state_document(program: Program, state: DeviceState) -> Json:
-    """What a device keeps of a state; its index is that of the state behind all inputs."""
+    """Return the description of a device's piece of a state; states are numbered after all inputs."""
     index = len(program.inputs) + [whole.name for whole in program.states].index(state.past)
-    own = {
+    region = [list(interval) for interval in state.region]
+    return describe_value(state.value) | {
         "index": index,
         "tensor": state.written_name,
         "state": state.past,
-        "region": [list(one) for one in state.region],
+        "region": region,
     }
-    return describe_value(state.value) | own
 
 
-def _write_files(contents: DeviceContents, place: Path) -> Iterator[tuple[str, Json]]:
-    """Writes the device's files, the runtime too; gives the name, size and hash of each."""
-    yield from contents.write(place)
-    (place / "runtime").mkdir()
+def _write_files(contents: DeviceContents, directory: Path) -> Iterator[tuple[str, Json]]:
+    """Write the device's files and its runtime; yield name and record of each."""
+    yield from contents.write(directory)
+    (directory / "runtime").mkdir()
     for name, source in read_runtime_sources("sockets", (".py",)).items():
-        yield f"runtime/{name}", write_chunks(place / "runtime" / name, [source])
+        yield f"runtime/{name}", write_chunks(directory / "runtime" / name, [source])

@@ -1,7 +1,4 @@
-"""Reads a user's frames in a thread of its own, so that outputs are handed on while the next frame is not there yet.
-
-In: an iterable of inputs. Out: the inputs in order, never more than asked for.
-"""
+"""A thread that reads the user's frames, so that outputs are returned while the next frame is not available."""
 
 from __future__ import annotations
 
@@ -12,47 +9,55 @@ from typing import Any
 
 
 class FrameReader:
-    """Frames that were read, in `given`, of which `take` gives the next. `exhausted`: no more will be. `announce` is
-    called by the thread whenever that changes. `copy` makes of a frame what does not change when its source uses its
-    arrays again. `error`: what reading a frame raised, after which there are no more.
+    """Reads ahead at most `limit` frames that were not released. A list or tuple needs no thread.
 
-    At most `limit` frames are read that were not released. A list is there already: it takes no thread.
+    Attributes:
+        queue: Frames that were read and not taken.
+        is_exhausted: No more frames will be read.
+        error: The exception that ended reading, if any.
     """
 
     def __init__(
-        self, frames: Iterable[Any], limit: int, announce: Callable[[], None], copy: Callable[[Any], Any]
+        self, frames: Iterable[Any], limit: int, notify: Callable[[], None], copy: Callable[[Any], Any]
     ) -> None:
+        """Start to read.
+
+        Args:
+            frames: The user's frames.
+            limit: Frames that may be read and not released.
+            notify: Called by the reading thread after each change.
+            copy: Checks and copies a frame, because its source may reuse the arrays.
+        """
         self._is_list = isinstance(frames, list | tuple)
         self.queue: deque[Any] = deque(frames if self._is_list else ())
         self.is_exhausted = self._is_list
         self.error: BaseException | None = None
         self._free_places = threading.Semaphore(limit)
         self._stopped = False
-        self._notify, self._copy = announce, copy
+        self._notify, self._copy = notify, copy
         if not self._is_list:
             threading.Thread(target=self._run, args=(frames,), daemon=True).start()
 
     def has_frame_or_end(self) -> bool:
-        """Whether a frame is there, or none will be."""
         return bool(self.queue) or self.is_exhausted
 
     def take(self) -> Any:
-        """The next frame; None where it cannot be read."""
-        item = self.queue.popleft()
+        """Return the next frame, or None if it is invalid (see `error`)."""
+        frame = self.queue.popleft()
         if not self._is_list:
-            return item
+            return frame
         try:
-            return self._copy(item)
+            return self._copy(frame)
         except BaseException as error:
             self._fail(error)
             return None
 
     def release(self) -> None:
-        """One more frame may be read."""
+        """Allow one more frame to be read."""
         self._free_places.release()
 
     def close(self) -> None:
-        """No more frames are read, but the one that is being read."""
+        """Stop reading after the frame that is being read."""
         self._stopped = True
         self._free_places.release()
 
@@ -67,7 +72,7 @@ class FrameReader:
                 self._notify()
         except StopIteration:
             self.is_exhausted = True
-        except BaseException as error:  # the user's own, which is raised where the outputs are taken
+        except BaseException as error:  # The user's own exception, which is raised where outputs are returned.
             self._fail(error)
         self._notify()
 

@@ -1,6 +1,6 @@
-"""The door of a run: where devices connect, who is let in, and who is sent away in words.
+"""The rendezvous of a run: the coordinator's listening socket, and the admission of devices.
 
-In: the address to listen at, keys, the run's number and token. Out: channels of devices that have greeted.
+A listening address, keys and the run's credentials ⇒ channels of devices that completed the handshake.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dicompiler.plugin_api import RunError, UsageError
 from dicompiler.plugin_api.utilities import one_line
@@ -31,20 +31,55 @@ from dicompiler_targets.sockets.runtime.transport import (
 )
 
 ANY_LOOPBACK_PORT = "127.0.0.1:0"
-"""Where to listen for devices on this host: any port."""
 
 JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
+"""A device's process, its channel, and the address at which peers reach it."""
+
+
+class Acceptor(Protocol):
+    """A source of devices that join a run: RunAcceptor or DaemonConnector."""
+
+    address: str
+    credentials: RunCredentials
+
+    def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
+        """Admit the devices of `processes` that have the artifact with this digest."""
+
+    def next_process(self, seconds: float) -> DeviceProcess | None:
+        """Return the next device that joined, or None; raise RunError if a device must be refused."""
+
+    def allow_again(self, device: str) -> None:
+        """Allow a device that joined before to join again."""
+
+    @property
+    def refusal_text(self) -> str:
+        """Why the last connection was refused, as the end of a message; '' if none was."""
+
+    def close(self) -> None:
+        """Admit no more devices."""
 
 
 class RunAcceptor:
-    """Listens at `listen` (HOST:PORT, port 0: any) for a run's devices.
+    """Listens for the devices of a run.
 
-    `membership`: what its devices know. keys: the directory that `dicompiler keys` made, or None. UsageError for an
-    address that must not be used in the clear, or cannot be told to devices; RunError for one that is taken.
+    Attributes:
+        address: HOST:PORT at which it listens.
+        credentials: Credentials of the run.
     """
 
-    def __init__(self, listen: str, keys: Path | None, insecure: bool) -> None:
-        # With keys, certificates tell who is who.
+    def __init__(self, listen: str, keys: Path | None, is_insecure: bool) -> None:
+        """Listen at an address.
+
+        Args:
+            listen: HOST:PORT (port 0: any).
+            keys: The directory that 'dicompiler keys' created; None for plain connections.
+            is_insecure: Allow plain connections to other hosts.
+
+        Raises:
+            UsageError: Plain connections are not allowed at this address, or devices cannot use it.
+            RunError: The address is in use.
+        """
+        # With keys, certificates prove the identities, and no token is needed.
         self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
         self._acceptor: ConnectionAcceptor | None = None
         self._joined_devices: set[str] = set()
@@ -57,59 +92,51 @@ class RunAcceptor:
             raise UsageError(f"run: {error}") from None
         try:
             bound = self._listener.getsockname()
-            check_encryption(bound[0], self._keys, insecure)
+            check_encryption(bound[0], self._keys, is_insecure)
             if ipaddress.ip_address(bound[0].partition("%")[0]).is_unspecified:
-                raise ValueError(f"{bound[0]} cannot be told to devices: listen at the address at which they reach us")
+                raise ValueError(f"{bound[0]}: devices need an address of this host: give it with --listen")
         except ValueError as error:
             self._listener.close()
             raise UsageError(f"run: {error}") from None
         self.address = join_address(*bound[:2])
 
     def close(self) -> None:
-        """Nobody is let in any more."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._listener.close()
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
-        """Lets in the devices of `processes` that hold the artifact with that digest, and nobody else."""
         self._processes, self._digest = processes, digest
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device)
 
     @property
     def refusal_text(self) -> str:
-        """Why somebody was sent away last, as the end of a message; '' if nobody was."""
-        why = one_line(self._acceptor.last_refusal) if self._acceptor else ""
-        return f"; refused meanwhile: {why}" if why else ""
+        reason = one_line(self._acceptor.last_refusal) if self._acceptor else ""
+        return f"; last refused connection: {reason}" if reason else ""
 
     def allow_again(self, device: str) -> None:
-        """It may come again."""
         with self._lock:
             self._joined_devices.discard(device)
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """The next device that came, now with channel and address; None if none came in that time.
-
-        RunError if it is one of ours that must be refused.
-        """
         assert self._acceptor is not None
         joined: JoinedDevice | None = self._acceptor.take(seconds)
         if joined is None:
             return None
         process, channel, address = joined
-        if self._processes[process.device] is not process:  # it was given up while it waited here
+        if self._processes[process.device] is not process:  # The device was given up while it waited in the queue.
             channel.close()
             return None
         process.channel, process.address = channel, address
         return process
 
     def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
-        """See greeting.Meet. Only who has shown that it is a device of this run can end the run."""
+        """Identify a device: see handshake.GreetConnection. Only an identified device of this run can end the run."""
         hello = channel.receive_greeting(deadline)
         name = str(hello.get("device"))
         process = self._processes.get(name)
         if process is None:
-            raise ProtocolError(f"device {name[:100]!r} is not awaited")
+            raise ProtocolError(f"device {name[:100]!r} is not expected")
         check_identity(channel.identity, DEVICE_IDENTITY.format(name), f"device {name!r}")
         self.credentials.check(hello, name, COORDINATOR_NAME)
         try:
@@ -121,7 +148,7 @@ class RunAcceptor:
             raise RunError(f"{process.title}: {error}") from None
         with self._lock:
             if name in self._joined_devices:
-                raise ProtocolError(f"device {name!r} is there already")
+                raise ProtocolError(f"device {name!r} is connected already")
             self._joined_devices.add(name)
         return process, channel, address
 
@@ -134,20 +161,22 @@ def _make_listener(host: str, port: int) -> socket.socket:
         raise RunError(f"{listen_error((host, port), error)} (--listen)") from None
 
 
-def _check_address(value: Any, known: set[str]) -> tuple[str, int]:
-    """The address that a device says its peers reach it at: one that it is known to have, or it could send them
-    anywhere."""
+def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
+    """Return the address that a device names for its peers.
+
+    Its host must be one that the device is known to have. Otherwise the device could redirect its peers anywhere.
+    """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
-        raise ProtocolError("its greeting tells no address")
+        raise ProtocolError("its greeting has no address")
     with contextlib.suppress(ValueError):
-        if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, known):
+        if 0 < value[1] < 1 << 16 and _without_scope(value[0]) in map(_without_scope, allowed_hosts):
             return value[0], value[1]
     raise ProtocolError(
-        f"it names {value[0][:100]!r}, port {value[1]}, to its peers, and came from {min(known)}: let it listen where "
-        "it reaches us, or give its address in the hosts file"
+        f"it names {value[0][:100]!r}, port {value[1]}, to its peers, but connected from {min(allowed_hosts)}: let it "
+        "listen at that address, or give its address in the hosts file"
     )
 
 
 def _without_scope(host: str) -> str:
-    """The address without the interface, whose name each host chooses."""
+    """Return the address without the name of an interface, which each host chooses."""
     return str(ipaddress.ip_address(host.partition("%")[0]))

@@ -1,4 +1,4 @@
-"""The sockets target's options, and the two things a target does: writing an artifact and running one on this host."""
+"""The target `sockets`: its options, and how it writes and runs artifacts."""
 
 from __future__ import annotations
 
@@ -31,16 +31,22 @@ RUNTIME_COSTS = RuntimeCosts(
     header_share=0.05,
     coalesced_share=0.1,
 )
-"""On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
+"""Measured on the reference host: fitted to exchanges between emulated boards (docs/prediction.md)."""
+PROCESS_BYTES = 63 << 20
+"""Memory of Python, numpy, onnxruntime and the runtime's threads.
+
+Measured on x86-64 Linux with glibc, Python 3.11, numpy 2.4 and onnxruntime 1.31. Other versions differ mainly in it.
+"""
 
 
 @dataclass(frozen=True)
 class SocketsTarget(Target):
-    """A directory per device with its segments, its weights and a small Python runtime; tensors go over TCP.
+    """A directory per device with its segments, its weights and a small Python runtime; devices communicate over TCP.
 
-    threads: threads of a segment (0: as many as the device has cores). optimization: onnxruntime's level for segments:
-    "all" is its own default and the fastest, "extended" the last that changes no bit of what a convolution computes,
-    however the network is split.
+    Attributes:
+        threads: Threads of a segment; 0: as many as the device has cores.
+        optimization: onnxruntime's optimization level for segments. "all", its default, is the fastest. "extended" is
+            the highest one at which convolutions compute the same bits however the network is split.
     """
 
     name: ClassVar[str] = "sockets"
@@ -58,7 +64,7 @@ class SocketsTarget(Target):
             raise ValueError(f"threads must be 0 or more, not {self.threads}")
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Writes artifact.json and a directory per device; their formats are in the schemas artifact and manifest."""
+        """Write artifact.json and a directory per device, in the formats of the schemas `artifact` and `manifest`."""
         from dicompiler_targets.sockets.emit import write_artifact
 
         assert compilation.program is not None
@@ -68,48 +74,47 @@ class SocketsTarget(Target):
         write_artifact(compilation.program, threads, self.optimization, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """One process per device: on this host, each with its share of the host's cores, or on `options.hosts`."""
-        from dicompiler_targets.sockets.coordinator import run_artifact
+        """Run a process per device: on this host, which they share evenly, or on `options.hosts`."""
+        from dicompiler_targets.sockets.open_session import run_artifact
 
         return run_artifact(directory, frames, options)
 
     @property
     def reference_optimization(self) -> Optimization:
-        """That of its segments; the usual one is onnxruntime's own."""
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """As the interface says: slices and joins at the ends are the runtime's."""
+        """Return the calls of a device; slices and concatenations at segment boundaries are copies of the runtime."""
         from dicompiler_targets.calls import make_segment_calls
 
         return make_segment_calls(device)
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """Of the Python runtime on an idle host, in the clear."""
+        """Overheads of the Python runtime on an idle host, without TLS."""
         return RUNTIME_COSTS
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """The player beside a copy of the runtime, which it uses to speak with the devices."""
+        """The benchmark player and a copy of the runtime, which it uses to communicate with the devices."""
         from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("sockets", (".py",))
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-        """Each device's directory on its host, and its keys; there is a Python with numpy and onnxruntime."""
+        """Copy each device's directory and keys to its host, and check that its Python has numpy and onnxruntime."""
         from dicompiler_targets.sockets.deploy import install
 
         return install(directory, options)
 
     def service(self, directory: Path, options: RunOptions) -> Service:
-        """Its devices stay between clients, with their sessions made."""
+        """Return the control of resident devices, which keep their sessions between runs."""
         from dicompiler_targets.sockets.daemon_control import ResidentDevices
 
         return ResidentDevices(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """A Python process with onnxruntime, its sessions, and what making them takes: see sockets.memory."""
-        from dicompiler_targets.sockets.memory import added_memory
+        """Return the memory of a Python process with onnxruntime and its sessions, while they are made or run."""
+        from dicompiler_targets.ort_memory import predict_memory_overhead
 
-        return added_memory(program, self.optimization)
+        return predict_memory_overhead(program, PROCESS_BYTES, self.optimization)

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Runs the device that the manifest describes until the coordinator ends the run. 0: all went well."""
+    """Run the device until the coordinator ends the run; return 0 if it ended normally."""
     options = _parse_options()
     token = os.environ.get(TOKEN_VARIABLE, "")
     if options.detach:
         return _start_detached()
-    if options.serve:
+    if options.resident:
         return _run_daemon(options, token)
-    if options.tethered:
+    if options.end_with_stdin:
         with open(0, "rb", buffering=0, closefd=False) as starter:
             token = starter.readline().decode(errors="replace").strip()
-        threading.Thread(target=_end_with_starter, daemon=True).start()
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         manifest = _load_manifest(options.manifest)
     except (ValueError, OSError) as error:
@@ -41,13 +41,13 @@ def main() -> int:
         if options.cores:
             os.sched_setaffinity(0, map(int, options.cores.split(",")))
         device = _make_device(options, manifest, RunCredentials(options.run, token))
-        address = split_address(options.control)
+        address = split_address(options.coordinator)
     except (ValueError, OSError) as error:
         return _fail(f"{manifest['device']}: {error}")
     try:
         control = socket.create_connection(address, options.timeout)
     except OSError as error:
-        return _fail(f"{device.name}: the coordinator at {options.control} cannot be reached: {error}")
+        return _fail(f"{device.name}: cannot reach the coordinator at {options.coordinator}: {error}")
     try:
         device.run(control, options.threads or min(manifest["threads"], os.cpu_count() or 1))
     except Exception as error:
@@ -57,42 +57,37 @@ def main() -> int:
 
 
 def _start_detached() -> int:
-    """Starts this command once more as a process of its own, that stays, with the token that standard input tells; and
-    ends when that can be called, with a line of JSON that says where, or with its error."""
+    """Start this command again as a separate process; return when clients can connect to it.
+
+    The token is read from standard input. The address is printed as a line of JSON.
+    """
     token = sys.stdin.readline().strip()
     reader, writer = os.pipe()
-    words = [word for word in sys.orig_argv[1:] if word != "--detach"]
-    nothing = subprocess.DEVNULL
+    arguments = [argument for argument in sys.orig_argv[1:] if argument != "--detach"]
     subprocess.Popen(
-        [sys.executable, *words, "--announce", str(writer)],
-        stdin=nothing,
-        stdout=nothing,
-        stderr=nothing,
+        [sys.executable, *arguments, "--announce", str(writer)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         pass_fds=(writer,),
         start_new_session=True,
         env=os.environ | ({TOKEN_VARIABLE: token} if token else {}),
     )
     os.close(writer)
     with open(reader, encoding="utf-8") as pipe:
-        said = pipe.read()
-    if not said.startswith("{"):
-        return _fail(said or "it ended before it could be called: its log says why")
-    print(f"dicompiler: {said}", flush=True)
+        answer = pipe.read()
+    if not answer.startswith("{"):
+        return _fail(answer or "it ended before clients could connect: see its log")
+    print(f"dicompiler: {answer}", flush=True)
     return 0
 
 
 def _run_daemon(options: Any, token: str) -> int:
-    """Runs the device as one that stays."""
+    """Run the device as a resident one."""
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        from .daemon import (  # takes its time, as `device`
-            DaemonLockFile,
-            DaemonLog,
-            DeviceDaemon,
-            bind_listener,
-            run_daemon,
-        )
+        from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon  # Imports onnxruntime.
 
         log = DaemonLog(options.log)
         os.environ.pop(TOKEN_VARIABLE, None)
@@ -100,14 +95,13 @@ def _run_daemon(options: Any, token: str) -> int:
         directory = options.manifest.resolve().parent
         if options.cores:
             os.sched_setaffinity(0, map(int, options.cores.split(",")))
-        addresses = [None if text is None else split_address(text) for text in (options.listen, options.control)]
+        addresses = [None if text is None else split_address(text) for text in (options.listen, options.coordinator)]
         listener = bind_listener(*addresses)
         keys = None if options.keys is None else TlsKeys(options.keys)
-        service = DeviceDaemon(directory, manifest, listener, keys, token, options.insecure, log)
-        held = DaemonLockFile(directory.parent / STATE_DIRECTORY, manifest["device"])
-        return run_daemon(
-            service, held, options.threads or min(manifest["threads"], os.cpu_count() or 1), log, options.announce
-        )
+        daemon = DeviceDaemon(directory, manifest, listener, keys, token, options.insecure, log)
+        lock_file = DaemonLockFile(directory.parent / STATE_DIRECTORY, manifest["device"])
+        threads = options.threads or min(manifest["threads"], os.cpu_count() or 1)
+        return run_daemon(daemon, lock_file, threads, log, options.announce)
     except (ValueError, OSError, ImportError) as error:
         if options.announce is not None:
             os.write(options.announce, str(error).encode())
@@ -115,24 +109,28 @@ def _run_daemon(options: Any, token: str) -> int:
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:
-    """ValueError or OSError for one that this runtime cannot read."""
+    """Return the manifest; raise ValueError or OSError if this runtime cannot read it."""
     manifest = read_manifest(path)
     if manifest.get("format") != MANIFEST_FORMAT:
-        raise ValueError(f"{path}: format {manifest.get('format')!r}, this runtime reads {MANIFEST_FORMAT!r}")
+        raise ValueError(
+            f"{path}: format {manifest.get('format')!r}, expected {MANIFEST_FORMAT!r}: compile the network again and "
+            "copy the device's directory"
+        )
     return manifest
 
 
-def _end_with_starter() -> None:
-    """Ends this process when its standard input ends: before it has joined, nothing else tells that nobody waits."""
+def _end_with_stdin() -> None:
+    """End this process when its standard input ends: before it has joined, nothing else tells that the run is over."""
     while os.read(0, 4096):
         continue
     os._exit(1)
 
 
-def _make_device(options: Any, manifest: dict[str, Any], membership: RunCredentials) -> DeviceRun:
-    """ValueError for keys or an address that cannot be used."""
+def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
+    """Return the device; raise ValueError for keys or an address that cannot be used."""
     directory = options.manifest.resolve().parent
-    from .device import DeviceRun  # takes its time (onnxruntime), in which the starter may go
+    from .device import DeviceRun  # Imports onnxruntime, which takes so long that the starter may be gone afterwards.
+    from .peers import ConnectionSettings
 
     keys = None if options.keys is None else TlsKeys(options.keys)
     if keys is not None and keys.expiry_notice:
@@ -140,46 +138,38 @@ def _make_device(options: Any, manifest: dict[str, Any], membership: RunCredenti
     listen = None if options.listen is None else split_address(options.listen)
     if not options.heartbeat > 0:
         raise ValueError(f"--heartbeat must be more than 0 s, not {options.heartbeat:g}")
-    return DeviceRun(
-        directory,
-        manifest,
-        time.monotonic() + options.timeout,
-        keys,
-        listen,
-        options.insecure,
-        options.heartbeat,
-        membership,
-        tuple(map(float, filter(None, options.least.split(",")))),
-    )
+    settings = ConnectionSettings(time.monotonic() + options.timeout, keys, options.insecure, options.heartbeat)
+    min_segment_s = tuple(map(float, filter(None, options.min_seconds.split(","))))
+    return DeviceRun(directory, manifest, settings, credentials, listen, min_segment_s)
 
 
 def _parse_options() -> Any:
     parser = argparse.ArgumentParser(prog="runtime", description="Run one device's share of a compiled network.")
     add = parser.add_argument
     add("--manifest", type=Path, default=Path("manifest.json"), help="the device's manifest.json")
-    add("--control", metavar="HOST:PORT", help="where the coordinator listens; with --serve: by whom to be reached")
-    add("--run", default="", metavar="NUMBER", help="the run to join, as the coordinator numbers it")
-    add("--listen", metavar="HOST:PORT", help="where peers reach this device (port 0: any)")
-    add("--keys", type=Path, help="the device's directory of those that 'dicompiler keys' made")
-    add("--insecure", action="store_true", help="allow connections in the clear to other hosts")
+    add("--coordinator", metavar="HOST:PORT", help="address of the coordinator; with --resident: to find our address")
+    add("--run", default="", metavar="ID", help="ID of the run to join, as the coordinator printed it")
+    add("--listen", metavar="HOST:PORT", help="address for connections from peers (port 0: any)")
+    add("--keys", type=Path, help="this device's directory of keys, made by 'dicompiler keys'")
+    add("--insecure", action="store_true", help="allow unencrypted connections to other hosts")
     add("--threads", type=int, default=0, help="threads of a segment (default: as in the manifest)")
-    add("--cores", help="run on these processors only (0,1,…)")
-    add("--least", default="", metavar="S,S,…", help="seconds that a call of each segment takes at least: emulation")
-    add("--timeout", type=float, default=3600.0, help="seconds until the run must have begun")
-    add("--heartbeat", type=float, default=2.0, help="seconds between signs of life; who misses three is lost")
-    add("--tethered", action="store_true", help="read the run's token from standard input, and end when that does")
-    add("--serve", action="store_true", help="stay, and wait for one client after another at --listen")
+    add("--cores", help="run only on these processors (0,1,…)")
+    add("--min-seconds", default="", metavar="S,S,…", help="minimum seconds of a call of each segment: emulation")
+    add("--timeout", type=float, default=3600.0, help="seconds until the run must have started")
     add(
-        "--detach", action="store_true", help="with --serve: go on in a process of its own, with the token on our input"
+        "--heartbeat", type=float, default=2.0, help="seconds between heartbeats; a device that misses three has failed"
+    )
+    add("--end-with-stdin", action="store_true", help="read the run's token from standard input, and end when it ends")
+    add("--resident", action="store_true", help="keep running, and serve one client after another at --listen")
+    add(
+        "--detach", action="store_true", help="with --resident: run in the background, with the token on standard input"
     )
     add("--announce", type=int, help=argparse.SUPPRESS)
-    add("--log", type=Path, help="with --serve: where to write what happens, and what this process writes")
-    parser.epilog = (
-        f"Without keys, the environment variable {TOKEN_VARIABLE} must hold the run's token, or standard input does."
-    )
+    add("--log", type=Path, help="with --resident: append events and all output to this file")
+    parser.epilog = f"Without keys, give the run's token in the variable {TOKEN_VARIABLE} or on standard input."
     options = parser.parse_args()
-    if not options.serve and options.control is None:
-        parser.error("say where the coordinator listens (--control), or let it stay (--serve)")
+    if not options.resident and options.coordinator is None:
+        parser.error("give the coordinator's address (--coordinator), or --resident")
     return options
 
 

@@ -1,6 +1,6 @@
-"""Channels: connections with what is queued for them and what came; and the signs of life on them.
+"""Message channels: connections with a send queue, send pacing and heartbeats.
 
-In: frames to send. Out: frames that came and were let through, and why no more will come.
+Messages to send ⇒ checked messages that arrived, and the reason when no more will arrive.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from .event_loop import EventLoop
-from .pace import SendPacing
 from .protocol import (
     HEADER_STRUCT,
     MAX_GREETING_BYTES,
@@ -32,23 +31,78 @@ from .protocol import (
 from .transport import Connection
 
 MAX_MESSAGES_PER_SEND = 32
-"""Frames that are handed to the system at once, at most."""
 MAX_MISSED_HEARTBEATS = 3
-"""Intervals of signs of life without one after which the other end counts as lost."""
+"""Heartbeat intervals without any data, after which the other end counts as failed."""
+MAX_UNACKED_S = 0.5
+"""The kernel is given the data that a link carries in this time.
+
+Data on other connections of the same link queues behind it. With more, heartbeats would arrive late on a slow link, and
+a healthy device would count as failed.
+"""
+MIN_UNACKED_BYTES = 2048
+"""Bytes that may always be unacknowledged: one or two packets."""
+INITIAL_UNACKED_BYTES = 2 * MIN_UNACKED_BYTES
+"""Limit at first, until the link's speed is measured."""
+MAX_UNACKED_BYTES = 1 << 30
+MIN_PAUSE_S, MAX_PAUSE_S = 5e-5, 0.02
+"""Seconds between two checks of a link that has enough data."""
 
 CheckHeader = Callable[[MessageHeader], None]
 DeliverMessage = Callable[[MessageHeader, Any], object]
-"""What returns something true has the channel held."""
+"""Called with a message; a true result stops reading until `MessageChannel.release`."""
 HandleEnd = Callable[[Exception], None]
 Buffer = bytes | memoryview
 
 
 class HeartbeatTimeout(Exception):
-    """Nothing came from the other end for so long that it must have stopped, or the network is down."""
+    """Nothing arrived for so long that the other end must have stopped, or the network is down."""
+
+
+class SendPacing:
+    """Limits the unacknowledged bytes of a connection, so that urgent messages need not wait long in the kernel.
+
+    Attributes:
+        allowed: Current limit of unacknowledged bytes.
+        pause_s: Seconds until the next check, when the limit is reached.
+    """
+
+    def __init__(self, unacknowledged_bytes: Callable[[], int]) -> None:
+        self._unacknowledged_bytes = unacknowledged_bytes
+        self.allowed = INITIAL_UNACKED_BYTES
+        self.pause_s = MIN_PAUSE_S
+        self._before, self._given, self._at = 0, 0, time.monotonic()
+
+    def sendable_bytes(self, size: int) -> int:
+        """Return how many of `size` bytes may be sent now; 0: none, ask again after `pause_s`."""
+        if self._given + size <= MIN_UNACKED_BYTES:  # So few bytes need no measurement.
+            self._before = self._given
+            return size
+        self._before = self._update_rate()
+        free = self.allowed - self._before
+        if free < min(size, self.allowed // 2):
+            self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
+            return 0
+        self.pause_s = MIN_PAUSE_S
+        return min(size, free)
+
+    def record_sent(self, count: int) -> None:
+        """Record that `count` bytes of those allowed were sent."""
+        self._given, self._at = self._before + count, time.monotonic()
+
+    def _update_rate(self) -> int:
+        """Update the limit from the bytes acknowledged since the last send; return the unacknowledged bytes."""
+        unacknowledged, seconds = self._unacknowledged_bytes(), max(1e-6, time.monotonic() - self._at)
+        carried = int((self._given - unacknowledged) / seconds * MAX_UNACKED_S)
+        if carried > self.allowed < 2 * self._given:  # At most double it, because links accept a burst at once.
+            self.allowed = min(carried, 2 * self.allowed, MAX_UNACKED_BYTES)
+        elif unacknowledged and self._given > MIN_UNACKED_BYTES and seconds > MAX_UNACKED_S / 2:
+            # The link was never idle, so this is its speed.
+            self.allowed = max(MIN_UNACKED_BYTES, carried)
+        return unacknowledged
 
 
 class _QueuedMessage(NamedTuple):
-    """A frame that is to leave. `keep`: what must stay alive until it has."""
+    """A message in the send queue; `keep` is kept alive until it was sent."""
 
     header: MessageHeader
     buffers: tuple[Buffer, Buffer]
@@ -57,117 +111,135 @@ class _QueuedMessage(NamedTuple):
 
 
 class MessageChannel:
-    """A connection. Its calls wait up to `start`; from then on none does, and any thread may call.
+    """A connection that sends and receives messages.
 
-    `sent`: payload bytes of tensors by transfer index; `send_s`: the seconds that sending them took; `timeline`: from
-    the first of the last frame on, the transfer's index, the frame, and when sending began and ended (of
-    time.perf_counter).
+    Calls block before `start`. Afterwards none blocks, and any thread may call.
+
+    Attributes:
+        identity: The identity in the other end's certificate; None without TLS.
+        sent: Payload bytes of sent tensors by transfer index.
+        send_s: Seconds spent on sending tensors.
+        timeline: From the first tensor of the last frame on: transfer index, frame, start and end of sending
+            (time.perf_counter).
     """
 
-    def __init__(self, line: Connection) -> None:
-        self._connection = line
-        self._reader = MessageReader(line)
-        self._pacing = SendPacing(line.unacknowledged_bytes)
-        self.identity = line.identity
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._reader = MessageReader(connection)
+        self._pacing = SendPacing(connection.unacknowledged_bytes)
+        self.identity = connection.identity
         self.sent: dict[int, int] = {}
         self.send_s = 0.0
         self.timeline: list[tuple[int, int, float, float]] = []
         self._loop: EventLoop | None = None
         self._queue: deque[_QueuedMessage] = deque()
-        self._sent_of_first = 0  # bytes of the first in the queue that have left
-        self._send_started_at = 0.0  # when it was its turn, 0 where none is queued
+        self._sent_of_first = 0  # Bytes of the first queued message that were sent.
+        self._send_started_at = 0.0  # When the first queued message became the first; 0 if the queue is empty.
         self._is_reading = self._is_writing = True
         self._is_held = False
-        self._watched_for = (False, False, False)  # what the lines know
+        self._watched_for = (False, False, False)  # The last arguments of EventLoop.watch.
         self._silence_s = self._since_heartbeat_s = 0.0
 
     # -- before the start
 
-    def send_greeting(self, kind: MessageType, message: Any, deadline: float) -> None:
-        """Sends a JSON message at once, before `start`."""
+    def send_greeting(self, message_type: MessageType, message: Any, deadline: float) -> None:
+        """Send a JSON message and wait until it was sent; only before `start`."""
         self._connection.set_deadline(deadline)
         payload = json.dumps(message).encode()
-        rest = memoryview(pack_header(MessageHeader(kind, 0, 0, len(payload))) + payload)
-        while len(rest):
-            rest = rest[self._connection.send([rest]) :]
+        unsent = memoryview(pack_header(MessageHeader(message_type, 0, 0, len(payload))) + payload)
+        while len(unsent):
+            unsent = unsent[self._connection.send([unsent]) :]
 
     def receive_greeting(self, deadline: float) -> dict[str, Any]:
-        """The other end's HELLO, before `start`. Refused, ProtocolError or OSError if another message or none comes."""
-        self._connection.set_deadline(deadline)
-        frame = self._reader.read_message(_check_greeting)
-        assert frame is not None  # the line waits
-        message = decode_json(frame[1])
-        if frame[0].type is MessageType.ERROR:
-            raise PeerRefused(str(message.get("message")))
-        return message
+        """Wait for the other end's HELLO and return it; only before `start`.
 
-    def refuse(self, words: str, deadline: float) -> None:
-        """Tells the other end, before `start`, why it is sent away, and ends the connection when it can have read."""
-        with contextlib.suppress(OSError):  # it may be gone already
-            self.send_greeting(MessageType.ERROR, {"message": words}, deadline)
+        Raises:
+            PeerRefused: The other end sent an ERROR.
+            ProtocolError: It sent another message.
+            OSError: Nothing arrived.
+        """
+        self._connection.set_deadline(deadline)
+        message = self._reader.read_message(_check_greeting)
+        assert message is not None  # The connection blocks.
+        header, content = message[0], decode_json(message[1])
+        if header.type is MessageType.ERROR:
+            raise PeerRefused(str(content.get("message")))
+        return content
+
+    def refuse(self, reason: str, deadline: float) -> None:
+        """Tell the other end why it is refused, and close when it had time to read that; only before `start`."""
+        with contextlib.suppress(OSError):  # It may be gone already.
+            self.send_greeting(MessageType.ERROR, {"message": reason}, deadline)
         self._connection.linger()
         self.close()
 
     def start(
-        self, lines: EventLoop, admit: CheckHeader, deliver: DeliverMessage, lost: HandleEnd, at_once: bool = True
+        self, loop: EventLoop, check: CheckHeader, deliver: DeliverMessage, handle_end: HandleEnd, at_once: bool = True
     ) -> None:
-        """From now on `lines` moves what is sent and received. `admit` raises ProtocolError for a frame that must not
-        come, before memory is taken for it; `deliver` gets each other frame with its payload, an array of bytes: where
-        it returns something true, what follows waits for `release`; `lost` is told once why no more will come or go.
-        They are called in whatever thread drives. at_once: the other end starts now too; else its silence counts from
-        when it was first heard: it may be making its sessions.
+        """Let the event loop send and receive from now on.
+
+        The callbacks run in the thread that runs the loop.
+
+        Args:
+            loop: The event loop.
+            check: Raises ProtocolError for a message that must not arrive, before memory for it is allocated.
+            deliver: Gets all other messages, with the payload as an array of bytes. If it returns something true,
+                reading stops until `release`.
+            handle_end: Gets the reason, once, why no more messages will arrive or be sent.
+            at_once: The other end starts now too. Otherwise its silence counts only after its first message, because
+                it may be creating its sessions.
         """
-        with lines.lock:
-            self._admit, self._deliver, self._lost = admit, deliver, lost
-            self._loop, self._reader.has_received = lines, False
+        with loop.lock:
+            self._check, self._deliver, self._handle_end = check, deliver, handle_end
+            self._loop, self._reader.has_received = loop, False
             self._silence_s = 0.0 if at_once else -math.inf
             self._connection.start()
             self._update_watch()
-            self.receive()  # what came behind the greeting
+            self.receive()  # Messages may have arrived together with the greeting.
 
-    # -- what is sent
+    # -- sending
 
-    def post(self, kind: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None) -> None:
-        """Queues a frame, which leaves with the next push of the lines. `keep`: what must stay alive until it has."""
-        header = MessageHeader(kind, index, frame, len(payload))
-        queued = _QueuedMessage(
-            header, (pack_header(header), memoryview(payload)), HEADER_STRUCT.size + header.length, keep
-        )
-        lines = self._get_loop()
-        with lines.lock:
+    def post(
+        self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None
+    ) -> None:
+        """Queue a message for the loop's next push; `keep` is kept alive until it was sent."""
+        header = MessageHeader(message_type, index, frame, len(payload))
+        size = HEADER_STRUCT.size + header.length
+        queued = _QueuedMessage(header, (pack_header(header), memoryview(payload)), size, keep)
+        loop = self._get_loop()
+        with loop.lock:
             if self._is_writing:
                 self._enqueue(queued)
-                lines.post(self)
+                loop.post(self)
 
-    def send(self, kind: MessageType, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
-        """Sends a frame now, or as soon as there is room for it; also what was posted before."""
+    def send(self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
+        """Send a message, and all queued ones, as soon as there is space for it."""
         with self._get_loop().lock:
-            self.post(kind, payload, index, frame)
+            self.post(message_type, payload, index, frame)
             self.push()
 
-    def send_json(self, kind: MessageType, message: Any) -> None:
-        """Sends a JSON message; before `start` it waits for a second at most."""
+    def send_json(self, message_type: MessageType, message: Any) -> None:
+        """Send a JSON message; before `start` it may block for a second."""
         if self._loop is None:
             with contextlib.suppress(OSError):
-                self.send_greeting(kind, message, time.monotonic() + 1)
+                self.send_greeting(message_type, message, time.monotonic() + 1)
         else:
             with self._loop.lock:
-                self.post_json(kind, message)
+                self.post_json(message_type, message)
                 self.push()
 
-    def post_json(self, kind: MessageType, message: Any) -> None:
-        """Queues a JSON message, as `post`."""
-        self.post(kind, json.dumps(message).encode())
+    def post_json(self, message_type: MessageType, message: Any) -> None:
+        """Queue a JSON message for the loop's next push."""
+        self.post(message_type, json.dumps(message).encode())
 
     def flush(self, deadline: float) -> None:
-        """Waits until what was sent has been handed to the system, or cannot be."""
+        """Wait until all sent messages were passed to the kernel, or cannot be."""
         if self._loop is not None:
             self._loop.run_until(
                 lambda: not self._is_writing or not (self._queue or self._connection.has_unsent), deadline
             )
 
     def close(self) -> None:
-        """Ends the connection."""
         if self._loop is None:
             self._connection.close()
         else:
@@ -180,75 +252,71 @@ class MessageChannel:
         assert self._loop is not None
         return self._loop
 
-    # -- what the lines call
+    # -- called by the event loop: see EventSource
 
     def fileno(self) -> int:
-        """See lines.Watched, as for what follows."""
         return self._connection.fileno()
 
     def pause_s(self) -> float:
-        """The seconds until the line may be given more."""
         return self._pacing.pause_s
 
     def receive(self) -> None:
-        """Takes the frames that are there."""
         if self._is_reading and not self._is_held:
             try:
-                read_messages(self._reader, self._admit, self._deliver_message)
-            except Exception as error:  # whatever it is must be told, or others wait for what does not come
+                read_messages(self._reader, self._check, self._deliver_message)
+            except Exception as error:  # Any error must be reported, or others would wait for messages in vain.
                 self._stop_reading(error)
 
     def release(self) -> None:
-        """What follows is read again."""
+        """Continue reading after `deliver` stopped it."""
         if self._is_held:
             self._is_held = False
             self._update_watch()
             self.receive()
 
     def push(self) -> None:
-        """Hands over what the system takes of what is queued."""
         try:
-            blocked, paused = self._send_queued()
+            is_blocked, is_paused = self._send_queued()
         except OSError as error:
             self._stop_writing()
-            self.receive()  # what came before may tell why
+            self.receive()  # A message that arrived before may tell the reason.
             self._stop_reading(error)
         else:
-            self._update_watch(blocked, paused)
+            self._update_watch(is_blocked, is_paused)
 
     def tick(self, tick_s: float, interval_s: float) -> None:
-        """Gives a sign of life in each interval, and tells of a silent other end.
+        """Send a heartbeat in each interval, and end the connection if the other end is silent for too long.
 
-        Ticks are counted, not time: a process that was stopped itself must not blame the others when it goes on.
+        Ticks are counted instead of time, because a process that was stopped must not blame others when it continues.
         """
         self._since_heartbeat_s += tick_s
-        if self._since_heartbeat_s >= interval_s and not self._queue:  # what is being sent is a sign of life itself
+        if self._since_heartbeat_s >= interval_s and not self._queue:  # Data in the queue is a heartbeat itself.
             self._since_heartbeat_s = 0.0
             self.send(MessageType.HEARTBEAT)
-        self.receive()  # less than was waited for is a sign of life too
+        self.receive()  # Fewer bytes than the low-water mark count as a heartbeat too.
         self._silence_s = 0.0 if self._reader.has_received or self._is_held else self._silence_s + tick_s
         self._reader.has_received = False
         if self._silence_s > MAX_MISSED_HEARTBEATS * interval_s:
-            self._stop_reading(
-                HeartbeatTimeout(f"nothing was heard of it for {MAX_MISSED_HEARTBEATS * interval_s:g} s")
-            )
+            self._stop_reading(HeartbeatTimeout(f"no data received for {MAX_MISSED_HEARTBEATS * interval_s:g} s"))
 
-    # -- within
+    # -- internal
 
     def _enqueue(self, queued: _QueuedMessage) -> None:
-        """Puts a frame behind all that is queued; a tensor before those of younger frames behind which nothing else is
-        queued and of which nothing has left: devices compute for the oldest frame first."""
+        """Append a message; insert a tensor before unsent tensors of later frames at the end of the queue.
+
+        Devices compute the oldest frame first, so its tensors are needed first.
+        """
         queue, place = self._queue, len(self._queue)
         if queued.header.type is MessageType.TENSOR:
             first = 1 if self._sent_of_first else 0
-            while place > first and _is_younger(queue[place - 1].header, queued.header.frame):
+            while place > first and _is_later_tensor(queue[place - 1].header, queued.header.frame):
                 place -= 1
         queue.insert(place, queued)
 
-    def _update_watch(self, blocked: bool = False, paused: bool = False) -> None:
-        if (waits := (self._is_reading and not self._is_held, blocked, paused)) != self._watched_for:
-            self._watched_for = waits
-            self._get_loop().watch(self, *waits)
+    def _update_watch(self, is_blocked: bool = False, is_paused: bool = False) -> None:
+        if (watch_for := (self._is_reading and not self._is_held, is_blocked, is_paused)) != self._watched_for:
+            self._watched_for = watch_for
+            self._get_loop().watch(self, *watch_for)
 
     def _deliver_message(self, header: MessageHeader, payload: Any) -> bool:
         if self._deliver(header, payload):
@@ -257,56 +325,58 @@ class MessageChannel:
         return self._is_held
 
     def _stop_writing(self) -> None:
-        """Nothing is sent any more."""
         self._is_writing = False
         self._queue.clear()
         self._update_watch()
 
     def _stop_reading(self, error: Exception) -> None:
-        """Nothing is read any more; that is told, the first time. Words may still be sent."""
+        """Stop reading and report the reason, once. Messages can still be sent."""
         if self._is_reading:
             self._is_reading = False
             self._update_watch()
-            self._lost(error)
+            self._handle_end(error)
 
     def _send_queued(self) -> tuple[bool, bool]:
-        """Whether something is left that there is no room for, or that the line has enough for now."""
-        queue, line, pace = self._queue, self._connection, self._pacing
+        """Send the queue; return True, False if the kernel's buffer is full, False, True if pacing pauses it."""
+        queue, connection, pacing = self._queue, self._connection, self._pacing
         if queue and not self._send_started_at:
             self._send_started_at = time.perf_counter()
         while queue:
             buffers, size = self._next_buffers()
-            free = pace.sendable_bytes(size)
-            if not free:
+            sendable = pacing.sendable_bytes(size)
+            if not sendable:
                 return False, True
-            count = line.send(buffers if free >= size else _limit_buffers(buffers, free))
+            count = connection.send(buffers if sendable >= size else _limit_buffers(buffers, sendable))
             if not count:
                 return True, False
-            pace.record_sent(count)
+            pacing.record_sent(count)
             self._record_sent(count)
-        return line.has_unsent and not line.send(()) and line.has_unsent, False
+        return connection.has_unsent and not connection.send(()) and connection.has_unsent, False
 
     def _next_buffers(self) -> tuple[Sequence[Buffer], int]:
-        """The rest of the first frame in the queue and what follows, and the bytes of it."""
+        """Return the unsent rest of the first queued message and the following ones, and their size in bytes."""
         if len(self._queue) == 1 and not self._sent_of_first:
             return self._queue[0].buffers, self._queue[0].size
         buffers: list[Buffer] = []
         size = -self._sent_of_first
-        for frame in islice(self._queue, MAX_MESSAGES_PER_SEND):
-            buffers += frame.buffers
-            size += frame.size
+        for message in islice(self._queue, MAX_MESSAGES_PER_SEND):
+            buffers += message.buffers
+            size += message.size
         if self._sent_of_first:
-            skip = len(buffers[0])
-            buffers[:2] = [buffers[0][self._sent_of_first :], buffers[1][max(0, self._sent_of_first - skip) :]]
+            header_size = len(buffers[0])
+            buffers[:2] = [
+                buffers[0][self._sent_of_first :],
+                buffers[1][max(0, self._sent_of_first - header_size) :],
+            ]
         return buffers, size
 
     def _record_sent(self, count: int) -> None:
-        """So many bytes more have left: frames that have wholly are counted and forgotten."""
+        """Remove messages that were sent completely, after `count` more bytes were sent."""
         self._sent_of_first += count
         while self._queue and self._sent_of_first >= self._queue[0].size:
-            frame = self._queue.popleft()
-            self._sent_of_first -= frame.size
-            self._record_message(frame.header)
+            message = self._queue.popleft()
+            self._sent_of_first -= message.size
+            self._record_message(message.header)
         if not self._queue:
             self._send_started_at = 0.0
 
@@ -315,7 +385,7 @@ class MessageChannel:
         if header.type is MessageType.TENSOR:
             self.send_s += self._send_started_at - start
             _, index, frame, length = header
-            if self.timeline and self.timeline[0][1] < frame:  # behind it are also older ones, which overtake
+            if self.timeline and self.timeline[0][1] < frame:  # Later entries can be of older frames, which overtook.
                 self.timeline = []
             self.timeline.append((index, frame, start, self._send_started_at))
             self.sent[index] = self.sent.get(index, 0) + length
@@ -323,21 +393,20 @@ class MessageChannel:
 
 def _check_greeting(header: MessageHeader) -> None:
     if header.type not in (MessageType.HELLO, MessageType.ERROR):
-        raise ProtocolError(f"{header.type.name} came before a greeting")
+        raise ProtocolError(f"received {header.type.name} before a greeting")
     check_json_length(header, MAX_GREETING_BYTES)
 
 
-def _is_younger(header: MessageHeader, frame: int) -> bool:
-    """Whether it is of a tensor of a frame after that one."""
+def _is_later_tensor(header: MessageHeader, frame: int) -> bool:
     return header.type is MessageType.TENSOR and header.frame > frame
 
 
 def _limit_buffers(buffers: Sequence[Buffer], size: int) -> list[Buffer]:
-    """The first `size` bytes of what is in the buffers."""
-    found = []
+    """Return the first `size` bytes of the buffers."""
+    limited = []
     for buffer in buffers:
-        found.append(buffer[:size])
-        size -= len(found[-1])
+        limited.append(buffer[:size])
+        size -= len(limited[-1])
         if not size:
             break
-    return found
+    return limited

@@ -1,8 +1,7 @@
-"""A device that stays: it makes its sessions once, then takes part in one run after another, for whoever of the cluster
-calls.
+"""The daemon of a resident device: makes its sessions once, then takes part in one run after another.
 
-In: calls of clients that show that they belong here, one at a time. Out: runs, each as if there was no other; answers
-to who asks how it does; a log. Beside the device's directory lies a file for as long as it runs: who it is.
+Requests of clients that prove membership of the cluster, one at a time ⇒ runs, status reports and a log. A state file
+next to the device's directory identifies the process while it runs.
 """
 
 from __future__ import annotations
@@ -26,30 +25,23 @@ from typing import IO, Any
 from .channel import MessageChannel
 from .device import DeviceRun, make_checked_sessions
 from .handshake import COORDINATOR_NAME, ConnectionAcceptor, ConnectionQueue, RunCredentials, derive_token
-from .heap import peak_memory_bytes
 from .integrity import FileIntegrity
+from .peers import ConnectionSettings
 from .protocol import MessageType, ProtocolError
-from .transport import (
-    COORDINATOR_IDENTITY,
-    TlsKeys,
-    check_encryption,
-    check_identity,
-    join_address,
-    listen_error,
-)
-from .values import one_line
+from .segments import one_line, peak_memory_bytes
+from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_identity, join_address, listen_error
 
 BUSY_WAIT_S = 2.0
-"""Seconds in which a client that has gone can be forgotten before the next one is sent away."""
+"""Seconds to wait for the end of a client that has gone, before the next one is refused."""
 MAX_LOG_BYTES = 1 << 20
-"""Bytes of a log: then it becomes the one before, of which there is one."""
+"""Size of a log at which it replaces the previous log, of which there is one."""
 
 
 class DaemonLog:
-    """What this process writes, also its libraries, goes to the end of the file at `path`, if there is one."""
+    """Appends all output of this process and its libraries to a file, if one is given."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, threading.RLock()  # a signal may come while a line is written
+        self._path, self._lock = path, threading.RLock()  # A signal may arrive while a line is written.
         if path is not None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -57,20 +49,22 @@ class DaemonLog:
             os.dup2(file, 2)
             os.close(file)
 
-    def write(self, words: str) -> None:
-        """A line with the time."""
+    def write(self, message: str) -> None:
+        """Write a line with the time."""
         with self._lock:
-            print(time.strftime("%Y-%m-%d %H:%M:%S"), words, file=sys.stderr, flush=True)
+            print(time.strftime("%Y-%m-%d %H:%M:%S"), message, file=sys.stderr, flush=True)
             if self._path is not None and os.fstat(2).st_size > MAX_LOG_BYTES:
-                # What else writes there holds the same file open.
+                # The file is truncated, not replaced, because libraries keep it open.
                 shutil.copyfile(self._path, f"{self._path}.1")
                 os.truncate(self._path, 0)
 
 
 class DeviceDaemon:
-    """Device of `manifest` in `directory`, called at `listener`, which is bound. token: what shows who belongs here
-    where there are no keys. ValueError where connections would go in the clear to other hosts, or nothing tells who
-    belongs here."""
+    """The daemon of one device.
+
+    Attributes:
+        address: Host and port at which clients and peers connect.
+    """
 
     def __init__(
         self,
@@ -79,94 +73,108 @@ class DeviceDaemon:
         listener: socket.socket,
         keys: TlsKeys | None,
         token: str,
-        insecure: bool,
+        is_insecure: bool,
         log: DaemonLog,
     ) -> None:
+        """Check the settings.
+
+        Args:
+            directory: The device's directory.
+            manifest: Its manifest.
+            listener: A bound socket.
+            keys: TLS keys; None for plain connections.
+            token: Proves membership of the cluster if there are no keys.
+            is_insecure: Allow plain connections to other hosts.
+            log: The daemon's log.
+
+        Raises:
+            ValueError: Plain connections to other hosts are not allowed, or there is neither a token nor keys.
+        """
         self.address = listener.getsockname()[:2]
-        check_encryption(self.address[0], keys, insecure)
+        check_encryption(self.address[0], keys, is_insecure)
         if keys is None and not token:
-            raise ValueError("without keys there must be a token, which shows who belongs to the cluster")
+            raise ValueError("there are neither keys nor a token, which prove membership of the cluster")
         self._directory, self._manifest, self._listener = directory, manifest, listener
-        self._keys, self._token, self._insecure, self._log = keys, "" if keys else token, insecure, log
+        self._keys, self._token, self._is_insecure, self._log = keys, "" if keys else token, is_insecure, log
         self._name: str = manifest["device"]
         self._started_at, self._last_error = time.time(), ""
-        self._counters = dict.fromkeys(("runs", "frames", "replays", "losses"), 0)
+        self._counters = dict.fromkeys(("runs", "frames", "replayed_frames", "failures"), 0)
         self._condition = threading.Condition()
         self._client, self._client_since = "", 0.0
         self._device: DeviceRun | None = None
-        self._peers = ConnectionQueue()
+        self._arriving_peers = ConnectionQueue()
         self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
 
     def prepare(self, threads: int) -> None:
-        """Makes the sessions and checks the files; from then on it can be called. ValueError, OSError."""
+        """Make the sessions, check the files and accept connections.
+
+        Raises:
+            ValueError: A file is damaged or cannot be loaded.
+            OSError: The daemon cannot listen.
+        """
         files = FileIntegrity(self._directory, self._manifest)
         self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()
         self._listener.listen(64)
-        self._entrance = ConnectionAcceptor(self._listener, self._keys, self._greet_connection)
+        self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_connection)
 
     def run(self) -> None:
-        """One run after another, for ever."""
+        """Serve one run after another, forever."""
         self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
         while True:
             self._run_device(*self._requests.get())
 
     def _run_device(
-        self, channel: MessageChannel, member: RunCredentials, timeout_s: float, heartbeat_s: float
+        self, channel: MessageChannel, credentials: RunCredentials, timeout_s: float, heartbeat_s: float
     ) -> None:
-        until = time.monotonic() + timeout_s
-        device = DeviceRun(
-            self._directory, self._manifest, until, self._keys, None, self._insecure, heartbeat_s, member, stays=True
-        )
+        settings = ConnectionSettings(time.monotonic() + timeout_s, self._keys, self._is_insecure, heartbeat_s)
+        device = DeviceRun(self._directory, self._manifest, settings, credentials, is_resident=True)
         with self._condition:
-            self._device, self._peers = device, ConnectionQueue()
-        why = "it has ended"
+            self._device, self._arriving_peers = device, ConnectionQueue()
+        result = "finished"
         try:
-            device.serve(channel, self.address, self._peers, self._sessions)
+            device.serve(channel, self.address, self._arriving_peers, self._sessions)
         except Exception as error:
             device.send_error(error)
-            why = self._last_error = one_line(error)
+            result = self._last_error = one_line(error)
         with self._condition:
             self._device = None
             self._add_counters(self._counters, device)
         device.close()
-        self._log.write(f"the run of {self._client}, {device.finished_frames} frames: {why}")
+        self._log.write(f"run of {self._client}, {device.finished_frames} frames: {result}")
         with self._condition:
             self._client = ""
             self._condition.notify_all()
 
     @staticmethod
-    def _add_counters(told: dict[str, int], device: DeviceRun) -> None:
-        told["runs"] += 1
-        told["frames"] += device.finished_frames
-        told["replays"] += device.replayed_frames
-        told["losses"] += device.failed_peers
+    def _add_counters(counters: dict[str, int], device: DeviceRun) -> None:
+        counters["runs"] += 1
+        counters["frames"] += device.finished_frames
+        counters["replayed_frames"] += device.replayed_frames
+        counters["failures"] += device.failed_peers
 
     def status(self) -> dict[str, Any]:
-        """How it does: what StatusReport in the documentation says."""
+        """Return the status report, whose keys are fields of DeviceStatus."""
         with self._condition:
-            told, device = dict(self._counters), self._device
+            counters, device = dict(self._counters), self._device
             client = {"client": self._client, "client_since": self._client_since} if self._client else {}
         if device is not None:
-            self._add_counters(told, device)
+            self._add_counters(counters, device)
         with open("/proc/self/statm", encoding="ascii") as file:
             memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        known = {
+        return {
             "device": self._name,
             "digest": self._manifest["digest"],
             "pid": os.getpid(),
             "since": self._started_at,
-        }
-        return {
-            **known,
-            **told,
+            **counters,
             "memory": memory,
             "memory_peak": peak_memory_bytes(),
             "error": self._last_error,
             **client,
         }
 
-    # -- who calls, each in a thread of its own: see greeting.Meet
+    # -- handshakes, each in its own thread: see handshake.GreetConnection
 
     def _greet_connection(self, channel: MessageChannel, host: str, deadline: float) -> None:
         hello = channel.receive_greeting(deadline)
@@ -174,41 +182,41 @@ class DeviceDaemon:
             self._greet_client(hello, channel, host, deadline)
             return
         with self._condition:
-            device, guests = self._device, self._peers
+            device, arriving = self._device, self._arriving_peers
         if device is None:
-            raise ProtocolError("no run is on")
+            raise ProtocolError("this device is not in a run")
         try:
-            guest = device.accept_peer(hello, channel, deadline)
+            accepted = device.peers.accept(hello, channel, deadline)
         except ProtocolError as error:
-            guests.last_refusal = f"{host}: {error}"
+            arriving.last_refusal = f"{host}: {error}"
             raise
         except Exception as error:
-            guests.put(error)
+            arriving.put(error)
             return
-        if guest is not None:
-            guests.put(guest)
+        if accepted is not None:
+            arriving.put(accepted)
 
     def _greet_client(self, hello: Mapping[str, Any], channel: MessageChannel, host: str, deadline: float) -> None:
         check_identity(channel.identity, COORDINATOR_IDENTITY, "the client")
-        # Of both ends something new, so that nobody can say again what was once said.
-        own, theirs = secrets.token_hex(16), str(hello.get("nonce"))[:64]
-        member = RunCredentials("", derive_token(self._token, theirs, own))
-        answer = {"device": self._name, "nonce": own, **member.hello(self._name, COORDINATOR_NAME)}
-        channel.send_greeting(MessageType.HELLO, answer, deadline)
-        wish = channel.receive_greeting(deadline)
-        member.check(wish, COORDINATOR_NAME, self._name)
-        if wish.get("wants") == "status":
+        # Both ends contribute a nonce, so that a recorded handshake cannot be replayed.
+        own_nonce, client_nonce = secrets.token_hex(16), str(hello.get("nonce"))[:64]
+        credentials = RunCredentials("", derive_token(self._token, client_nonce, own_nonce))
+        proof = credentials.make_proof(self._name, COORDINATOR_NAME)
+        channel.send_greeting(MessageType.HELLO, {"device": self._name, "nonce": own_nonce, **proof}, deadline)
+        request = channel.receive_greeting(deadline)
+        credentials.check(request, COORDINATOR_NAME, self._name)
+        if request.get("request") == "status":
             channel.send_greeting(MessageType.HELLO, self.status(), deadline)
             channel.close()
             return
-        if wish.get("digest") != self._manifest["digest"]:
-            raise ProtocolError("it is kept running with another artifact: stop it first ('dicompiler deploy --stop')")
+        if request.get("digest") != self._manifest["digest"]:
+            raise ProtocolError("it runs another artifact: stop it first ('dicompiler deploy --stop')")
         try:
-            run, times = str(wish["run"]), (float(wish["timeout"]), float(wish["heartbeat"]))
-            if not all(0 < one < math.inf for one in times):
+            run, times = str(request["run"]), (float(request["timeout"]), float(request["heartbeat"]))
+            if not all(0 < seconds < math.inf for seconds in times):
                 raise ValueError(times)
         except (KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"its wish is not as agreed: {error!r}") from None
+            raise ProtocolError(f"invalid request: {error!r}") from None
         with self._condition:
             if not self._condition.wait_for(lambda: not self._client, BUSY_WAIT_S):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._client_since))
@@ -218,82 +226,99 @@ class DeviceDaemon:
 
 
 class DaemonLockFile:
-    """The file that says that the device of that name runs, in `place`. ValueError where another process has it."""
+    """The state file of a running daemon, locked while it runs."""
 
-    def __init__(self, place: Path, name: str) -> None:
-        place.mkdir(mode=0o700, exist_ok=True)
-        self._path = place / f"{name}.json"
-        self._file: IO[str] = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (held as long as the process)
+    def __init__(self, directory: Path, name: str) -> None:
+        """Lock the file; raise ValueError if another daemon of this device runs."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._path = directory / f"{name}.json"
+        self._file: IO[str] = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115  (open as long as the process)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ValueError("it is kept running already: stop it first ('dicompiler deploy --stop')") from None
+            raise ValueError("it is running already: stop it first ('dicompiler deploy --stop')") from None
         self.write({"pid": os.getpid()})
 
-    def write(self, words: Mapping[str, Any]) -> None:
-        """What it says."""
+    def write(self, content: Mapping[str, Any]) -> None:
         self._file.truncate(0)
-        self._file.write(json.dumps(words))
+        self._file.write(json.dumps(content))
         self._file.flush()
 
-    def release(self) -> None:
-        """Takes it away."""
+    def remove(self) -> None:
         self._path.unlink(missing_ok=True)
 
 
-def bind_listener(listen: tuple[str, int] | None, control: tuple[str, int] | None) -> socket.socket:
-    """A socket bound to `listen`; without, to any port of the address by which `control` is reached. Nobody can connect
-    yet. ValueError where there is neither."""
-    if listen is None and control is None:
-        raise ValueError("say where it is reached (--listen)")
-    family = socket.AF_INET6 if ":" in (listen or control or ("", 0))[0] else socket.AF_INET
+def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] | None) -> socket.socket:
+    """Return a socket bound to `listen`, or to any port of the address that reaches `coordinator`.
+
+    Nobody can connect yet.
+
+    Raises:
+        ValueError: Neither address is given, or the address cannot be used.
+    """
+    if listen is None and coordinator is None:
+        raise ValueError("no address given: add --listen HOST:PORT")
+    family = socket.AF_INET6 if ":" in (listen or coordinator or ("", 0))[0] else socket.AF_INET
     if listen is None:
-        with socket.socket(family, socket.SOCK_DGRAM) as way:
-            assert control is not None
-            way.connect((control[0], 9))  # sends nothing: it finds the way
-            listen = way.getsockname()[0], 0
-    found = socket.socket(family)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            assert coordinator is not None
+            probe.connect((coordinator[0], 9))  # Sends nothing, but selects the route.
+            listen = probe.getsockname()[0], 0
+    bound = socket.socket(family)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(listen)
+        bound.bind(listen)
     except OSError as error:
         raise listen_error(listen, error) from None
-    return found
+    return bound
 
 
 def _call_at_signals(end: Callable[[], object]) -> None:
-    """Calls `end` from a thread of its own at SIGTERM and SIGINT: the main thread may be computing, or asleep, as it is
-    where the signal went to another thread, which happens to a process that has just been continued."""
-    told, teller = socket.socketpair()
-    teller.setblocking(False)
+    """Call `end` in its own thread at SIGTERM and SIGINT.
+
+    The main thread may be computing or blocked. It is blocked even after a signal if that went to another thread, as
+    happens to a process that was just continued.
+    """
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(teller.detach())
+    signal.set_wakeup_fd(sender.detach())
 
     def wait() -> None:
-        told.recv(1)
+        receiver.recv(1)
         end()
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def run_daemon(service: DeviceDaemon, held: DaemonLockFile, threads: int, log: DaemonLog, announce: int | None) -> int:
-    """Runs it until it is told to end. announce: a descriptor that is told when it can be called."""
+def run_daemon(
+    daemon: DeviceDaemon, lock_file: DaemonLockFile, threads: int, log: DaemonLog, announce: int | None
+) -> int:
+    """Run the daemon until a signal ends it.
+
+    Args:
+        daemon: The daemon.
+        lock_file: Its state file.
+        threads: Threads of a segment.
+        log: Its log.
+        announce: A descriptor that gets the address once clients can connect.
+    """
 
     def end() -> None:
-        log.write("it was told to end")
-        held.release()
+        log.write("ended by a signal")
+        lock_file.remove()
         os._exit(0)
 
     _call_at_signals(end)
     try:
-        service.prepare(threads)
-        words = {"pid": os.getpid(), "address": list(service.address)}
-        held.write(words)
+        daemon.prepare(threads)
+        state = {"pid": os.getpid(), "address": list(daemon.address)}
+        lock_file.write(state)
         if announce is not None:
             with os.fdopen(announce, "w", encoding="utf-8") as pipe:
-                pipe.write(json.dumps(words))
-        service.run()
+                pipe.write(json.dumps(state))
+        daemon.run()
     finally:
-        held.release()
+        lock_file.remove()
     return 0

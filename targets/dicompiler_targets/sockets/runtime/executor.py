@@ -1,6 +1,6 @@
-"""Plays a device's steps for the frames that are on their way: of the oldest frame that can go on, the next step.
+"""The step executor: runs a device's steps for all frames in flight, always for the oldest frame that can continue.
 
-In: tensors that arrive in the mailbox, sessions. Out: calls that post transfers and outputs; times.
+Tensors that arrive in the mailbox and sessions ⇒ posted transfers and outputs, and a timeline.
 """
 
 from __future__ import annotations
@@ -20,23 +20,37 @@ import onnxruntime as ort
 from .event_loop import EventLoop
 from .mailbox import DeviceError, Mailbox
 from .role_schedule import RoleSchedule, role_manifests
-from .segments import SegmentIO, run_copies
-from .slots import BufferPool, BufferSet
-from .values import run_bound, run_segment, value_from_bytes, value_to_bytes
+from .segments import (
+    BufferPool,
+    BufferSet,
+    SegmentIO,
+    run_bound,
+    run_copies,
+    run_segment,
+    value_from_bytes,
+    value_to_bytes,
+)
 
 DEADLINE_GRACE_S = 10.0
-"""Seconds after a frame's deadline in which the coordinator, which knows whom to blame, must have ended the run."""
+"""Seconds after a frame's deadline in which the coordinator must have found the device at fault and ended the run."""
 SLEEP_OVERRUN_S = 100e-6
-"""Seconds by which a sleep that is not rounded up ends late."""
+"""Seconds by which a sleep ends late, without timer slack."""
 PR_SET_TIMERSLACK = 29
 MAX_TIMELINE_ENTRIES = 10_000
-"""Entries of a timeline at most: a report has a bounded length."""
+"""Limits the length of a report."""
 
 
 @dataclass(frozen=True)
 class ExecutorStep:
-    """A step that does something: the segment that it runs, or the value (a transfer or an output) that it posts; the
-    tensors it needs, and those that are not needed any more after it."""
+    """A step that does something: it runs a segment, or posts a transfer or an output.
+
+    Attributes:
+        is_segment: It runs a segment.
+        index: Index of the segment, transfer or output.
+        value: The entry of the segment, transfer or output in the manifest.
+        needed: Tensors that the step needs.
+        released: Tensors that no later step needs.
+    """
 
     is_segment: bool
     index: int
@@ -46,8 +60,11 @@ class ExecutorStep:
 
 
 class RoleSteps:
-    """What the device does for a frame, as a manifest of one role says. `first`: the number of its first segment;
-    sessions: of its segments."""
+    """The device's steps in the frames of one role.
+
+    Attributes:
+        first: Number of the role's first segment among those of all roles.
+    """
 
     def __init__(self, manifest: Mapping[str, Any], first: int, sessions: Sequence[Any]) -> None:
         self.manifest, self.first = manifest, first
@@ -55,35 +72,45 @@ class RoleSteps:
         self.received = {t["name"]: t for t in manifest["transfers"] if t["receiver"] == manifest["device"]}
         self.states = {state["name"]: state for state in manifest.get("states", ())}
         self.received |= {value["name"]: value for value in (*manifest["inputs"], *self.states.values())}
-        self.states_by_tensor: dict[str, list[str]] = {}  # tensor → the states that it becomes
+        self.states_by_tensor: dict[str, list[str]] = {}
         for name, state in self.states.items():
             self.states_by_tensor.setdefault(state["tensor"], []).append(name)
-        self.segment_ios = [SegmentIO(*one) for one in zip(manifest["segments"], sessions, strict=True)]
+        self.segment_ios = [
+            SegmentIO(segment, session) for segment, session in zip(manifest["segments"], sessions, strict=True)
+        ]
         self.buffers = BufferPool(manifest, sessions, self.segment_ios)
-        wrapped = {name for seam in self.segment_ios for name in seam.inner["inputs"]}
-        wrapped |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
-        self.raw_inputs = {name for seam in self.segment_ios for name in seam.copied_inputs} - wrapped
+        used_as_values = {name for io in self.segment_ios for name in io.inner["inputs"]}
+        used_as_values |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
+        self.raw_inputs = {name for io in self.segment_ios for name in io.copied_inputs} - used_as_values
         self.steps = self._make_steps()
 
     def _make_steps(self) -> list[ExecutorStep]:
-        found, segments = [], self.manifest["segments"]
-        for (kind, index), unused in zip(self.manifest["steps"], released_tensors(self.manifest), strict=True):
+        steps, segments = [], self.manifest["segments"]
+        for (kind, index), released in zip(self.manifest["steps"], released_tensors(self.manifest), strict=True):
             if kind == "run":
-                found.append(
-                    ExecutorStep(True, index, segments[index], tuple(segments[index]["inputs"]), tuple(unused))
-                )
+                needed = tuple(segments[index]["inputs"])
+                steps.append(ExecutorStep(True, index, segments[index], needed, tuple(released)))
             elif kind == "send":
                 transfer = self.transfers[index]
-                found.append(ExecutorStep(False, index, transfer, (transfer["name"],), tuple(unused)))
+                steps.append(ExecutorStep(False, index, transfer, (transfer["name"],), tuple(released)))
         outputs = self.manifest["outputs"]
-        return found + [ExecutorStep(False, i, output, (output["tensor"],), ()) for i, output in enumerate(outputs)]
+        return steps + [ExecutorStep(False, i, output, (output["tensor"],), ()) for i, output in enumerate(outputs)]
 
 
 @dataclass(eq=False)
 class FrameExecution:
-    """A frame on its way: its role, the step that is next, the tensors that are held, until when it must be done, and
-    its place for small tensors once it has one. begun: when its first segment began, 0 before that. anew: states begin
-    anew with it, as they are given (true) or as zeros; None: they are what the frame before made."""
+    """A frame in flight on this device.
+
+    Attributes:
+        number: The frame's number.
+        deadline: When it must be finished (time.monotonic).
+        role: The steps of its role.
+        position: Index of the next step.
+        values: Tensors by name.
+        buffer_set: Memory of its small tensors, once it is needed.
+        started_at: When its first segment started (time.perf_counter); 0 before.
+        resets_states: States start again with this frame: as given (true) or as zeros (false). None: they continue.
+    """
 
     number: int
     deadline: float
@@ -96,24 +123,26 @@ class FrameExecution:
 
 
 PostValue = Callable[[Mapping[str, Any], int, Any, Any], None]
-"""Posts a value of the manifest (a transfer or an output) of a frame: (value, frame, payload, what to keep)."""
+"""Posts a transfer or an output of a frame: (entry in the manifest, frame, payload, object to keep alive)."""
 ReportOverdue = Callable[[int, DeviceError], None]
-"""Is told that what a frame needs is overdue: (its number, what is), and may raise that."""
+"""Called when a tensor of a frame is overdue: (frame, error); may raise the error."""
 
 
 def raise_overdue(_: int, error: DeviceError) -> None:
-    """What is late ends it: a `Late`."""
+    """Raise the error; a `ReportOverdue`."""
     raise error
 
 
 class StepExecutor:
-    """The frames on their way on this device, each in its role. `sessions`: of the segments of all roles in order.
+    """Runs the steps of all frames in flight.
 
-    `wait_s`: seconds in which no frame could go on. `segments_s`: seconds of each segment, in the order of `sessions`.
-    `least`: seconds that a call of each takes at least; () where nothing is to be held back. `halts`: whether `halt`
-    may be called where no losses are survived.
-    `timeline`: what was done from the announcement of the last frame (at `begun`, of time.perf_counter) on: ("run",
-    number of the segment) or ("wait", index of the transfer that it was for, -1 for an input), frame, start, end.
+    Attributes:
+        frames: The frames in flight, oldest first.
+        wait_s: Seconds in which no frame could continue.
+        segments_s: Seconds of each segment, in the order of the sessions.
+        announced_at: When the last frame was announced (time.perf_counter).
+        timeline: Entries since then: ("run", number of the segment) or ("wait", index of the transfer, -1 for an
+            input), frame, start, end.
     """
 
     def __init__(
@@ -121,104 +150,123 @@ class StepExecutor:
         manifest: Mapping[str, Any],
         sessions: list[Any],
         mailbox: Mailbox,
-        lines: EventLoop,
+        loop: EventLoop,
         post: PostValue,
-        least: Sequence[float] = (),
+        min_segment_s: Sequence[float] = (),
         schedule: RoleSchedule | None = None,
-        halts: bool = False,
-        late: ReportOverdue = raise_overdue,
+        can_stop: bool = False,
+        report_overdue: ReportOverdue = raise_overdue,
     ) -> None:
+        """Create the executor.
+
+        Args:
+            manifest: The device's manifest.
+            sessions: Sessions of the segments of all roles.
+            mailbox: Received tensors.
+            loop: The event loop.
+            post: Posts transfers and outputs.
+            min_segment_s: Minimum seconds of a call of each segment, to emulate slower boards; () for no limit.
+            schedule: The role of each frame.
+            can_stop: `stop_before` may be called even if the schedule does not tolerate failures.
+            report_overdue: Called for overdue tensors.
+        """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
-        self._run_options = _make_run_options() if halts or self._schedule.tolerates_failures else None
+        self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
         self._first_valid = 0
-        self._sessions, self._mailbox, self._loop = sessions, mailbox, lines
-        self._post, self._report_overdue = post, late
-        self._min_segment_s = least
-        if least:
-            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)  # nanoseconds: the system rounds up by 50 µs else
+        self._sessions, self._mailbox, self._loop = sessions, mailbox, loop
+        self._post, self._report_overdue = post, report_overdue
+        self._min_segment_s = min_segment_s
+        if min_segment_s:
+            # One nanosecond of timer slack. By default the kernel delays sleeps by 50 µs.
+            ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self._roles: list[RoleSteps] = []
         first = 0
-        for own in role_manifests(manifest):
-            count = len(own["segments"])
-            self._roles.append(RoleSteps(own, first, sessions[first : first + count]))
+        for role in role_manifests(manifest):
+            count = len(role["segments"])
+            self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        self._states: dict[tuple[int, str], Any] = {}  # by frame and name, what the frame before made of states
+        self._states: dict[tuple[int, str], Any] = {}  # By frame and name: states that the frame before computed.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
-        self._last_run_s: dict[
-            int, float
-        ] = {}  # of each segment that has run; others are taken for the longest of these
+        self._last_run_s: dict[int, float] = {}  # Segments that have not run count as the longest of these.
         self.announced_at = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
-    def begin_frame(self, number: int, announced: float, deadline: float) -> None:
-        """One more frame is on its way, since `announced` (of time.perf_counter)."""
-        self.announced_at = announced
-        self.timeline = [span for span in self.timeline if span[4] > announced]
-        anew: bool | None = self._mailbox.pop(("anew", number))
-        if anew is None and number == 0:
-            anew = False
-        self.frames.append(
-            FrameExecution(number, deadline, self._roles[self._schedule.role_index(number)], resets_states=anew)
-        )
+    def begin_frame(self, number: int, announced_at: float, deadline: float) -> None:
+        """Add a frame that was announced at `announced_at` (time.perf_counter)."""
+        self.announced_at = announced_at
+        self.timeline = [entry for entry in self.timeline if entry[4] > announced_at]
+        resets_states: bool | None = self._mailbox.pop(("reset states", number))
+        if resets_states is None and number == 0:
+            resets_states = False
+        role = self._roles[self._schedule.role_index(number)]
+        self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
 
     def stop_before(self, first: int) -> None:
-        """Frames before `first` are not played any further, for any thread to call: the main thread calls `drop`."""
+        """Stop the frames before `first`; any thread may call. The main thread then calls `drop_stopped`."""
         self._first_valid = first
         if self._run_options is not None:
             self._run_options.terminate = True
 
     def drop_stopped(self) -> None:
-        """Forgets the frames that are not played any further."""
+        """Remove the frames that were stopped."""
         if self._run_options is not None:
             self._run_options = _make_run_options()
         for frame in self.frames:
             if frame.number < self._first_valid and frame.buffer_set is not None:
-                frame.role.buffers.give_back(frame.buffer_set, unused=False)
+                frame.role.buffers.give_back(frame.buffer_set, is_unused=False)
         self.frames = [frame for frame in self.frames if frame.number >= self._first_valid]
 
-    def advance(self, done: Callable[[FrameExecution], None]) -> bool:
-        """Plays what can be played, always of the oldest frame that can go on. `done` is called with the first frame
-        that is finished then, which is forgotten; whether there was one, or there are frames to drop."""
-        at, seen = 0, self._mailbox.changes
-        while at < len(self.frames):
-            frame = self.frames[at]
+    def advance(self, on_finished: Callable[[FrameExecution], None]) -> bool:
+        """Run steps until a frame is finished or none can continue.
+
+        Args:
+            on_finished: Called with the first frame that finishes, which is removed.
+
+        Returns:
+            True if a frame finished, or frames must be dropped.
+        """
+        position, seen = 0, self._mailbox.changes
+        while position < len(self.frames):
+            frame = self.frames[position]
             if frame.number < self._first_valid:
                 return True
             steps = frame.role.steps
             if frame.position < len(steps):
                 step = steps[frame.position]
                 if not self._has_inputs(step, frame):
-                    at += 1
+                    position += 1
                     continue
                 try:
                     self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
                 except ValueError:
-                    if frame.number < self._first_valid:  # it was ended in the middle
+                    if frame.number < self._first_valid:  # The frame was stopped within the step.
                         return True
                     raise
                 for name in step.released:
                     del frame.values[name]
                 frame.position += 1
             if frame.position == len(steps):
-                self._finish(frame, done)
+                self._finish(frame, on_finished)
                 return True
-            if at and self._mailbox.changes != seen:  # an older one may be able to go on
-                at, seen = 0, self._mailbox.changes
+            if position and self._mailbox.changes != seen:  # An older frame may be able to continue.
+                position, seen = 0, self._mailbox.changes
         self._loop.push()
         return False
 
-    def _finish(self, frame: FrameExecution, done: Callable[[FrameExecution], None]) -> None:
+    def _finish(self, frame: FrameExecution, on_finished: Callable[[FrameExecution], None]) -> None:
         self.frames.remove(frame)
-        done(frame)
+        on_finished(frame)
         self._loop.push()
         if frame.buffer_set is not None:
             frame.role.buffers.give_back(frame.buffer_set, not self._loop.has_backlog())
 
     def wait(self, seen: int) -> None:
-        """Drives until something has come since the mailbox's `changes` was `seen`. `late` is told if what the oldest
-        frame needs is overdue, with the peer that should have sent it."""
+        """Run the loop until the mailbox's `changes` differs from `seen`.
+
+        If a tensor of the oldest frame is overdue, report that together with the peer that should have sent it.
+        """
         if not self.frames:
             self._loop.run_until(lambda: self._mailbox.changes != seen)
             return
@@ -228,36 +276,38 @@ class StepExecutor:
         peer = awaited.get("sender")
         deadline = frame.deadline if peer else frame.deadline + DEADLINE_GRACE_S
         start = time.perf_counter()
-        came = self._loop.run_until(lambda: self._mailbox.changes != seen, None if deadline == math.inf else deadline)
+        has_changed = self._loop.run_until(
+            lambda: self._mailbox.changes != seen, None if deadline == math.inf else deadline
+        )
         self.wait_s += self._record_span("wait", awaited["index"] if peer else -1, frame.number, start)
-        if not came:
-            frame.deadline = math.inf  # it is told once
-            self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not come in time", peer))
+        if not has_changed:
+            frame.deadline = math.inf  # It is reported once.
+            self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not arrive in time", peer))
 
     def _record_span(self, kind: str, index: int, frame: int, start: float) -> float:
-        """Notes what was done from `start` to now; the seconds of it."""
+        """Add an entry from `start` to now to the timeline; return its seconds."""
         end = time.perf_counter()
         if len(self.timeline) < MAX_TIMELINE_ENTRIES:
             self.timeline.append((kind, index, frame, start, end))
         return end - start
 
     def _has_inputs(self, step: ExecutorStep, frame: FrameExecution) -> bool:
-        """Whether all that the step needs is there, made here or received."""
+        """Take arrived tensors from the mailbox; return True if all that the step needs are available."""
         for name in step.needed:
             if name not in frame.values:
                 payload = self._take_payload(name, frame)
                 if payload is None:
                     return False
-                slot = frame.buffer_set or self._take_buffers(frame)
-                view = slot.views.get(name)
-                if isinstance(payload, ort.OrtValue):  # a state in memory of its own
+                buffer_set = frame.buffer_set or self._take_buffers(frame)
+                view = buffer_set.views.get(name)
+                if isinstance(payload, ort.OrtValue):  # A state with its own memory.
                     if view is None:
                         frame.values[name] = payload
                         continue
                     payload = value_to_bytes(payload, frame.role.received[name])
                 if view is not None:
                     view[:] = payload
-                    frame.values[name] = slot.values[name]
+                    frame.values[name] = buffer_set.values[name]
                 elif name in frame.role.raw_inputs:
                     frame.values[name] = payload
                 else:
@@ -265,64 +315,63 @@ class StepExecutor:
         return True
 
     def _take_payload(self, name: str, frame: FrameExecution) -> Any:
-        """What came, or is kept, under that name; None as long as it is not there."""
+        """Return the received tensor or stored state of that name, or None if it is not available yet."""
         if not frame.role.states or frame.resets_states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
         if frame.resets_states is None:
             return self._states.pop((frame.number, name), None)
         return np.zeros(state["bytes"], np.uint8)
 
-    def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, slot: BufferSet) -> None:
-        """What the segment made of states is for the next frame; the memory of slots is not ours for so long."""
+    def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, buffer_set: BufferSet) -> None:
+        """Keep the states that a segment computed for the next frame, copied if they are in a buffer set."""
         for tensor in segment["outputs"]:
             for name in frame.role.states_by_tensor.get(tensor, ()):
-                small = slot.views.get(tensor)
-                kept = frame.values[tensor] if small is None else np.frombuffer(bytes(small), np.uint8)
-                self._states[frame.number + 1, name] = kept
+                view = buffer_set.views.get(tensor)
+                state = frame.values[tensor] if view is None else np.frombuffer(bytes(view), np.uint8)
+                self._states[frame.number + 1, name] = state
 
     def _take_buffers(self, frame: FrameExecution) -> BufferSet:
-        frame.buffer_set = slot = frame.role.buffers.take()
-        return slot
+        frame.buffer_set = buffer_set = frame.role.buffers.take()
+        return buffer_set
 
     def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
-        """Runs a segment."""
-        slot, number = frame.buffer_set or self._take_buffers(frame), frame.role.first + step.index
+        buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first + step.index
         last_s = self._last_run_s.get(number)
         self._loop.let_helper_run(max(self._last_run_s.values(), default=math.inf) if last_s is None else last_s)
         start = time.perf_counter()
         frame.started_at = frame.started_at or start
         if self._min_segment_s:
             with _emulated_duration(start + self._min_segment_s[number]):
-                made = self._compute_outputs(step, number, frame, slot)
+                outputs = self._compute_outputs(step, number, frame, buffer_set)
         else:
-            made = self._compute_outputs(step, number, frame, slot)
+            outputs = self._compute_outputs(step, number, frame, buffer_set)
         self._last_run_s[number] = seconds = self._record_span("run", number, frame.number, start)
         self.segments_s[number] += seconds
-        frame.values.update(made)
+        frame.values.update(outputs)
         if frame.role.states_by_tensor:
-            self._keep_states(step.value, frame, slot)
+            self._keep_states(step.value, frame, buffer_set)
 
     def _compute_outputs(
-        self, step: ExecutorStep, number: int, frame: FrameExecution, slot: BufferSet
+        self, step: ExecutorStep, number: int, frame: FrameExecution, buffer_set: BufferSet
     ) -> Mapping[str, Any]:
-        """The segment's outputs by name."""
-        if (bound := slot.bindings.get(step.index)) is None:
-            seam = frame.role.segment_ios[step.index]
-            values, computed = seam.join_inputs(frame.values), dict[str, Any]()
+        """Return the segment's outputs by name."""
+        if (bound := buffer_set.bindings.get(step.index)) is None:
+            segment_io = frame.role.segment_ios[step.index]
+            values, computed = segment_io.join_inputs(frame.values), dict[str, Any]()
             if (session := self._sessions[number]) is not None:
-                computed = run_segment(session, seam.inner, values, slot.values, self._run_options)
-            return seam.cut_outputs(computed, frame.values)
-        binding, made, before, after = bound
+                computed = run_segment(session, segment_io.inner, values, buffer_set.values, self._run_options)
+            return segment_io.cut_outputs(computed, frame.values)
+        binding, outputs, before, after = bound
         run_copies(before)
         if binding is not None:
             run_bound(self._sessions[number], step.value, binding, self._run_options)
         run_copies(after)
-        return made
+        return outputs
 
     def _post_step(self, step: ExecutorStep, frame: FrameExecution) -> None:
-        """Posts a transfer or an output."""
-        slot, name = frame.buffer_set or self._take_buffers(frame), step.needed[0]
-        if (view := slot.views.get(name)) is not None:
+        """Post a transfer or an output."""
+        buffer_set, name = frame.buffer_set or self._take_buffers(frame), step.needed[0]
+        if (view := buffer_set.views.get(name)) is not None:
             self._post(step.value, frame.number, view, None)
         else:
             tensor = frame.values[name]
@@ -330,42 +379,47 @@ class StepExecutor:
 
 
 def _make_run_options() -> Any:
-    """What ends a call of onnxruntime. Its Python package looks in it for a GPU's graph before each call; where it says
-    nothing of one, that is an exception within, which costs ten times what calling does."""
+    """Return run options that can end a call of onnxruntime.
+
+    onnxruntime's Python package looks for a CUDA graph ID in them before each call. A missing entry raises an internal
+    exception, which takes ten times as long as the call.
+    """
     options = ort.RunOptions()
-    options.log_severity_level = 4  # what it raises is told in words
-    options.add_run_config_entry("gpu_graph_id", "-1")  # none
+    options.log_severity_level = 4  # Errors are reported as exceptions.
+    options.add_run_config_entry("gpu_graph_id", "-1")
     return options
 
 
 @contextlib.contextmanager
-def _emulated_duration(until: float) -> Iterator[None]:
-    """Lasts until then (of time.perf_counter), if that is to come. What is computed meanwhile has time, so that it lets
-    everything else go first: other boards are played beside it."""
-    patient = until > time.perf_counter()
-    if patient:
+def _emulated_duration(end: float) -> Iterator[None]:
+    """Let the context last until `end` (time.perf_counter), to emulate a slower board.
+
+    The computation runs with idle priority, because it has time and other emulated boards run on the same host.
+    """
+    has_time = end > time.perf_counter()
+    if has_time:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     try:
         yield
     finally:
-        if patient:
+        if has_time:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-    if (rest := until - time.perf_counter() - SLEEP_OVERRUN_S) > 0:
-        time.sleep(rest)
-    while time.perf_counter() < until:
+    if (sleep_s := end - time.perf_counter() - SLEEP_OVERRUN_S) > 0:
+        time.sleep(sleep_s)
+    while time.perf_counter() < end:
         os.sched_yield()
 
 
 def released_tensors(manifest: Mapping[str, Any]) -> list[list[str]]:
-    """For each step the tensors that no later step and no output needs, so that their memory can be given back."""
+    """Return for each step the tensors that no later step or output needs, so that their memory can be freed."""
     names = {t["index"]: t["name"] for t in manifest["transfers"]}
-    last: dict[str, int] = {}
+    last_use: dict[str, int] = {}
     for position, (kind, index) in enumerate(manifest["steps"]):
         if kind == "run":
             segment = manifest["segments"][index]
-            last |= dict.fromkeys([*segment["inputs"], *segment["outputs"]], position)
+            last_use |= dict.fromkeys([*segment["inputs"], *segment["outputs"]], position)
         elif kind == "send":
-            last[names[index]] = position
+            last_use[names[index]] = position
     for output in manifest["outputs"]:
-        last.pop(output["tensor"], None)
-    return [[n for n, at in last.items() if at == position] for position in range(len(manifest["steps"]))]
+        last_use.pop(output["tensor"], None)
+    return [[name for name, last in last_use.items() if last == position] for position in range(len(manifest["steps"]))]

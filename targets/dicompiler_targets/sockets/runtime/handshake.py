@@ -1,6 +1,7 @@
-"""Greetings: who connects says who it is, side by side with all others, each until a deadline of its own.
+"""Handshakes: accepting connections, proving membership of a run, and refusing all others.
 
-In: a listening socket, and who belongs to the run. Out: channels of those who do, and why the last other was refused.
+A listening socket and the credentials of a run ⇒ message channels of its members. Handshakes run concurrently, each
+with its own deadline.
 """
 
 from __future__ import annotations
@@ -23,108 +24,116 @@ from .protocol import PeerRefused, ProtocolError
 from .transport import TlsKeys, open_connection
 
 GREETING_TIMEOUT_S = 5.0
-"""Seconds in which a connection must say who it is."""
 MAX_GREETINGS = 64
-"""Connections that are greeted at once; beyond, the host with most of them loses its oldest one."""
+"""Concurrent handshakes. Beyond, the oldest one of the host with most of them is dropped."""
 TOKEN_VARIABLE = "DICOMPILER_TOKEN"
-"""The environment variable with the run's token, for a device that is started by hand."""
+"""Environment variable with the run's token, for devices that are started manually."""
 COORDINATOR_NAME = ""
-"""What stands for the coordinator where a device's name would."""
+"""Stands for the coordinator in the place of a device's name."""
 
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """What the members of one run know: its number, which others may know, and a token that they may not.
+    """Credentials that the members of one run share; '' for those that this end does not know.
 
-    The token shows who belongs to the run where certificates do not; it goes to devices by inheritance and is never
-    sent. '' for what this end was not told.
+    Attributes:
+        run: The public ID of the run.
+        token: A secret that proves membership if there are no certificates. It is passed to devices through standard
+            input or the environment and never sent over the network.
     """
 
     run: str = ""
     token: str = ""
 
-    def hello(self, sender: str, receiver: str) -> dict[str, str]:
-        """What shows `receiver` that `sender` belongs to the run."""
+    def make_proof(self, sender: str, receiver: str) -> dict[str, str]:
+        """Return the fields of a message that prove to `receiver` that `sender` is a member of the run."""
         return {"run": self.run, "proof": self._proof(sender, receiver)}
 
     def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
-        """ProtocolError unless the message has what `hello` gives."""
+        """Raise ProtocolError if the message lacks the fields of `make_proof`."""
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run and run != self.run:
             raise ProtocolError("it belongs to another run: start it again for this one")
         if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
             raise ProtocolError(
-                f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} as the run says"
+                f"it does not know this run's token: use keys (--keys), or set {TOKEN_VARIABLE} as the run reports"
             )
 
     def _proof(self, sender: str, receiver: str) -> str:
         if not self.token:
             return ""
-        words = json.dumps([sender, receiver]).encode()
-        return hmac.new(self.token.encode(), words, hashlib.sha256).hexdigest()
+        text = json.dumps([sender, receiver]).encode()
+        return hmac.new(self.token.encode(), text, hashlib.sha256).hexdigest()
 
 
 def derive_token(token: str, *words: str) -> str:
-    """A token that who knows `token` can make, and nobody else: for one greeting, or one run. '' without one."""
+    """Return a token for one handshake or run that only an owner of `token` can derive; '' without a token."""
     text = json.dumps(words).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 
 
 class ConnectionQueue:
-    """Those who were let in, one after another. `refused`: why the last other was not."""
+    """Connections that passed the handshake.
+
+    Attributes:
+        last_refusal: Why the last other connection was refused; '' if none was.
+    """
 
     def __init__(self) -> None:
         self.last_refusal = ""
         self._accepted: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def put(self, met: Any) -> None:
-        """Somebody was let in; or an error, for `take` to raise."""
-        self._accepted.put(met)
+    def put(self, accepted: Any) -> None:
+        """Add a connection, or an error that `take` raises."""
+        self._accepted.put(accepted)
 
     def take(self, seconds: float) -> Any:
-        """The next one; None if nobody came. Raises an error that was put."""
+        """Return the next connection, or None if none arrives in time; raise an error that was put."""
         try:
-            met = self._accepted.get(timeout=seconds)
+            accepted = self._accepted.get(timeout=seconds)
         except queue.Empty:
             return None
-        if isinstance(met, Exception):
-            raise met
-        return met
+        if isinstance(accepted, Exception):
+            raise accepted
+        return accepted
 
 
 GreetConnection = Callable[[MessageChannel, str, float], Any]
-"""Reads who is at the other end of a channel: (channel, host, deadline) → what `Entrance.take` returns. It raises
-ProtocolError to refuse it in words, Refused or OSError to let it go, and any other error for `take` to raise."""
+"""Identifies the other end of a channel: (channel, host, deadline) → the result of `ConnectionAcceptor.take`.
+
+It raises ProtocolError to refuse the connection with a message, PeerRefused or OSError to drop it, and any other error
+to let `take` raise it.
+"""
 
 
 class ConnectionAcceptor(ConnectionQueue):
-    """Accepts connections at `listener`, which it closes in the end, and lets `meet` greet each in its own thread.
+    """Accepts connections and runs each handshake in its own thread.
 
-    A stranger delays nobody: each has GREETING_S, and at most GUESTS are inside. `take` gives what `meet` returned for
-    who belongs here, or raises what it raised.
+    Unknown clients delay nobody: each handshake has GREETING_TIMEOUT_S, and at most MAX_GREETINGS run at once. The
+    acceptor closes its listening socket.
     """
 
-    def __init__(self, listener: socket.socket, keys: TlsKeys | None, meet: GreetConnection) -> None:
+    def __init__(self, listener: socket.socket, keys: TlsKeys | None, greet_connection: GreetConnection) -> None:
         super().__init__()
-        self._listener, self._keys, self._greet_connection = listener, keys, meet
+        self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
         self._greeting: dict[socket.socket, str] = {}
         self._lock, self._closed = threading.Lock(), False
         threading.Thread(target=self._accept_all, daemon=True).start()
 
     def close(self) -> None:
-        """Nobody is let in any more, and who has not been greeted is sent away."""
+        """Stop accepting, and drop connections whose handshake is not complete."""
         with self._lock:
             self._closed = True
-            for guest in self._greeting:
-                _shut_down(guest)
-        _shut_down(self._listener)  # wakes the thread that accepts
+            for connection in self._greeting:
+                _shut_down(connection)
+        _shut_down(self._listener)  # Wakes the accepting thread.
         self._listener.close()
 
     def _accept_all(self) -> None:
         while not self._closed:
             try:
                 connection, address = self._listener.accept()
-            except OSError:  # closed, or out of descriptors for a moment
+            except OSError:  # The socket is closed, or the process has no free descriptors for a moment.
                 time.sleep(0.05)
                 continue
             with self._lock:
@@ -134,20 +143,20 @@ class ConnectionAcceptor(ConnectionQueue):
 
     def _drop_oldest(self) -> None:
         if len(self._greeting) >= MAX_GREETINGS:
-            crowd = Counter(self._greeting.values()).most_common(1)[0][0]
-            oldest = next(guest for guest, host in self._greeting.items() if host == crowd)
+            busiest_host = Counter(self._greeting.values()).most_common(1)[0][0]
+            oldest = next(connection for connection, host in self._greeting.items() if host == busiest_host)
             del self._greeting[oldest]
-            _shut_down(oldest)  # its thread notices
+            _shut_down(oldest)  # Its thread notices.
 
     def _greet(self, connection: socket.socket, host: str) -> None:
-        met = self._accept_or_refuse(connection, host)
-        with self._lock:  # before it can be taken: `close` sends away who is still inside
+        accepted = self._accept_or_refuse(connection, host)
+        with self._lock:  # Before it can be taken, because `close` drops all connections in this dictionary.
             self._greeting.pop(connection, None)
-        if met is not None:
-            self.put(met)
+        if accepted is not None:
+            self.put(accepted)
 
     def _accept_or_refuse(self, connection: socket.socket, host: str) -> Any:
-        """What `meet` returns, or raises for `take`; None for who is sent away."""
+        """Return the result of `greet_connection` or an error for `take`; None for a refused connection."""
         deadline = time.monotonic() + GREETING_TIMEOUT_S
         channel = None
         try:
@@ -167,5 +176,5 @@ class ConnectionAcceptor(ConnectionQueue):
 
 
 def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it may be gone already
+    with contextlib.suppress(OSError):  # It may be closed already.
         connection.shutdown(socket.SHUT_RDWR)

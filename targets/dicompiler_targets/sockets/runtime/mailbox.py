@@ -1,6 +1,6 @@
-"""What came from the connections and the main thread has not taken yet: tensors, and orders that change what it does.
+"""Received tensors and orders that the main thread has not taken yet.
 
-In: items by key, from the thread that drives the connections; why there will be no more. Out: the items, once each.
+The thread that runs the event loop puts items; the main thread takes each once, by key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .protocol import ProtocolError
 
 
 class DeviceError(Exception):
-    """Why this device cannot go on. `peer` names another device that seems to be the cause."""
+    """The reason why this device cannot continue; `peer` names the device that seems to have caused it."""
 
     def __init__(self, message: str, peer: str | None = None) -> None:
         super().__init__(message)
@@ -20,8 +20,12 @@ class DeviceError(Exception):
 
 
 class Mailbox:
-    """What came, by key, until the main thread takes it; `changes` counts what happened to it, `orders` those changes
-    that are about more than a tensor."""
+    """Items by key.
+
+    Attributes:
+        changes: Number of changes so far.
+        order_changes: Number of changes that concern orders, not tensors.
+    """
 
     def __init__(self) -> None:
         self._items: dict[Any, Any] = {}
@@ -29,19 +33,19 @@ class Mailbox:
         self.changes = self.order_changes = 0
 
     def put(self, key: Any, item: Any) -> None:
-        """ProtocolError if that key is there already."""
+        """Store an item; raise ProtocolError if the key is in use."""
         if key in self._items:
-            raise ProtocolError(f"a message came twice: {key}")
+            raise ProtocolError(f"received twice: {key}")
         self._items[key] = item
         self.changes += 1
 
     def put_order(self, key: Any, item: Any) -> None:
-        """As `put`, of what is no tensor."""
+        """Store an item that is not a tensor."""
         self.put(key, item)
         self.order_changes += 1
 
     def drop(self, first: int) -> None:
-        """Forgets what came for frames before `first`, and that they were announced; tells the main thread."""
+        """Discard all items and announcements of frames before `first`, and tell the main thread."""
         for key in list(self._items):
             number = key[1] if key[0] in ("frame", "skip") else key[0]
             if isinstance(number, int) and number < first:
@@ -51,38 +55,37 @@ class Mailbox:
         self.changes += 1
 
     def has(self, key: Any) -> bool:
-        """Whether `take` need not wait for it."""
+        """Return True if `take` would not wait for this key."""
         return key in self._items or self._failure is not None
 
     def wake(self) -> None:
-        """Whoever waits looks again at whether it still has to."""
+        """Make waiting threads check their condition again."""
         self.changes += 1
 
     def fail(self, error: DeviceError) -> None:
-        """Ends all waiting with `error`; the first one counts."""
+        """End all waits with `error`; only the first error counts."""
         self._failure = self._failure or error
         self.changes += 1
 
     def check(self) -> None:
-        """Raises the failure where there is one."""
+        """Raise the error given to `fail`, if any."""
         if self._failure is not None:
             raise self._failure
 
     def pop(self, key: Any) -> Any:
-        """An item, which is removed; None if it is not there. Raises as `check`."""
+        """Remove and return an item, or return None if it is missing; raise the error given to `fail`."""
         self.check()
         return self._items.pop(key, None)
 
     def skip_frames(self, frame: int) -> int:
-        """The frame itself, or the first one behind it that is not skipped."""
+        """Return the first frame from `frame` on that is not skipped."""
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame
 
-    def take(self, lines: EventLoop, key: Any, deadline: float, what: str, peer: str | None = None) -> Any:
-        """Drives until an item is there, and removes it. DeviceError at the deadline, saying what did not come from
-        which peer."""
-        lines.run_until(lambda: self.has(key), deadline)
+    def take(self, loop: EventLoop, key: Any, deadline: float, description: str, peer: str | None = None) -> Any:
+        """Run the loop until the item arrives, then remove and return it; raise DeviceError at the deadline."""
+        loop.run_until(lambda: self.has(key), deadline)
         if (item := self.pop(key)) is None:
-            raise DeviceError(f"{what} did not come in time", peer)
+            raise DeviceError(f"{description} did not arrive in time", peer)
         return item

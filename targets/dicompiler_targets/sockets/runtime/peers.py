@@ -1,6 +1,6 @@
-"""A device as a member of a run: how it shows who it is, and how it and its peers meet.
+"""A device's connections to its peers: identity, connecting, accepting, and dropping failed peers.
 
-In: a connection to the coordinator, its list of devices. Out: a channel to each peer that is there.
+The coordinator's PEERS message ⇒ a message channel to each peer that is up.
 """
 
 from __future__ import annotations
@@ -8,204 +8,253 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from .channel import MAX_MISSED_HEARTBEATS, MessageChannel
+from .channel import MAX_MISSED_HEARTBEATS, CheckHeader, DeliverMessage, HandleEnd, MessageChannel
 from .event_loop import EventLoop
-from .executor import StepExecutor
 from .handshake import COORDINATOR_NAME, ConnectionQueue, RunCredentials
 from .mailbox import DeviceError, Mailbox
-from .protocol import MessageHeader, MessageType, PeerRefused, ProtocolError
+from .protocol import MessageType, PeerRefused, ProtocolError
 from .role_schedule import RoleSchedule
-from .transport import (
-    COORDINATOR_IDENTITY,
-    DEVICE_IDENTITY,
-    TlsKeys,
-    check_encryption,
-    check_identity,
-    open_connection,
-    seconds_left,
-)
+from .transport import DEVICE_IDENTITY, TlsKeys, check_encryption, check_identity, open_connection, seconds_left
 
 POLL_INTERVAL_S = 0.05
-"""Seconds between two looks at whether a peer is still to be waited for."""
+"""Seconds between two checks whether a peer is still awaited."""
+
+ChannelCallbacks = tuple[CheckHeader, DeliverMessage, HandleEnd]
+"""Callbacks of a peer's channel: see MessageChannel.start."""
 
 
-class PeerConnections(ABC):
-    """What a device knows of the others: `peers` that it is connected to; who is `away`, as the coordinator says; and
-    peers that are `gone`, whether others know it or not. See Device."""
+@dataclass(frozen=True)
+class ConnectionSettings:
+    """How a device connects to others.
+
+    Attributes:
+        deadline: When the run must have started (time.monotonic).
+        keys: TLS keys of this end; None for plain connections.
+        is_insecure: Plain connections to other hosts are allowed.
+        heartbeat_s: Seconds between two heartbeats.
+    """
+
+    deadline: float
+    keys: TlsKeys | None = None
+    is_insecure: bool = False
+    heartbeat_s: float = 2.0
+
+
+class PeerConnections:
+    """The peers of a device in one run.
+
+    Attributes:
+        credentials: Credentials of the run.
+        channels: Channels by peer.
+        all_channels: All channels so far, those to failed peers included.
+        down: Devices that are down, as the coordinator says.
+        disconnected: Peers that are disconnected, whether the coordinator knows it or not.
+        is_complete: Frames are being executed. Only peers that are down may connect from then on.
+    """
 
     def __init__(
         self,
         manifest: Mapping[str, Any],
-        deadline: float,
-        keys: TlsKeys | None,
-        insecure: bool,
-        heartbeat_s: float,
-        membership: RunCredentials,
+        settings: ConnectionSettings,
+        credentials: RunCredentials,
+        loop: EventLoop,
+        mailbox: Mailbox,
+        schedule: RoleSchedule,
+        make_callbacks: Callable[[str], ChannelCallbacks],
+        report_failed: Callable[[str, str], None],
     ) -> None:
-        self.manifest, self.deadline, self.keys, self.insecure = manifest, deadline, keys, insecure
-        self.name: str = manifest["device"]
-        self.preceding_peers = {peer["device"] for peer in manifest["peers"] if peer["index"] < manifest["index"]}
-        self.credentials, self.schedule = membership, RoleSchedule.from_manifest(manifest)
-        self.control: MessageChannel | None = None
-        self.loop, self.mailbox = EventLoop(heartbeat_s), Mailbox()
-        self._silence_limit_s = MAX_MISSED_HEARTBEATS * heartbeat_s
-        self.peers: dict[str, MessageChannel] = {}
-        self.channels: list[MessageChannel] = []  # to peers, those to lost ones too
+        """Create the collection without connecting.
+
+        Args:
+            manifest: The device's manifest.
+            settings: How to connect.
+            credentials: What this end knows of the run's credentials.
+            loop: The event loop.
+            mailbox: The device's mailbox.
+            schedule: The roles in use.
+            make_callbacks: Makes the callbacks of a peer's channel.
+            report_failed: Tells the coordinator that a peer failed: (peer, message).
+        """
+        self._manifest, self._settings, self.credentials = manifest, settings, credentials
+        self._loop, self._mailbox, self._schedule = loop, mailbox, schedule
+        self._make_callbacks, self._report_failed = make_callbacks, report_failed
+        self._name: str = manifest["device"]
+        self._preceding = {peer["device"] for peer in manifest["peers"] if peer["index"] < manifest["index"]}
+        self.channels: dict[str, MessageChannel] = {}
+        self.all_channels: list[MessageChannel] = []
         self.down: set[str] = set()
         self.disconnected: set[str] = set()
-        self.executor: StepExecutor | None = None
+        self.is_complete = False
         self._connecting: tuple[str, socket.socket] | None = None
 
-    @abstractmethod
-    def _peer_callbacks(
-        self, peer: str
-    ) -> tuple[Callable[[MessageHeader], None], Callable[[MessageHeader, Any], object], Callable[[Exception], None]]:
-        """What a peer's channel calls: see Channel.start."""
+    # -- identity
 
-    def _join_coordinator(self, control: socket.socket) -> None:
+    def make_hello(self, receiver: str) -> dict[str, Any]:
+        """Return the HELLO that proves this device's identity to `receiver`."""
+        proof = self.credentials.make_proof(self._name, receiver)
+        return {"device": self._name, "digest": self._manifest["digest"], **proof}
+
+    def adopt_run(self, message: Mapping[str, Any]) -> None:
+        """Take the run's ID from the PEERS message; raise DeviceError if its sender is not the run's coordinator."""
         try:
-            check_encryption(control.getpeername()[0], self.keys, self.insecure)
-            channel = MessageChannel(open_connection(control, self.keys, False, self.deadline))
-            check_identity(channel.identity, COORDINATOR_IDENTITY, "the coordinator")
-        except (ProtocolError, PeerRefused, OSError) as error:
-            raise DeviceError(f"the coordinator cannot be joined: {error}") from None
-        self.control = channel
-
-    def _get_control(self) -> MessageChannel:
-        assert self.control is not None
-        return self.control
-
-    def _hello(self, receiver: str) -> dict[str, Any]:
-        digest = self.manifest["digest"]
-        return {"device": self.name, "digest": digest, **self.credentials.hello(self.name, receiver)}
-
-    def _check_credentials(self, peers: Mapping[str, Any]) -> None:
-        """Takes the run's number from the coordinator's first message. DeviceError if it is not of this run."""
-        try:
-            self.credentials.check(peers, COORDINATOR_NAME, self.name)
+            self.credentials.check(message, COORDINATOR_NAME, self._name)
         except ProtocolError as error:
             raise DeviceError(f"the coordinator cannot be trusted: {error}") from None
-        self.credentials = RunCredentials(str(peers.get("run")), self.credentials.token)
+        self.credentials = RunCredentials(str(message.get("run")), self.credentials.token)
 
-    def _apply_peers_message(self, told: Mapping[str, Any]) -> None:
-        """Of the coordinator's first message: who is away, and which roles are in force."""
-        self.down = set(told.get("away", ()))
-        self.disconnected = set(self.down)
-        self.schedule.change(told.get("lost", ()), 0, 0)
+    # -- connecting
 
-    def connect_all(self, entrance: ConnectionQueue, told: Mapping[str, Any]) -> None:
-        """Connects to the peers behind it in the order of devices and awaits those before it; who comes back connects
-        to all that are there. Who is lost meanwhile is not waited for."""
-        awaited_ones = set() if told.get("again") else self.preceding_peers - self.down
-        for peer in self.manifest["peers"]:
-            if peer["device"] not in awaited_ones | self.down:
-                self._connect_if_up(peer["device"], told["addresses"][peer["device"]])
-        while awaited := sorted(awaited_ones - set(self.peers) - self.down):
-            met = entrance.take(min(POLL_INTERVAL_S, seconds_left(self.deadline)))
-            self.mailbox.check()
-            if met is not None and self.peers.setdefault(met[0], met[1]) is not met[1]:
-                met[1].close()
-            if met is None and time.monotonic() >= self.deadline:
-                refused = f" (refused meanwhile: {entrance.last_refusal})" if entrance.last_refusal else ""
+    def connect_all(self, arriving: ConnectionQueue, message: Mapping[str, Any]) -> None:
+        """Connect to the following peers in the order of devices, and wait for the preceding ones to connect.
+
+        A device that rejoins connects to all peers that are up. Peers that fail meanwhile are not waited for.
+
+        Args:
+            arriving: Accepted connections of peers.
+            message: The PEERS message.
+
+        Raises:
+            DeviceError: A peer cannot be reached, or did not connect in time.
+        """
+        expected = set() if message.get("rejoins") else self._preceding - self.down
+        for peer in self._manifest["peers"]:
+            if peer["device"] not in expected | self.down:
+                self._connect_if_up(peer["device"], message["addresses"][peer["device"]])
+        while awaited := sorted(expected - set(self.channels) - self.down):
+            accepted = arriving.take(min(POLL_INTERVAL_S, seconds_left(self._settings.deadline)))
+            self._mailbox.check()
+            if accepted is not None:
+                peer, channel = accepted
+                if self.channels.setdefault(peer, channel) is not channel:
+                    channel.close()
+            elif time.monotonic() >= self._settings.deadline:
+                refused = f" (last refused connection: {arriving.last_refusal})" if arriving.last_refusal else ""
                 raise DeviceError(f"did not connect in time{refused}", awaited[0])
-        with self.loop.lock:
-            for name in self.disconnected & self.peers.keys():
-                self.peers.pop(name).close()
-            for name, channel in self.peers.items():
-                self._start_channel(name, channel)
-
-    def _start_channel(self, name: str, channel: MessageChannel) -> None:
-        self.channels.append(channel)
-        channel.start(self.loop, *self._peer_callbacks(name), at_once=False)
+        with self._loop.lock:
+            for peer in self.disconnected & self.channels.keys():
+                self.channels.pop(peer).close()
+            for peer, channel in self.channels.items():
+                self._start_channel(peer, channel)
 
     def _connect_if_up(self, peer: str, address: Any) -> None:
-        """Without the peer, where others can do without it too."""
+        """Connect to a peer; continue without it if the run tolerates its failure."""
         try:
             self._connect(peer, address)
         except DeviceError as error:
-            self.mailbox.check()
-            if not self.schedule.tolerates_failures:
+            self._mailbox.check()
+            if not self._schedule.tolerates_failures:
                 raise
             if peer not in self.disconnected:
-                self._report_failed_peer(peer, str(error))
+                self.report_failure(peer, str(error))
 
     def _connect(self, peer: str, address: Any) -> None:
-        wait_s = seconds_left(self.deadline)
+        settings = self._settings
+        timeout_s = seconds_left(settings.deadline)
+        if self._schedule.tolerates_failures:
+            timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * settings.heartbeat_s)
         try:
             host, port = address
-            survives = self.schedule.tolerates_failures
-            connection = socket.create_connection(
-                (host, port), min(wait_s, self._silence_limit_s) if survives else wait_s
-            )
+            connection = socket.create_connection((host, port), timeout_s)
             self._connecting = peer, connection
             if peer in self.disconnected:
-                raise OSError("it was lost meanwhile")
-            check_encryption(connection.getpeername()[0], self.keys, self.insecure)
-            channel = MessageChannel(open_connection(connection, self.keys, False, self.deadline))
-            channel.send_greeting(MessageType.HELLO, self._hello(peer), self.deadline)
-            self._check_peer(channel.receive_greeting(self.deadline), channel, {peer}, self.deadline)
+                raise OSError("it failed in the meantime")
+            check_encryption(connection.getpeername()[0], settings.keys, settings.is_insecure)
+            channel = MessageChannel(open_connection(connection, settings.keys, False, settings.deadline))
+            channel.send_greeting(MessageType.HELLO, self.make_hello(peer), settings.deadline)
+            self._check_peer(channel.receive_greeting(settings.deadline), channel, {peer}, settings.deadline)
         except (OSError, ProtocolError, PeerRefused, ValueError) as error:
             raise DeviceError(f"cannot connect to {peer!r}: {error}", peer) from None
         finally:
             self._connecting = None
-        self.peers[peer] = channel
+        self.channels[peer] = channel
 
-    def accept_peer(
+    def accept(
         self, hello: Mapping[str, Any], channel: MessageChannel, deadline: float
     ) -> tuple[str, MessageChannel] | None:
-        """A peer that came and said hello, by name. ProtocolError for a stranger, who must not disturb. While frames
-        are played nobody but who is away is let in; it need not be taken then."""
-        name = self._check_peer(
-            hello, channel, self.preceding_peers if self.executor is None else set(self.down), deadline
-        )
-        channel.send_greeting(MessageType.HELLO, self._hello(name), deadline)
-        if self.executor is None:
-            return name, channel
-        with self.loop.lock:
-            if name in self.peers:
-                self.peers[name].close()
-            self.peers[name] = channel
-            self.disconnected.discard(name)
-            self._start_channel(name, channel)
+        """Accept a peer that connected and sent its HELLO.
+
+        Returns:
+            Name and channel, for `connect_all`; None for a peer that rejoins while frames are executed.
+
+        Raises:
+            ProtocolError: It is not an expected peer.
+        """
+        peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
+        channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
+        if not self.is_complete:
+            return peer, channel
+        with self._loop.lock:
+            if peer in self.channels:
+                self.channels[peer].close()
+            self.channels[peer] = channel
+            self.disconnected.discard(peer)
+            self._start_channel(peer, channel)
         return None
 
     def _check_peer(
         self, hello: Mapping[str, Any], channel: MessageChannel, expected: set[str], deadline: float
     ) -> str:
-        """Who is at the other end, by its greeting: a member of this run, one of `expected`. ProtocolError if it is
-        not; DeviceError if it is, but with another artifact, which both are told."""
-        name = str(hello.get("device"))
-        if name not in expected:
-            raise ProtocolError(f"device {name[:100]!r} came, one of {sorted(expected)} was expected")
-        check_identity(channel.identity, DEVICE_IDENTITY.format(name), f"device {name!r}")
-        self.credentials.check(hello, name, self.name)
-        if hello.get("digest") != self.manifest["digest"]:
-            words = f"devices {name!r} and {self.name!r} hold different artifacts: copy the same one to both"
-            channel.refuse(words, deadline)
-            raise DeviceError(words)
-        return name
+        """Return the name of the peer that sent a HELLO.
 
-    def _drop_peer(self, peer: str) -> None:
-        """Neither hears of a peer any more nor waits for it."""
+        Raises:
+            ProtocolError: It is not one of `expected`, or cannot prove it.
+            DeviceError: It has another artifact; it is told so too.
+        """
+        peer = str(hello.get("device"))
+        if peer not in expected:
+            raise ProtocolError(f"device {peer[:100]!r} connected, expected one of {sorted(expected)}")
+        check_identity(channel.identity, DEVICE_IDENTITY.format(peer), f"device {peer!r}")
+        self.credentials.check(hello, peer, self._name)
+        if hello.get("digest") != self._manifest["digest"]:
+            reason = f"devices {peer!r} and {self._name!r} have different artifacts: copy the same one to both"
+            channel.refuse(reason, deadline)
+            raise DeviceError(reason)
+        return peer
+
+    def _start_channel(self, peer: str, channel: MessageChannel) -> None:
+        self.all_channels.append(channel)
+        channel.start(self._loop, *self._make_callbacks(peer), at_once=False)
+
+    # -- failures
+
+    def set_down(self, down: set[str]) -> int:
+        """Apply the coordinator's list of devices that are down; return the number of new ones."""
+        count = len(down - self.down)
+        self.down = down
+        for peer in sorted(down - self.disconnected):
+            self._disconnect(peer)
+        return count
+
+    def set_initially_down(self, down: set[str]) -> None:
+        """Set the devices that are down before any peer is connected."""
+        self.down, self.disconnected = down, set(down)
+
+    def report_failure(self, peer: str, message: str) -> None:
+        """Disconnect a peer and tell the coordinator, which knows the state of all devices."""
+        self._disconnect(peer)
+        self._report_failed(peer, message)
+
+    def _disconnect(self, peer: str) -> None:
         self.disconnected.add(peer)
-        if peer in self.peers:
-            self.peers[peer].close()
-        self._cancel_connect(peer)
-        self.mailbox.wake()
+        if peer in self.channels:
+            self.channels[peer].close()
+        self.cancel_connect(peer)
+        self._mailbox.wake()
 
-    def _cancel_connect(self, peer: str = "") -> None:
-        """Ends the wait for the greeting of that peer, or of any."""
-        calling = self._connecting
-        if calling is not None and peer in ("", calling[0]):
-            with contextlib.suppress(OSError):  # it is over already
-                calling[1].shutdown(socket.SHUT_RDWR)
+    def cancel_connect(self, peer: str = "") -> None:
+        """End the wait for the greeting of that peer, or of any peer."""
+        connecting = self._connecting
+        if connecting is not None and peer in ("", connecting[0]):
+            with contextlib.suppress(OSError):  # It may be closed already.
+                connecting[1].shutdown(socket.SHUT_RDWR)
 
-    def _report_failed_peer(self, peer: str, words: str) -> None:
-        """Goes on without a peer, and tells the coordinator, which knows of all."""
-        self._drop_peer(peer)
-        self._get_control().send_json(MessageType.PEER_FAILED, {"message": words, "peer": peer})
-        self.loop.spin_next()  # most times all have noticed it, and a change is on its way
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self.channels))
+
+    def close(self) -> None:
+        for channel in self.channels.values():
+            channel.close()
