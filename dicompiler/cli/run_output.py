@@ -38,7 +38,7 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
     if len(result.frames_s) > 1:
         click.echo(f"frames per second: {len(result.frames_s) / result.total_s:.2f}")
         show_queueing(result.frames_s, result.queue_wait_s, in_flight)
-    failures = [event for event in result.events if str(event.kind) == "failure"]
+    failures = [event for event in result.events if event.kind == "failure"]
     if failures:
         again = sum(event.replayed_frames for event in result.events)
         longest = max(event.interruption_s for event in result.events)

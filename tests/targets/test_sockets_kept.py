@@ -142,8 +142,8 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         cluster.save()
         options = RunOptions(timeout_s=20)
         other = replace(SocketsArtifact.load(directory), digest="sha256:0")
+        connector = DaemonConnector(cluster, options)
         with pytest.raises(RunError, match="it runs another artifact: stop it first"):
-            connector = DaemonConnector(cluster, options)
             ClusterSession(other, options, connector, connector)
         with pytest.raises(UsageError, match="omit --start-manually, or stop them first"):
             dicompiler.connect(directory, RunOptions(start_manually=("a",)))
