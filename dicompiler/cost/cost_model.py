@@ -27,7 +27,7 @@ from dicompiler.ir.plan import LayerShare as LayerShare
 class CostModel(ABC):
     """Base class of all cost models.
 
-    A subclass is a frozen dataclass whose fields are its options.
+    A subclass is a frozen dataclass. Its fields are its options.
 
     Attributes:
         name: Name of the model, as in `--cost NAME`.

@@ -69,7 +69,7 @@ class StreamInterval:
         resumed_at: Time at which frames went on, in seconds.
         frames: (number, start, end) of the frames that ended in the interval, times in seconds.
         replayed: Numbers of the frames that were in flight at its end and are computed again.
-        spans: What took time in the interval.
+        spans: The spans of the interval.
     """
 
     failed: tuple[str, ...]

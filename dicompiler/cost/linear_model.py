@@ -70,7 +70,7 @@ class LinearModel(ProfileBasedModel):
 
     @property
     def is_measured(self) -> bool:  # type: ignore[override]
-        """Whether the model rests on profiles."""
+        """True if the model rests on profiles."""
         return bool(self.file)
 
     @cached_property

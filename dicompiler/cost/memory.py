@@ -1,6 +1,6 @@
 """Memory of a program on each device: weights, live tensors and buffers.
 
-The program determines these numbers exactly. `Target.memory` adds what the target needs in addition.
+The program determines these numbers exactly. `Target.memory` adds the target's own needs.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
     """Return the error of interpolating between sizes; None if no layer was cut into three sizes.
 
-    Each piece whose size lies between two others is compared with the curve through the others.
+    Each piece with a size between two others is compared with the curve through the others.
     """
     pairs = (pair for layer in profile.layers.values() for pair in _held_out_pairs(layer, profile.call_s))
     return summarize_errors(pairs, profile.call_s)

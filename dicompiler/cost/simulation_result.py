@@ -1,4 +1,4 @@
-"""Results of the simulator: times of frames, and what devices and links did."""
+"""Results of the simulator: times of frames, and spans of devices and links."""
 
 from __future__ import annotations
 

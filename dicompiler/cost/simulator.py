@@ -21,7 +21,7 @@ class _DeviceState:
     """The state of a device.
 
     Attributes:
-        ready: Heap of frames whose next job has all inputs, the oldest first.
+        ready: Heap of frames with a next job that has all inputs, the oldest first.
         inbox: Messages that arrived while the device was busy.
         computed: Total seconds of computing; the following fields are totals too.
         waited: Total seconds of waiting, by peer.
@@ -349,7 +349,7 @@ class _EventSimulator:
         self.links.departures.clear()
 
     def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> None:
-        """Finish a message on its links, unless its departure was planned anew since."""
+        """Finish a message on its links, unless its departure was planned again since."""
         flow, version = departure
         if flow.version != version:
             return

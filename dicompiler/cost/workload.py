@@ -298,7 +298,7 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Return the seconds of each segment: of the tasks whose anchors it has."""
+    """Return the seconds of each segment: the sum over tasks with their anchor in it."""
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
     for device in program.devices:

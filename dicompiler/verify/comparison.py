@@ -27,7 +27,7 @@ class Check:
 
     Attributes:
         name: Name of the check or of the output that was compared, such as "exact" or "bytes".
-        passed: Whether the check held.
+        passed: Whether the check succeeded.
         detail: The difference found and the difference allowed, or the reason why the check does not apply.
         applies: False if this network cannot be checked in this way. The check then counts as passed.
     """

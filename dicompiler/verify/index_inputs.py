@@ -69,7 +69,7 @@ def find_readers(model: Model) -> dict[str, list[InputUse]]:
 
 
 def _find_reshape_target(tensors: Mapping[str, TensorInfo], node: onnx.NodeProto, shape: str) -> tuple[int, ...] | None:
-    """Return a target shape for a Reshape whose shape is a graph input.
+    """Return a target shape for a Reshape that reads its shape from a graph input.
 
     It is the shape of the Reshape's output if known. Otherwise it keeps the first axes of the data and merges the
     others.
@@ -139,7 +139,7 @@ def _mask_values(_node: onnx.NodeProto, _given: InputTensors) -> int:
 
 
 def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of positions of com.microsoft RotaryEmbedding, whose second input holds positions.
+    """Return the number of positions of com.microsoft RotaryEmbedding (its second input).
 
     A vector of positions holds the first position of each sequence, so the following rows need positions too.
     """
@@ -157,7 +157,7 @@ def _cache_rows(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _rotary_positions(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of positions of the standard RotaryEmbedding, whose fourth input holds positions."""
+    """Return the number of positions of the standard RotaryEmbedding (its fourth input)."""
     return None if node.domain else input_extent(1, 0)(node, inputs)
 
 
@@ -168,7 +168,7 @@ def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return 2 for an integer input of a ReduceSum: a mask whose ones are counted."""
+    """Return 2 for an integer input of a ReduceSum: a mask with ones to be counted."""
     tensor = inputs[0]
     return MASK_VALUES if tensor is not None and tensor.dtype in (TensorProto.INT32, TensorProto.INT64) else None
 

@@ -1,4 +1,4 @@
-"""Inputs whose values index the rows of a table, which a client checks before it sends them.
+"""Inputs with indices of table rows, which a client checks before it sends them.
 
 Model + input names → for each input its tables, the offset added to the values first, and the part that is looked up.
 Values that pass through any other operator (a Clip, a product, a sum of two inputs) are left to onnxruntime to check,
@@ -200,7 +200,7 @@ def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
 
 
 def _scatter_nd_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return the rows of a ScatterND whose indices have one component."""
+    """Return the rows of a ScatterND with indices of one component."""
     indices = tensors[node.input[1]].shape if node.input[1] in tensors else None
     return _rows_of_input(0)(node, tensors) if indices and indices[-1] == 1 else None
 

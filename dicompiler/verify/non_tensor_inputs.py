@@ -21,7 +21,7 @@ _EXTRA_STRINGS = ("", "alpha", "beta gamma", "ünïcødé")
 
 
 def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = False) -> dict[str, Any]:
-    """Draw a value for each input whose size does not follow from its shape.
+    """Draw a value for each input of variable size.
 
     Strings are drawn from those that the network knows and a few others.
 
@@ -56,7 +56,7 @@ def _to_str(value: Any) -> str:
 
 
 def _non_tensor_types(model: Model) -> dict[str, onnx.TypeProto]:
-    """Return the types of the inputs whose size does not follow from their shape."""
+    """Return the types of the inputs of variable size."""
     constants = model.initializers()
     values = (value for value in model.proto.graph.input if value.name not in constants)
     return {value.name: value.type for value in values if not is_fixed_size(value.type.tensor_type.elem_type)}

@@ -54,7 +54,7 @@ def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = Non
 
 
 def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without states, for frames whose states come from the frame before."""
+    """Return the inputs without states, for frames that take their states from the frame before."""
     states = dict(read_states(model.proto) or ())
     return {name: value for name, value in inputs.items() if name not in states}
 

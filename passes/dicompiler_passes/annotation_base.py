@@ -30,10 +30,10 @@ class AnnotationPass(Pass):
 
     Attributes:
         layers: Names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`). By default all layers that the
-            pass can cut. The name of any other node of the model file stands for the layer that contains it.
+            pass can cut. The name of any other node of the model file means the layer that contains it.
         devices: Devices of the parts, in order. By default the platform's computing devices, without a platform d0, d1,
             ….
-        missing_layers_hint: What to tell users who name no layers, for a pass that cannot take them all.
+        missing_layers_hint: Hint for users if no layers are named, in a pass that cannot take all layers.
     """
 
     layers: tuple[str, ...] = field(

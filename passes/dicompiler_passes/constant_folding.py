@@ -1,4 +1,4 @@
-"""Constant folding: onnxruntime computes at compile time what depends on constants only.
+"""Constant folding: onnxruntime computes constant tensors at compile time.
 
 Graph ⇒ the same graph, in which the results are initializers and the nodes that made them are gone
 """
@@ -58,7 +58,7 @@ _CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "st
 
 
 def fold_constants(graph: ModelGraph) -> None:
-    """Compute every node whose inputs are all constants, and then the nodes that depend on the results.
+    """Compute every node that has only constants as inputs, and then the nodes that depend on the results.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w
 
@@ -145,7 +145,7 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Return the nodes whose results are small enough by shape inference.
+    """Return the nodes with results that are small enough by shape inference.
 
     They depend on such nodes alone.
     """

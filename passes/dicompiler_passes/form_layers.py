@@ -129,7 +129,7 @@ class _Group:
 
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """Return the names of the nodes that read each tensor; '' stands for the graph output."""
+    """Return the names of the nodes that read each tensor; '' means the graph output."""
     readers: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
@@ -226,7 +226,7 @@ def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[i
 
 @dataclass(frozen=True)
 class _NodeLinks:
-    """What absorbing needs to know of nodes. Each node's inputs are visited once, however many there are.
+    """Facts about nodes for absorbing. Each node's inputs are visited once, however many there are.
 
     Attributes:
         nodes: Nodes by name.
@@ -255,9 +255,9 @@ class _NodeLinks:
         return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
 
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
-        """Return the nodes whose last operand is made in the layer, or by another ready node.
+        """Return the nodes with a last operand that is made in the layer or by another ready node.
 
-        A residual Add so goes to the layer whose result comes last. Others wait for an operand of a later round, such
+        A residual Add thus goes to the layer of its last result. Others wait for an operand of a later round, such
         as the last Mul of x·clip(x + 3).
         """
         candidates, is_ready = set(names), dict[str, bool]()

@@ -152,7 +152,7 @@ def _is_static(size: int | str | None) -> bool:
 
 
 def _check_static(tensor: Variable) -> None:
-    """Raise an error if the input is a tensor whose shape is not known."""
+    """Raise an error if the input is a tensor of unknown shape."""
     if not _is_tensor(tensor):
         return
     if tensor.shape is None:

@@ -50,7 +50,7 @@ class KeepStates(Pass):
     present.0 = Concat(past.0, new) (1, 8, 65, 32)    ⇒  … → Slice → present.0/kept: the last 64 rows are the state
 
     The second form needs inputs for a mask over all rows and for positions: rows that do not exist yet are zeros, and
-    only a mask tells them from others.
+    only a mask distinguishes them from others.
     """
 
     name: ClassVar[str] = "keep-states"

@@ -1,6 +1,6 @@
 """Replacement of outputs that devices cannot send: sequences of maps or tensors, and strings.
 
-A warning tells users what they get instead.
+A warning names the replacement.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
-    """Return True if an output is a sequence made by a node that tells its length."""
+    """Return True if an output is a sequence made by a node that determines its length."""
     output_names = {tensor.name for tensor in graph.outputs}
     return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in output_names for node in graph.nodes)
 

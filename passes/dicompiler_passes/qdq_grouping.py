@@ -43,7 +43,7 @@ def dequantize_by_reader(
 ) -> dict[str, list[Node]]:
     """Return the DequantizeLinear nodes in each node's layer: those that no other node reads.
 
-    `may_join` tells whether a node may be joined with others.
+    `may_join` says whether a node may be joined with others.
     """
     by_name = {node.name: node for node in nodes}
     by_reader: dict[str, list[Node]] = {}

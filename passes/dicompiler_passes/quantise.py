@@ -86,7 +86,7 @@ def quantise(model: Model, samples: Samples) -> Model:
 
 
 def take_int8(model: Model) -> Model:
-    """Return a network in QDQ form whose inputs are int8.
+    """Return a network in QDQ form with int8 inputs.
 
     x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …
 

@@ -1,4 +1,4 @@
-"""Checks that nodes fit the shapes of their tensors, where shape inference of ONNX is too lenient.
+"""Checks that nodes fit the shapes of their tensors, which shape inference of ONNX omits.
 
 Attribute ranges that do not depend on shapes are checked when the model is loaded.
 """

@@ -1,4 +1,4 @@
-"""Products whose output is only split become several products, such as Q, K and V of one weight."""
+"""Products with an output that is only split become several products, such as Q, K and V of one weight."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Trim(Pass):
         """Replace model and layers, and keep the former model as `reference`. Nodes keep their names.
 
         Raises:
-            DicompilerError: There is a plan already, whose regions would have other shapes.
+            DicompilerError: There is a plan already, with regions for other shapes.
         """
         layers = compilation.layers
         assert layers is not None
@@ -62,7 +62,7 @@ class Trim(Pass):
         if compilation.plan is not None:
             raise DicompilerError("trim: there is a plan already, of layers as they are: let trim run before it")
         cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
-        # What reads all that it is given stays as it stands: a Slice would become two nodes.
+        # Nodes that read a cut tensor in full are not sliced, because each Slice would add two nodes.
         unsliced = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
         state = replace(compilation, layers=replace(layers, rule_bound_nodes=unsliced), platform=None)
         plan = Plan(
@@ -71,7 +71,7 @@ class Trim(Pass):
             (SINGLE_DEVICE,),
         )
         model = remove_annotations(partition(replace(state, plan=plan), quiet=True, sound=False).model)
-        # What only takes what is read of a tensor that several devices hold is not to be sent all of it.
+        # Mark the new Slices, so that a device is sent only the sliced region of a tensor that several devices hold.
         old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)
         slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")

@@ -1,6 +1,6 @@
 """Undo fusions of onnxruntime's optimizer that prevent cutting.
 
-Graph with known shapes ⇒ the same results, from operators whose rules can cut them
+Graph with known shapes ⇒ the same results, from operators that can be cut
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Reason for a check model: a split network sums the same products in another order than the whole network, so float
 results differ in their last bits. A tolerance hides small mistakes: a halo that is one row short, or a channel read
-twice. The exact check therefore runs another model of the same graph, whose numbers are small integers. Floating-point
+twice. The exact check therefore runs another model of the same graph, with small integers as numbers. Floating-point
 arithmetic on integers below 2^24 (float32) is exact, so the order of sums no longer matters. The whole check model and
 its split version must give the same bits; any other bit is a mistake of the split.
 
@@ -120,7 +120,7 @@ def build_check_model(
     nodes that made them by one step.
 
     Args:
-        model: The network, whose weights are initializers (as the pass `normalise` leaves it).
+        model: The network in the normal form of the pass `normalise`, with weights as initializers.
         seed: Seed of filters and inputs, at least 0.
         rules: Operator rules by (domain, operator type), which name the stand-ins. By default the built-in ones.
         relaxation: Steps that are known to be needed, from another seed.
@@ -221,7 +221,7 @@ def _describe_peak(facts: GraphFacts, index: int, peak: Peak) -> str:
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
     """Return type and shape of the graph inputs that have no default.
 
-    Inputs whose size does not follow from their shape are omitted.
+    Inputs of variable size (strings, sequences, …) are omitted.
     """
     tensors, constants = model.tensors(), model.initializers()
     open_inputs = {}

@@ -29,7 +29,7 @@ It is odd, so that factors of two lose no information and no integer lies half-w
 
 @dataclass(frozen=True)
 class StandInCall:
-    """What all calls of a stand-in function have in common.
+    """The common properties of all calls of a stand-in function.
 
     Attributes:
         op: Operator type.
@@ -74,7 +74,7 @@ class StandInCall:
         return [f"X{index}" for index in range(self.arity)]
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """Return a body node whose attributes refer to those of the calling node, except `own` ones."""
+        """Return a body node with references to the attributes of the calling node, except `own` ones."""
         node = helper.make_node(op, inputs, outputs, **own)
         if op == self.op and self.example is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
             for entry in self.example.attribute:
@@ -117,7 +117,7 @@ def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
 def attribute_constant(
     name: str, value: str, attribute: str, attribute_type: AttributeProto.AttributeType
 ) -> NodeProto:
-    """Return a Constant node whose value is an attribute of the calling node.
+    """Return a Constant node that takes its value from an attribute of the calling node.
 
     Args:
         name: Name of the constant.

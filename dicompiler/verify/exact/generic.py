@@ -1,6 +1,6 @@
 """Generic stand-ins, which know of an operator only how it can be cut.
 
-Each function returns the nodes of an ONNX function whose outputs are small integers. Every element that the operator
+Each function returns the nodes of an ONNX function with small integers as outputs. Every element that the operator
 reads has a part in them.
 """
 
@@ -73,7 +73,7 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 
 
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
-    """Return a stand-in of RNN, GRU and LSTM whose output Y alone is read.
+    """Return a stand-in of RNN, GRU and LSTM with Y as the only output that is read.
 
     Y is the sum of a step's inputs, of all steps, of the direction's weights, and of the optional inputs.
     """
@@ -240,7 +240,7 @@ def digest_body(call: StandInCall) -> list[NodeProto]:
 
     Every element of every input has a part in it, by its position.
 
-    The digest is spread over the outputs, whose shapes are known. Double precision holds all of it exactly.
+    The digest is spread over the outputs, which have known shapes. Double precision holds all of it exactly.
     """
     nodes = [
         _double_constant("prime", DIGEST_PRIME),

@@ -50,14 +50,14 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """What is known of a network's graph.
+    """Facts about a network's graph.
 
     Attributes:
         model: The network.
         nodes: Its nodes in graph order.
         constants: (ONNX type, shape) of the initializers by name.
         uses: Places that read each tensor.
-        dtypes: ONNX types of all tensors whose type is known.
+        dtypes: ONNX types of all tensors of known type.
         captured: Tensors that a control-flow body reads.
         outputs: The graph outputs.
         opset: Version of the standard operators.
@@ -168,7 +168,7 @@ def original_domain(node: onnx.NodeProto) -> str:
 
     dicompiler.check.com.microsoft#1 → com.microsoft.
 
-    The number tells several stand-ins of one operator apart.
+    The number distinguishes stand-ins of one operator.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     if not is_stand_in(node):

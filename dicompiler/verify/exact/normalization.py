@@ -137,7 +137,7 @@ def _subtract_group_sum(
 
     Args:
         call: The calls of the stand-in.
-        tensor: The tensor, whose elements are 0 to 15.
+        tensor: The tensor, with elements from 0 to 15.
         axes: Nodes that make the axes.
         name: Name of the tensor of axes.
         axis: The axis before opset 13; None for those of the call's attribute.

@@ -55,7 +55,7 @@ class FilterExtent:
 
     @property
     def seeds_needed(self) -> int:
-        """How many consecutive seeds read every tap and every input channel, at most MAX_SEEDS."""
+        """Number of consecutive seeds that read every tap and every input channel, at most MAX_SEEDS."""
         channels = math.ceil(self.channels / (self.filters * self.min_elements()))
         taps = math.ceil(self.taps / (self.groups * self.filters * self.min_elements()))
         return max(1, channels, taps)
@@ -97,8 +97,8 @@ def sparse_filters(
     """Return a weight with `taps` elements of ±1 in each filter, or more if coverage needs more.
 
     The elements of a layer's filters are consecutive entries of two permutations, one of the channels and one of the
-    taps. The permutations depend on the layer's name alone. Each seed starts at the entry where the one before ends
-    (counting the elements that coverage needs), so consecutive seeds read every entry in turn.
+    taps. The permutations depend on the layer's name alone. Each seed starts where the seed before ends (counting the
+    elements that coverage needs), so consecutive seeds read every entry in turn.
 
     Args:
         node: The layer's node.

@@ -115,7 +115,7 @@ def _lrn_body(call: StandInCall) -> list[NodeProto]:
     n is the number of nonzero channels in the window.
 
     LRN itself counts them: `prepare_node` sets its alpha to its size, and beta and bias to 1. Its rounding error is far
-    too small to reach the next integer. ReLU makes about half of the channels zero, so n tells windows apart.
+    too small to reach the next integer. ReLU makes about half of the channels zero, so n distinguishes windows.
     """
     return [
         _sign_node(call, "sign"),
