@@ -23,7 +23,7 @@ def sample() -> list[Case]:
     return list(chosen())
 
 
-def test_every_model_that_onnxruntime_runs_compiles_and_verifies_and_most_are_split(sample: list[Case]) -> None:
+def test_backend_models_compile_and_verify(sample: list[Case]) -> None:
     found = [outcome(case, randoms=1) for case in sample]
     assert [(item.case.name, item.why) for item in found if item.result in ("wrong", "crash", "refused")] == []
     count = Counter(item.result for item in found)
@@ -43,7 +43,7 @@ def test_every_model_that_onnxruntime_runs_compiles_and_verifies_and_most_are_sp
         "test_edge_pad",
     ],
 )
-def test_a_model_of_an_operator_with_a_rule_is_split(name: str) -> None:
+def test_models_of_operators_with_rule_are_split(name: str) -> None:
     case = next(case for case in cases(("node",)) if case.name == name)
     found = outcome(case)
     assert (found.result, found.why) == ("split", "")

@@ -30,7 +30,7 @@ TEXT = """<ir_version: 10, opset_import: ["": 21]> g (float[4, 8] x) => (float[8
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
-def test_a_network_that_onnxruntime_refuses_only_where_it_makes_uint8_of_int8_runs(target: str, tmp_path: Path) -> None:
+def test_network_rejected_for_uint8_activations_runs(target: str, tmp_path: Path) -> None:
     model = onnx.parser.parse_model(TEXT)
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.qdqisint8allowed", "1")
@@ -40,7 +40,7 @@ def test_a_network_that_onnxruntime_refuses_only_where_it_makes_uint8_of_int8_ru
     assert found.passed, found.checks
 
 
-def test_another_file_of_the_same_device_is_loaded_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loads_other_files_of_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = dicompiler.compile(onnx.parser.parse_model(TEXT), "rpi4x2", strategy="single", output=tmp_path / "built")
     manifest = load_json(next((tmp_path / "built").glob("*/manifest.json")))
     tried = list[tuple[str, bool]]()
@@ -62,7 +62,7 @@ def test_another_file_of_the_same_device_is_loaded_as_ever(tmp_path: Path, monke
     assert made.artifacts and tried == [("one", False), ("one", True), ("two", False)]
 
 
-def test_its_profile_is_measured_whole(tmp_path: Path) -> None:
+def test_profile_measures_whole_network(tmp_path: Path) -> None:
     profiling.write_package(prepare(Model.load(onnx.parser.parse_model(TEXT))), tmp_path, (1,))
     profiling.run_package(tmp_path, tmp_path / "profile.json", None, 1)
     assert not load_profile(tmp_path / "profile.json").unmeasured

@@ -34,7 +34,7 @@ def steps(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
-def test_twice_the_nodes_are_twice_the_steps(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
+def test_steps_grow_linearly_with_nodes(make: Callable[[int], onnx.ModelProto], tmp_path: Path) -> None:
     models = {count: make(count) for count in (30, 90, 180, 360)}
 
     def compiled(count: int) -> int:

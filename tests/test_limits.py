@@ -25,7 +25,7 @@ TESTS = Path(__file__).parent
     ],
     ids=["sleep", "lock", "process"],
 )
-def test_what_takes_too_long_fails_and_the_limit_around_it_stands(wait: Callable[[], object]) -> None:
+def test_fails_after_time_limit_and_restores_outer_limit(wait: Callable[[], object]) -> None:
     handler, begun = signal.getsignal(signal.SIGALRM), time.monotonic()
     with pytest.raises(pytest.fail.Exception, match=r"^it did not end within 0\.2 s$"), limited(0.2):
         wait()
@@ -35,7 +35,7 @@ def test_what_takes_too_long_fails_and_the_limit_around_it_stands(wait: Callable
 
 
 @pytest.mark.parametrize("trap", ["", "trap '' INT; "], ids=["heard", "ignored"])
-def test_an_interrupt_is_heard_even_where_it_was_ignored_at_the_start(trap: str) -> None:
+def test_handles_interrupt_that_was_ignored_at_start(trap: str) -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); import conftest, signal; signal.raise_signal(signal.SIGINT)"
     line = ["sh", "-c", f'{trap}exec "$@"', "sh", sys.executable, "-c", code, str(TESTS)]
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)

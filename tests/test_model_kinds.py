@@ -98,7 +98,7 @@ class TestExporters:
     """Models as both of PyTorch's exporters write them."""
 
     @pytest.mark.parametrize("file", FILES)
-    def test_a_model_that_pytorch_wrote_computes_the_same_in_parts(self, file: str) -> None:
+    def test_pytorch_models_compute_same_in_parts(self, file: str) -> None:
         model = Model.load(FIXTURES / file)
         shape = SHAPES.get(file.split(".")[0], ())
         inputs = random_inputs(graph_inputs(prepare(model, shape).model))
@@ -107,7 +107,7 @@ class TestExporters:
         assert any(not layer.whole_reason for layer in compiled.layers.layers)
 
     @pytest.mark.parametrize("file", FILES)
-    def test_preparing_twice_changes_nothing(self, file: str) -> None:
+    def test_second_preparation_changes_nothing(self, file: str) -> None:
         """An artifact holds the prepared model, and its plan is for the layers of that."""
         once = prepare(Model.load(FIXTURES / file), SHAPES.get(file.split(".")[0], ()))
         twice = prepare(once.model)
@@ -115,7 +115,7 @@ class TestExporters:
         assert [layer.name for layer in once.layers.layers] == [layer.name for layer in twice.layers.layers]
         assert once.model.proto == twice.model.proto
 
-    def test_a_recurrent_network_is_proven_by_integers_and_by_its_real_weights(self, tmp_path: Path) -> None:
+    def test_recurrent_network_passes_both_checks(self, tmp_path: Path) -> None:
         model = FIXTURES / "recurrent.script.onnx"
         checks = compile(model, platform="rpi4x3", strategy="modnn", output=tmp_path / "out").verify().checks
         assert [(check.name, check.passed, check.applies) for check in checks[:1]] == [("exact", True, True)]
@@ -152,7 +152,7 @@ class TestVersions:
         compiled = check_parts(Model.load(proto), integers({"x": (1, 3, 8, 8)}))
         assert compiled.model.proto.ir_version == max(version, 4)
 
-    def test_initializers_that_are_inputs_too_keep_their_value(self) -> None:
+    def test_initializers_that_are_inputs_keep_value(self) -> None:
         text = "g (float[1, 4, 6, 6] x, float[4, 4, 1, 1] w) => (float[1, 4, 6, 6] y) { y = Conv (x, w) }"
         model = model_of(text, weights=integers({"w": (4, 4, 1, 1)}))
         compiled = check_parts(model, integers({"x": (1, 4, 6, 6)}))
@@ -202,7 +202,7 @@ class TestTypes:
         model = convolutions('ir_version: 8, opset_import: ["": 13]', batch=5)
         check_parts(model, integers({"x": (5, 3, 8, 8)}), plans=10)
 
-    def test_nan_and_infinity_come_out_where_onnxruntime_puts_them(self) -> None:
+    def test_nan_and_infinity_are_at_same_places(self) -> None:
         text = """g (float[1, 2, 9, 9] x) => (float[1, 4, 9, 9] y, float[1, 4, 3, 3] m, float[1, 4] s) {
             y = Conv <pads = [1, 1, 1, 1]> (x, w)
             m = MaxPool <kernel_shape = [3, 3], strides = [3, 3]> (y)
@@ -214,7 +214,7 @@ class TestTypes:
         inputs["x"][0, 1, 5, 5], inputs["x"][0, 1, 7, 1] = np.inf, -np.inf
         check_parts(model_of(text, weights=integers({"w": (4, 2, 3, 3)})), inputs, plans=12, exact=False)
 
-    def test_outputs_without_a_type_and_operators_that_onnx_knows_nothing_of_in_that_opset(self) -> None:
+    def test_untyped_outputs_and_operators_newer_than_opset(self) -> None:
         """onnxruntime takes both: its optimiser writes LayerNormalization into models of opset 12."""
         text = """g (float[2, 6, 8] x) => (float[2, 6, 4] y) {
             n = LayerNormalization <axis = -1> (x, scale, shift)
@@ -230,7 +230,7 @@ class TestTypes:
 class TestSharing:
     """Several inputs and outputs; weights that are used more than once."""
 
-    def test_a_weight_in_two_layers_that_are_cut_differently(self) -> None:
+    def test_weight_of_two_layers_with_different_cuts(self) -> None:
         text = """g (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y, float[16, 9] z) {
             a = Conv <pads = [1, 1, 1, 1]> (x, w)
             b = Relu (a)
@@ -241,7 +241,7 @@ class TestSharing:
         weights = integers({"w": (16, 16, 3, 3)}) | {"axis": np.array([1]), "shape": np.array([16, 9])}
         check_parts(model_of(text, weights=weights), integers({"x": (1, 16, 8, 8)}), plans=10)
 
-    def test_an_output_that_is_read_again_one_that_is_an_input_and_one_that_stands_twice(self) -> None:
+    def test_outputs_that_are_read_inputs_or_listed_twice(self) -> None:
         text = """g (float[1, 4, 5, 5] x, float[1, 4, 5, 5] k) => (float[1, 4, 5, 5] a, float[1, 4, 5, 5] x,
             float[1, 4, 5, 5] y) {
             a = Add (x, k)
@@ -260,7 +260,7 @@ class TestSharing:
             assert np.array_equal(second, inputs["x"])
             assert np.array_equal(third, first * inputs["k"])
 
-    def test_an_input_that_nobody_reads_and_a_node_that_nobody_reads(self) -> None:
+    def test_unread_input_and_node(self) -> None:
         text = """g (float[1, 4, 5, 5] x, float[7] unread) => (float[1, 4, 5, 5] y) {
             dead = Exp (x)
             y = Relu (x)
@@ -271,7 +271,7 @@ class TestSharing:
 class TestWhole:
     """What is never cut: control flow, functions, what has no static shape, operators of other domains."""
 
-    def test_control_flow_that_captures_tensors_around_it(self) -> None:
+    def test_control_flow_with_captures(self) -> None:
         text = """g (float[1, 4, 6, 6] x, bool c) => (float[1, 4, 6, 6] y) {
             a = Conv (x, w)
             b = Relu (a)
@@ -286,7 +286,7 @@ class TestWhole:
             inputs = integers({"x": (1, 4, 6, 6)}) | {"c": np.array(condition)}
             assert "If" in whole(check_parts(model, inputs))
 
-    def test_a_loop(self) -> None:
+    def test_loop(self) -> None:
         text = """g (float[1, 3] x, int64 n) => (float[1, 3] y, float[k, 1, 3] all) {
             s = Relu (x)
             go = Constant <value = bool {1}> ()
@@ -315,7 +315,7 @@ class TestWhole:
         model = model_of(text, head, integers({"w": (4, 4, 1, 1)}))
         assert "twice" in whole(check_parts(model, integers({"x": (1, 4, 6, 6)})))
 
-    def test_operators_of_onnxruntimes_own_domain(self) -> None:
+    def test_operators_of_onnxruntime_domain(self) -> None:
         text = """g (float[2, 8] x) => (float[2, 8] y) {
             a = MatMul (x, w)
             b = com.microsoft.Trilu (a)
@@ -325,7 +325,7 @@ class TestWhole:
         model = model_of(text, head, integers({"w": (8, 8)}))
         assert "Trilu" in whole(check_parts(model, integers({"x": (2, 8)}), exact=False))
 
-    def test_tensors_without_a_static_shape(self) -> None:
+    def test_tensors_without_static_shape(self) -> None:
         text = """g (float[1, 4, 6, 6] x) => (float[k, 8] y, float[1, 4, 6, 6] z) {
             a = Conv (x, w)
             f = Flatten (a)
@@ -346,7 +346,7 @@ class TestWhole:
 class TestLarge:
     """Over 2 GB, which no protobuf message holds."""
 
-    def test_a_model_over_2_gb_with_external_data(self, tmp_path: Path) -> None:
+    def test_model_over_2_gb_with_external_data(self, tmp_path: Path) -> None:
         rows, width = 2**24 + 2**18, 32  # 2.2 GB, on disk a hole but for its last row
         with (tmp_path / "table.bin").open("wb") as file:
             file.truncate(rows * width * 4)

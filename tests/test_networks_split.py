@@ -41,7 +41,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize(("name", "kind", "cut"), [entry for entry in MATRIX if entry[2]])
-def test_a_split_network_computes_the_same_and_sends_what_was_predicted(name: str, kind: str, cut: int) -> None:
+def test_split_computes_same_and_sends_predicted_bytes(name: str, kind: str, cut: int) -> None:
     tried = list(splits(case(name).layers, [kind], NETWORKS[name][1]))
     assert len(tried[0].cut) == cut
     assert len(tried) > NETWORKS[name][1] / 2 if kind in FUSED else len(tried) == 1
@@ -51,7 +51,7 @@ def test_a_split_network_computes_the_same_and_sends_what_was_predicted(name: st
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kind, cut in MATRIX if not cut])
-def test_a_kind_that_no_layer_allows_is_left_out(name: str, kind: str) -> None:
+def test_skips_kind_that_no_layer_allows(name: str, kind: str) -> None:
     assert not list(splits(case(name).layers, [kind]))
 
 
@@ -66,7 +66,7 @@ def ahead(layers: LayerGraph, names: set[str]) -> set[str]:
 
 @pytest.mark.parametrize("kind", FUSED)
 @pytest.mark.parametrize("name", ["tiny", "light/squeezenet", "light/shufflenet"])
-def test_random_sets_are_convex_and_have_one_exit_and_branches(name: str, kind: str) -> None:
+def test_random_sets_are_convex_with_one_exit_and_branches(name: str, kind: str) -> None:
     layers = case(name).layers
     sets = random_sets(layers, kind, 20, seed=3)
     assert len({tuple(layer.name for layer in chosen) for chosen in sets}) == len(sets) >= 9

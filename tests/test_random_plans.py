@@ -44,7 +44,7 @@ def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
 
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_any_network_under_any_plan_is_bit_equal_and_sends_what_was_predicted(seed: int) -> None:
+def test_random_networks_and_plans_are_bit_equal(seed: int) -> None:
     placed, model, rng = compiled(seed)
     assert placed.plan is not None and placed.routing is not None
     inputs = integers(rng, model.proto)
@@ -64,7 +64,7 @@ def test_any_network_under_any_plan_is_bit_equal_and_sends_what_was_predicted(se
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_the_placed_model_is_one_legal_model_that_computes_the_same(seed: int) -> None:
+def test_placed_model_is_legal_and_computes_same(seed: int) -> None:
     placed, model, rng = compiled(seed)
     inputs = integers(rng, model.proto)
     reference, got = run_model(model, inputs), run_model(placed.model, inputs)
@@ -73,7 +73,7 @@ def test_the_placed_model_is_one_legal_model_that_computes_the_same(seed: int) -
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_no_element_reaches_a_device_twice_and_what_was_received_is_never_sent_on(seed: int) -> None:
+def test_no_element_arrives_twice_or_is_forwarded(seed: int) -> None:
     placed, _, _ = compiled(seed)
     assert placed.routing is not None
     arrived: dict[object, set[tuple[int, ...]]] = {}
@@ -90,7 +90,7 @@ def test_no_element_reaches_a_device_twice_and_what_was_received_is_never_sent_o
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_every_segment_depends_only_on_earlier_ones(seed: int) -> None:
+def test_segments_depend_only_on_earlier_ones(seed: int) -> None:
     placed, _, _ = compiled(seed)
     assert placed.plan is not None
     program = build_program(placed.model, placed.plan.devices)
@@ -110,7 +110,7 @@ def test_every_segment_depends_only_on_earlier_ones(seed: int) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_in_float16_half_the_bytes_of_the_same_boxes_travel(seed: int) -> None:
+def test_float16_halves_sent_bytes(seed: int) -> None:
     placed, model, rng = compiled(seed)
     assert placed.plan is not None and placed.layers is not None and placed.routing is not None
     plan = replace(placed.plan, wire_format=HALVED)
@@ -126,7 +126,7 @@ def test_in_float16_half_the_bytes_of_the_same_boxes_travel(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_generator_makes_every_kind_of_part(seed: int) -> None:
+def test_generator_makes_every_kind_of_part(seed: int) -> None:
     """A generator that never cut would let everything above pass."""
     cut_parts = partials = lanes = travelling = 0
     for number in range(40):

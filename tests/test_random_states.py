@@ -19,7 +19,7 @@ FRAMES = 4
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_states_kept_in_pieces_give_the_bits_of_states_fed_back(seed: int) -> None:
+def test_state_pieces_equal_fed_back_states(seed: int) -> None:
     rng = Random(seed)
     placed = placed_states(rng)
     assert isinstance(placed.reference, Model) and placed.plan is not None and placed.routing is not None
@@ -33,7 +33,7 @@ def test_states_kept_in_pieces_give_the_bits_of_states_fed_back(seed: int) -> No
         assert sum(execution.sent) == placed.routing.total_bytes
 
 
-def test_what_a_device_reads_and_makes_of_a_state_does_not_travel() -> None:
+def test_local_states_are_not_sent() -> None:
     pieces = stay = 0
     for seed in range(60):
         placed = placed_states(Random(seed))

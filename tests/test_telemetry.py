@@ -14,7 +14,7 @@ from dicompiler import networks
 
 
 @pytest.mark.parametrize("where", ["here", "on a device"])
-def test_onnxruntime_keeps_nothing_of_the_device(where: str, tmp_path: Path) -> None:
+def test_onnxruntime_sends_no_telemetry(where: str, tmp_path: Path) -> None:
     dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", output=tmp_path / "net")
     line = "import dicompiler, onnxruntime" if where == "here" else "import runtime.play"
     (home := tmp_path / "home").mkdir()

@@ -27,11 +27,11 @@ def checked(*words: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_shown_passes_mypy(place: Path) -> None:
+def test_shown_code_passes_mypy(place: Path) -> None:
     checked("mypy", "--strict", *map(str, sorted(place.glob("*.py"))), cwd=ROOT)
 
 
-def test_what_is_shown_passes_pyright(place: Path) -> None:
+def test_shown_code_passes_pyright(place: Path) -> None:
     """By basedpyright, which comes with all that it needs; its mode `strict` is pyright's."""
     paths = [str(ROOT / name) for name in ("", "passes", "targets", "plugins")]
     config = {"typeCheckingMode": "strict", "extraPaths": paths, "pythonVersion": "3.11"}

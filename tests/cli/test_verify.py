@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.absurd import HUGE, loop
+from support.invalid_models import HUGE, loop
 from support.commands import command, failed
 
 from dicompiler.base.errors import DicompilerError

@@ -49,7 +49,7 @@ def chained() -> Program:
     )
 
 
-def test_a_program_by_hand() -> None:
+def test_memory_of_handmade_program() -> None:
     found = program_memory(chained())
     # a, inside its second segment: x, t, u and z, and s, which is still being sent.
     assert found["a"] == MemoryUse(0, 400 + 400 + 400 + 800, 400)
@@ -58,14 +58,14 @@ def test_a_program_by_hand() -> None:
     assert found["b"].total == 2400
 
 
-def test_buffers_are_there_for_every_frame_in_flight() -> None:
+def test_buffers_count_for_every_frame_in_flight() -> None:
     one, three = program_memory(chained(), 1), program_memory(chained(), 3)
     assert three["b"].buffers == 3 * one["b"].buffers
     # Two more frames may rest between a's segments, each with s and t beside its input.
     assert three["a"].activations == one["a"].activations + 2 * (800 + 400)
 
 
-def test_constants_count_once_on_a_device_however_many_segments_read_them() -> None:
+def test_constants_of_several_segments_count_once() -> None:
     program, _, _ = halo()
     found = program_memory(program)
     for device in program.devices:
@@ -86,18 +86,18 @@ def test_a_tensor_lives_from_its_node_to_its_last_reader() -> None:
     assert segment_peak_nbytes(own, segment_value_sizes(own)) == 3 * 40
 
 
-def test_the_most_at_once() -> None:
+def test_peak_of_live_ranges() -> None:
     assert peak_nbytes([]) == 0
     assert peak_nbytes([(0, 1, 5), (1, 2, 7), (3, 3, 11)]) == 12
 
 
-def test_a_tensor_without_a_static_shape_counts_nothing() -> None:
+def test_tensor_without_static_shape_counts_zero() -> None:
     own = segment("s", "d", "(float[10] x) => (int64[1, N] y) { y = NonZero (x) }", {})
     assert segment_value_sizes(own) == {"x": 40, "y": 0}
 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline", "modnn"])
-def test_it_is_never_less_than_what_an_executor_holds_in_the_end(strategy: str) -> None:
+def test_bounds_values_of_executor(strategy: str) -> None:
     result = compile(networks.build("tiny"), platform="rpi4x4", strategy=strategy)
     program, found = result.program, program_memory(result.program)
     assert program is not None and result.metrics is not None
@@ -141,11 +141,11 @@ def test_cutting_a_layer_divides_weights_or_activations() -> None:
     assert by_channels["pi02"].buffers == 4 * 16 * 32 * 32
 
 
-def test_a_target_adds_nothing_unless_it_says_so() -> None:
+def test_targets_add_nothing_by_default() -> None:
     assert Target.memory_overhead(object(), chained()) == {"a": 0, "b": 0}  # type: ignore[arg-type]
 
 
-def test_weights_of_all_roles_are_held_and_the_buffers_of_the_frames_in_flight() -> None:
+def test_counts_weights_of_all_roles_and_buffers_in_flight() -> None:
     """a computes in role 0 and b in role 1; and both in turn each other's layers."""
     one = lenet(({"b": "a"},), cluster("a", "b"))
     both = lenet(({"b": "a"}, {}), cluster("a", "b"))
@@ -162,7 +162,7 @@ def test_weights_of_all_roles_are_held_and_the_buffers_of_the_frames_in_flight()
     assert three["b"].buffers == 2 * image
 
 
-def test_different_halves_in_turn_hold_the_whole() -> None:
+def test_alternating_halves_hold_all_weights() -> None:
     platform = cluster("a", "b")
     prepared = replace(prepare(Model.load(networks.build("lenet", 0))), platform=platform)
     assert prepared.layers is not None

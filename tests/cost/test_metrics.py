@@ -23,7 +23,7 @@ THREE: tuple[dict[str, str], ...] = ({}, {"d0": "d1"}, {"d0": "d2"})
 
 @pytest.mark.parametrize("bandwidth", [1e9, 1e6])
 @pytest.mark.parametrize("how", ["estimate", "evaluate"])
-def test_whole_networks_in_turn_by_hand(how: str, bandwidth: float) -> None:
+def test_metrics_of_replicas_by_hand(how: str, bandwidth: float) -> None:
     problem = posed(rated("switch", 1, 1, 1, bandwidth=bandwidth, power=(3, 1)))
     seconds = problem.estimate(alone(problem)).latency_s
     metrics: Metrics = getattr(problem, how)(alone(problem, THREE))
@@ -41,14 +41,14 @@ def test_whole_networks_in_turn_by_hand(how: str, bandwidth: float) -> None:
 
 @pytest.mark.parametrize("replicas", [THREE, (*THREE, {}), ({"d0": "d1"}, {"d0": "d2"})])
 @pytest.mark.parametrize("kind", ["switch", "shared"])
-def test_a_stream_comes_to_the_predicted_period(replicas: Any, kind: Any) -> None:
+def test_stream_reaches_predicted_period(replicas: Any, kind: Any) -> None:
     problem = posed(rated(kind, 1, 1, 1, bandwidth=1e8))
     plan = alone(problem, replicas)
     stream = problem.simulate(plan, frames=120, in_flight=12)
     assert stream.period_s == pytest.approx(problem.evaluate(plan).period_s, rel=0.03)
 
 
-def test_one_renaming_of_nothing_is_predicted_as_none() -> None:
+def test_identity_replica_equals_no_replica() -> None:
     problem = posed(rated("switch", 1, 1))
     assert problem.evaluate(alone(problem, ({},))) == problem.evaluate(alone(problem))
     assert problem.estimate(alone(problem, ({},))) == problem.estimate(alone(problem))
@@ -68,7 +68,7 @@ def test_estimate_and_simulation_agree_on_all_but_times(network: int, seed: int)
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(0, 2**32))
-def test_what_is_sent_is_received_and_the_fullest_host_has_the_memory(network: int, seed: int) -> None:
+def test_sent_bytes_are_received_and_memory_is_of_fullest_host(network: int, seed: int) -> None:
     problem = random_problem(network)
     plan = any_plan(seed, problem)
     metrics = problem.estimate(plan)
@@ -82,7 +82,7 @@ def test_what_is_sent_is_received_and_the_fullest_host_has_the_memory(network: i
     assert metrics.period_s >= metrics.busiest_device.compute_s * (1 - 1e-9)
 
 
-def test_frames_of_a_network_with_a_state_follow_each_other_no_faster_than_it_is_made_anew() -> None:
+def test_period_is_at_least_time_to_renew_state() -> None:
     """d0 reads it, d1 computes, d0 makes it: the period is that of the circle, not of the busier device."""
     cell = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         cell (float[64, 64] x, float[64, 64] h) => (float[64, 64] y, float[64, 64] hn)

@@ -23,14 +23,14 @@ from dicompiler.ir.plan import LayerShare
 
 
 @given(st.dictionaries(st.integers(1, 300), st.floats(-1e-3, 10), min_size=1, max_size=8))
-def test_a_curve_is_never_negative_and_never_falls(points: dict[int, float]) -> None:
+def test_curve_is_not_negative_and_never_decreases(points: dict[int, float]) -> None:
     curve = TimeCurve.fit(points)
     values = [curve.seconds_at(size) for size in range(0, 400)]
     assert values[0] >= 0
     assert all(a <= b + 1e-12 for a, b in pairwise(values))
 
 
-def test_a_curve_goes_through_points_that_grow() -> None:
+def test_curve_passes_through_increasing_points() -> None:
     curve = TimeCurve.fit({2: 1.0, 4: 1.5, 8: 4.0})
     assert [curve.seconds_at(size) for size in (0, 2, 3, 4, 8, 10)] == pytest.approx([0.5, 1.0, 1.25, 1.5, 4.0, 5.25])
 
@@ -42,17 +42,17 @@ class TestSignature:
     def layers(self, pads: str = "1, 1, 1, 1") -> LayerGraph:
         return formed(self.TEXT.replace("PADS", pads), v=(4, 4, 3, 3), w=(4, 4, 3, 3), u=(4, 4, 3, 3))
 
-    def test_layers_that_do_the_same_have_one_signature_whatever_their_names(self) -> None:
+    def test_signature_ignores_names(self) -> None:
         layers = self.layers()
         assert len({layer_signature(layers, layer) for layer in layers.layers}) == 1
 
-    def test_an_attribute_makes_another_signature_and_another_network(self) -> None:
+    def test_signature_depends_on_attributes(self) -> None:
         one, two = self.layers(), self.layers("2, 0, 1, 1")
         assert layer_signature(one, one.layers[0]) == layer_signature(two, two.layers[0])
         assert layer_signature(one, one.layers[2]) != layer_signature(two, two.layers[2])
         assert network_digest(one) != network_digest(two)
 
-    def test_a_network_read_again_has_the_same_digest(self) -> None:
+    def test_reloaded_network_has_same_digest(self) -> None:
         assert network_digest(self.layers()) == network_digest(self.layers())
 
 
@@ -65,7 +65,7 @@ class TestSignature:
         ({"divece": "x"}, "unknown key 'divece'"),
     ],
 )
-def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path, change: Any, message: str) -> None:
+def test_rejects_invalid_file_in_one_line(tmp_path: Path, change: Any, message: str) -> None:
     layers = network()
     file = written(tmp_path, document(layers, **change))
     with pytest.raises(DicompilerError, match=message) as caught:
@@ -73,7 +73,7 @@ def test_a_wrong_file_is_an_error_of_one_line(tmp_path: Path, change: Any, messa
     assert "\n" not in str(caught.value)
 
 
-def test_a_layer_without_its_whole_is_an_error() -> None:
+def test_rejects_layer_without_whole_measurement() -> None:
     made = document(network())
     del made["layers"][0]["measurements"][0]
     with pytest.raises(DicompilerError, match=r"p.json: layers\[0\].measurements: the whole layer is missing"):
@@ -86,7 +86,7 @@ def test_links_are_read() -> None:
 
 
 @pytest.mark.parametrize("model", [ProfileModel, LinearModel])
-def test_a_profile_of_a_busy_host_is_refused_unless_forced(model: Any, tmp_path: Path) -> None:
+def test_rejects_profile_of_busy_host_unless_forced(model: Any, tmp_path: Path) -> None:
     layers = network()
     given = document(layers)
     whole = given["layers"][1]["measurements"][0]

@@ -40,7 +40,7 @@ from dicompiler_passes.form_layers import form_layers
         ("gateway", 13.0),
     ],
 )
-def test_messages_to_several_devices_share_the_line(kind: NetworkKind, expected: float) -> None:
+def test_messages_to_several_devices_share_link(kind: NetworkKind, expected: float) -> None:
     assert simulate(fan(), cluster(3, kind)).latency_s == pytest.approx(expected)
 
 
@@ -64,11 +64,11 @@ def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Worklo
         (RuntimeCosts(header_share=0.1), 1, 13.8),
     ],
 )
-def test_a_runtime_takes_its_time_for_messages(runtime: RuntimeCosts, cores: int, expected: float) -> None:
+def test_runtime_takes_time_for_messages(runtime: RuntimeCosts, cores: int, expected: float) -> None:
     assert simulate(costing(fan(), runtime, cores), cluster(3)).latency_s == pytest.approx(expected)
 
 
-def test_with_another_core_messages_are_taken_while_a_segment_computes() -> None:
+def test_second_core_receives_while_segment_computes() -> None:
     """d1 sends to d0, which computes 5 s meanwhile, and then waits for it."""
     made = work([(1, 0, 1)], ((), [job(5), job(1, needs=(0,), outputs=1)]), ((0,), []))
     runtime = RuntimeCosts(receive=2.0, per_byte=0.0)
@@ -78,7 +78,7 @@ def test_with_another_core_messages_are_taken_while_a_segment_computes() -> None
     assert found.total_seconds("handle", "d0") == pytest.approx(2)
 
 
-def test_a_switch_carries_at_once_what_a_shared_medium_carries_in_turn() -> None:
+def test_switch_is_parallel_and_medium_is_sequential() -> None:
     pairs = work(
         [(0, 1, 2), (2, 3, 2)],
         ((0,), []),
@@ -90,7 +90,7 @@ def test_a_switch_carries_at_once_what_a_shared_medium_carries_in_turn() -> None
     assert simulate(pairs, cluster(4, "shared")).latency_s == pytest.approx(5)
 
 
-def test_who_shares_a_line_is_faster_when_it_is_free() -> None:
+def test_flow_speeds_up_when_link_becomes_free() -> None:
     """d0 sends to d2 and d3, d1 to d2: each has half of a line until 2, then d1's has all of it."""
     busy = work(
         [(1, 2, 2), (0, 2, 1), (0, 3, 1)],
@@ -104,7 +104,7 @@ def test_who_shares_a_line_is_faster_when_it_is_free() -> None:
     assert times == {("d0", "d2"): 2, ("d0", "d3"): 2, ("d1", "d2"): 3}
 
 
-def test_a_slow_link_leaves_the_rest_of_the_line_to_others() -> None:
+def test_slow_link_leaves_bandwidth_to_others() -> None:
     """Of d0's line the link to d1 can take a quarter: the other one has all but that."""
     both = work([(0, 1, 1), (0, 2, 4)], ((0, 1), []), ((), [job(0, (0,), (), 1)]), ((), [job(0, (1,), (), 1)]))
     slow = cluster(3)
@@ -113,7 +113,7 @@ def test_a_slow_link_leaves_the_rest_of_the_line_to_others() -> None:
     assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}  # each at 1 / 1.25 of its own speed
 
 
-def test_latency_message_cost_and_a_hosts_own_line_count() -> None:
+def test_counts_latency_message_cost_and_host_bandwidth() -> None:
     one = work([(0, 1, 2)], ((0,), []), ((), [job(1, needs=(0,), outputs=1)]))
     assert simulate(one, cluster(2, latency=0.5)).latency_s == pytest.approx(3.5)
     assert simulate(one, cluster(2, message_overhead_s=0.25)).latency_s == pytest.approx(3.25)
@@ -124,7 +124,7 @@ def test_latency_message_cost_and_a_hosts_own_line_count() -> None:
     assert simulate(one, linked).latency_s == pytest.approx(9)
 
 
-def test_devices_of_one_host_pass_tensors_for_nothing() -> None:
+def test_devices_of_one_host_exchange_tensors_for_free() -> None:
     one = work([(0, 1, 2)], ((0,), []), ((), [job(1, needs=(0,), outputs=1)]))
     devices = tuple(DeviceWork(d.device, "board", d.initial_sends, d.jobs) for d in one.devices)
     board = Platform(
@@ -133,7 +133,7 @@ def test_devices_of_one_host_pass_tensors_for_nothing() -> None:
     assert simulate(replace(one, devices=devices), board).latency_s == pytest.approx(1)
 
 
-def test_waits_name_the_device_that_was_waited_for() -> None:
+def test_waits_name_awaited_device() -> None:
     found = simulate(fan(), cluster(3))
     assert found.waits["d0"] == {"d1": pytest.approx(11)}  # both come at once
     assert found.waits["d1"] == {"d0": pytest.approx(5)}
@@ -153,7 +153,7 @@ def line(stages: int) -> Workload:
     )
 
 
-def test_a_stream_comes_to_the_load_of_the_busiest_device() -> None:
+def test_stream_reaches_load_of_busiest_device() -> None:
     alone = simulate(line(3), cluster(3), frames=12, in_flight=1)
     assert alone.period_s == pytest.approx(8) and alone.latency_s == pytest.approx(8)
     assert simulate(line(3), cluster(3), frames=12, in_flight=4).period_s == pytest.approx(2)
@@ -162,13 +162,13 @@ def test_a_stream_comes_to_the_load_of_the_busiest_device() -> None:
     assert ends == sorted(ends) and len(ends) == 12
 
 
-def test_waiting_to_be_started_is_told_from_the_frames_own_time() -> None:
+def test_separates_queueing_from_frame_time() -> None:
     """Of the four frames that are given at first each one waits for the first device to have done those before it."""
     assert simulate(line(3), cluster(3), frames=3, in_flight=1).queued_s == (0, 0, 0)
     assert simulate(line(3), cluster(3), frames=6, in_flight=4).queued_s[:4] == pytest.approx((0, 2, 4, 6))
 
 
-def test_a_device_goes_on_with_the_oldest_frame_that_can() -> None:
+def test_device_continues_with_oldest_ready_frame() -> None:
     """While frame 0 waits for d1, d0 begins frame 1; frame 0 goes first once it can."""
     ping = work(
         [(0, 1, 1), (1, 0, 1)],
@@ -184,7 +184,7 @@ def test_a_device_goes_on_with_the_oldest_frame_that_can() -> None:
 
 
 @pytest.mark.parametrize("in_order", [False, True])
-def test_of_what_waits_the_oldest_frames_goes_first_where_the_runtime_does_so(in_order: bool) -> None:
+def test_oldest_frame_is_sent_first_unless_in_order(in_order: bool) -> None:
     """d0 sends 3 s, and then 1 s of each frame that d1 has answered, while the next frames' 3 s wait."""
     made = work(
         [(0, 1, 3), (1, 0, 0.5), (0, 1, 1)],
@@ -223,7 +223,7 @@ def check_sums(simulation: SimulationResult) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48), kind=st.sampled_from(["switch", "shared", "gateway"]))
-def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: NetworkKind) -> None:
+def test_random_plans_finish_and_respect_bound(seed: int, kind: NetworkKind) -> None:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -248,7 +248,7 @@ def test_random_plans_play_to_the_end_and_respect_the_bound(seed: int, kind: Net
     assert metrics.total_bytes == problem.estimate(plan).total_bytes
 
 
-def test_one_device_takes_what_its_layers_take() -> None:
+def test_single_device_takes_sum_of_layers() -> None:
     model = Model.load(networks.build("lenet", 0))
     problem = make_problem(replace(prepare(model), platform=uniform_platform(2)))
     single = registry().make("strategies", "single").plan(problem)
@@ -258,7 +258,7 @@ def test_one_device_takes_what_its_layers_take() -> None:
     assert metrics.latency_s == pytest.approx(latency_bound(replace(problem, platform=uniform_platform(1))).seconds)
 
 
-def test_what_is_only_weighed_has_the_steps_of_what_is_emitted() -> None:
+def test_draft_program_has_steps_of_emitted_program() -> None:
     compilation = replace(prepare(Model.load(networks.build("lenet", 0))), platform=uniform_platform(3))
     plan = registry().make("strategies", "modnn").plan(make_problem(compilation))
     given = PipelineState(compilation.model, compilation.layers, compilation.platform, plan)
@@ -298,20 +298,20 @@ def test_frames_go_to_the_roles_in_turn() -> None:
     assert [end for _, end in two.frames] == pytest.approx([7, 7, 14, 14])
 
 
-def test_frames_dealt_unevenly_wait_for_the_slower_role() -> None:
+def test_uneven_roles_wait_for_slower_one() -> None:
     # d1, d1, d2 in turn at 10 s each: two messages at once, 0–4, then one by one; d1 4–14, 14–24, 24–34; d2 4–14.
     found = simulate(one_by_one(10, 1, 1, 2), cluster(3), frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([14, 24, 14, 34])
     assert found.waits["d2"] == {"d0": pytest.approx(4)}
 
 
-def test_thousands_of_frames_that_want_no_output_end_when_they_are_given() -> None:
+def test_frames_without_outputs_end_immediately() -> None:
     found = simulate(work([], ((), [job(1)])), cluster(1), frames=3000, in_flight=2)
     assert found.frames == ((0.0, 0.0),) * 3000
     assert found.total_seconds("compute", "d0") == 3000
 
 
-def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
+def test_devices_continue_in_order_when_frame_starts() -> None:
     """d0 ends frame 0 at 2.25, and goes on with frame 1 just when d1 begins frame 2: both send at 4.25."""
     one = work(
         [(1, 0, 0.25), (0, 2, 1)],
@@ -325,7 +325,7 @@ def test_when_a_frame_is_given_devices_go_on_in_their_order() -> None:
     assert sent == [("d0", 2.25), ("d0", 4.25), ("d1", 4.25)]
 
 
-def test_a_job_waits_for_the_state_that_the_frame_before_makes() -> None:
+def test_job_waits_for_state_of_frame_before() -> None:
     """Device a makes the state of b's answer: of two frames on their way at once the second waits for it."""
     jobs = (Job("reads", 1.0, (), (0,), 0, state_makers=(1,)), Job("makes", 1.0, (1,), (), 1))
     away = DeviceWork("d1", "d1", (), (Job("away", 1.0, (0,), (1,), 0),))

@@ -29,7 +29,7 @@ from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import AxisLabel, tile_layer
 
 
-def test_a_role_has_the_seconds_of_its_devices() -> None:
+def test_role_has_seconds_of_its_devices() -> None:
     platform = cluster("a", "b", "c")
     slow = replace(platform, devices=(*platform.devices[:2], replace(platform.devices[2], rate=0.25e9)))
     result = lenet(({}, {"b": "c"}), slow)
@@ -42,7 +42,7 @@ def test_a_role_has_the_seconds_of_its_devices() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(0, 2**32))
-def test_jobs_and_messages_are_the_segments_and_transfers_of_the_program(network: int, seed: int) -> None:
+def test_jobs_and_messages_follow_program(network: int, seed: int) -> None:
     problem = random_problem(network)
     plan = any_plan(seed, problem)
     sketched = problem.draft_program(plan)
@@ -64,7 +64,7 @@ def test_jobs_and_messages_are_the_segments_and_transfers_of_the_program(network
 
 @settings(max_examples=20, deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(0, 2**32))
-def test_the_seconds_of_a_task_are_its_cost_on_its_device(network: int, seed: int) -> None:
+def test_task_seconds_are_cost_on_device(network: int, seed: int) -> None:
     problem = random_problem(network)
     routing, work = problem.workload(any_plan(seed, problem))
     for task in routing.tasks:
@@ -74,7 +74,7 @@ def test_the_seconds_of_a_task_are_its_cost_on_its_device(network: int, seed: in
         assert task_seconds(routing, twice, problem.cost_model, task) == pytest.approx(alone / 2)
 
 
-def test_what_leaves_together_for_one_device_costs_the_runtimes_one_message_and_a_share_of_others() -> None:
+def test_coalesced_messages_cost_a_share() -> None:
     """Rows of queries, keys and values go to the other device in one piece."""
     costs = RuntimeCosts(send=2e-3, receive=3e-3, coalesced_share=0.1)
     assert (costs.send_seconds(0, True), costs.receive_seconds(0, True)) == pytest.approx((2e-4, 3e-4))
@@ -94,7 +94,7 @@ def test_what_leaves_together_for_one_device_costs_the_runtimes_one_message_and_
     assert [joined for name, joined in together if "blocks.0.attn.split" in name] == [False, True, True]  # Q, K, V
 
 
-def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
+def test_counts_input_and_output_time_separately() -> None:
     """Inputs of 4 KiB go to a source on another host, outputs of 40 bytes come from the first device itself."""
     costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, per_io_byte=1e-6, header_share=0.5)
     platform = Platform.load("rpi4x2")
@@ -112,7 +112,7 @@ def test_what_gives_and_takes_a_frame_is_counted_beside_it() -> None:
 
 
 @pytest.mark.parametrize("label", ["height", "channel"])
-def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: AxisLabel) -> None:
+def test_counts_slices_and_joins(label: AxisLabel) -> None:
     """LeNet's convolutions and pools on two devices, the rest on one: of each a node in a segment."""
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
     layers = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
@@ -139,7 +139,7 @@ def test_slices_and_joins_are_counted_as_the_engine_calls_them(label: AxisLabel)
 
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
-def test_what_travels_narrower_is_copied_once_more_at_each_end(kind: str) -> None:
+def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     """The first layer is computed by both devices, the next ones by one, the last by the other, which delivers."""
     costs = RuntimeCosts(per_copy=1e-2, per_copied_byte=1e-6)
     wide = replace(load_problem(networks.build("lenet"), Platform.load("rpi4x2")), source=("pi01",), sink=("pi02",))
@@ -176,7 +176,7 @@ class Marked(AnalyticModel):
         return local_bytes + self.seconds(layers, layer, share, device)
 
 
-def test_what_follows_on_its_device_is_fused_and_what_is_cut_or_came_is_not() -> None:
+def test_only_uncut_local_inputs_are_fused() -> None:
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
     halves = {
         layer.name: tile_layer(problem.layers, layer, "height", [1.0, 1.0], ["pi01", "pi02"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.exact_models import from_text
-from support.modern import MODERN
+from support.modern_networks import MODERN
 from support.operator_cases import run_split
 
 from dicompiler.driver.prepare import prepare

@@ -18,7 +18,7 @@ def groups(graph: LayerGraph) -> dict[str, list[str]]:
     return {layer.name: [node.name for node in layer.nodes] for layer in graph.layers}
 
 
-def test_bias_normalisation_and_activation_go_to_the_convolution() -> None:
+def test_convolution_absorbs_bias_normalization_and_activation() -> None:
     graph = formed(
         HEAD
         + """net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
@@ -36,7 +36,7 @@ def test_bias_normalisation_and_activation_go_to_the_convolution() -> None:
     assert graph.layers[0].outputs == ("y",)
 
 
-def test_a_residual_add_goes_to_the_layer_of_its_last_produced_operand() -> None:
+def test_residual_add_joins_layer_of_last_operand() -> None:
     graph = formed(
         HEAD
         + """net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
@@ -52,7 +52,7 @@ def test_a_residual_add_goes_to_the_layer_of_its_last_produced_operand() -> None
     assert graph.layer_by_name["shortcut"].inputs == ("x", "b")
 
 
-def test_x_times_sigmoid_x_is_absorbed_at_once() -> None:
+def test_absorbs_x_times_sigmoid_x() -> None:
     graph = formed(
         HEAD
         + """net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {
@@ -75,7 +75,7 @@ def test_x_times_sigmoid_x_is_absorbed_at_once() -> None:
         ("b = Relu (a)\n y = Identity (b)\n [add] z = Add (a, b)", "two tensors would leave"),
     ],
 )
-def test_a_node_is_not_absorbed_where_two_tensors_would_leave(rest: str, why: str) -> None:
+def test_does_not_absorb_node_if_two_tensors_would_leave(rest: str, why: str) -> None:
     shape = "float[1, 4, 1, 1] y" if "GlobalMaxPool" in rest else "float[1, 4, 8, 8] y"
     graph = formed(
         HEAD
@@ -85,7 +85,7 @@ def test_a_node_is_not_absorbed_where_two_tensors_would_leave(rest: str, why: st
     assert groups(graph)["conv"] == ["conv"], why
 
 
-def test_a_broadcast_that_changes_the_shape_is_its_own_layer() -> None:
+def test_shape_changing_broadcast_is_own_layer() -> None:
     graph = formed(
         HEAD
         + """net (float[1, 4, 8, 8] x, float[2, 4, 8, 8] z) => (float[2, 4, 8, 8] y) {
@@ -97,7 +97,7 @@ def test_a_broadcast_that_changes_the_shape_is_its_own_layer() -> None:
     assert list(groups(graph)) == ["conv", "add"]
 
 
-def test_a_graph_output_is_not_buried_in_a_layer() -> None:
+def test_graph_output_ends_layer() -> None:
     graph = formed(
         HEAD
         + """net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] a, float[1, 4, 8, 8] y) {
@@ -109,7 +109,7 @@ def test_a_graph_output_is_not_buried_in_a_layer() -> None:
     assert list(groups(graph)) == ["conv", "relu"]
 
 
-def test_an_operator_without_a_rule_is_a_layer_that_stays_whole() -> None:
+def test_operator_without_rule_is_whole_layer() -> None:
     graph = formed(
         HEAD + "net (float[1, 8] x) => (float[1, 8] y) <int64[8] n = {1, 1, 1, 1, 1, 1, 1, 1}> "
         "{ [turn] y = ReverseSequence (x, n) }",
@@ -117,7 +117,7 @@ def test_an_operator_without_a_rule_is_a_layer_that_stays_whole() -> None:
     assert graph.layers[0].whole_reason == "operator ReverseSequence has no rule"
 
 
-def test_what_an_edge_without_static_shape_joins_is_one_layer_with_all_in_between() -> None:
+def test_edge_without_static_shape_joins_nodes() -> None:
     graph = formed(
         HEAD
         + """net (float[8] x) => (int64[N, 1] y, float[8] z) {
@@ -131,7 +131,7 @@ def test_what_an_edge_without_static_shape_joins_is_one_layer_with_all_in_betwee
     assert "static shape" in graph.layer_by_name["turn"].whole_reason
 
 
-def test_an_element_wise_operator_whose_output_has_no_static_shape_is_a_layer() -> None:
+def test_elementwise_node_of_unknown_shape_is_own_layer() -> None:
     graph = formed(
         HEAD + "net (float[8] x) => (float[8] y, int64[N] z) "
         "{ [sign] y = Relu (x) n = Size (x) o = Constant <value_int = 0> () i = Constant <value_int = 1> () "
@@ -140,7 +140,7 @@ def test_an_element_wise_operator_whose_output_has_no_static_shape_is_a_layer() 
     assert "static shape" in graph.layer_by_name["far"].whole_reason
 
 
-def test_what_control_flow_captures_is_one_layer_with_it() -> None:
+def test_captured_tensors_join_control_flow() -> None:
     body = onnx.parser.parse_graph("body () => (float[8] r) { r = Neg (s) }")
     model = onnx.parser.parse_model(
         HEAD
@@ -160,19 +160,19 @@ def test_what_control_flow_captures_is_one_layer_with_it() -> None:
     assert "c" in together.inputs
 
 
-def test_a_dynamic_input_is_refused_with_the_remedy() -> None:
+def test_rejects_dynamic_input_with_remedy() -> None:
     text = HEAD + "net (float[N, 8] x) => (float[N, 8] y) { y = Relu (x) }"
     with pytest.raises(DicompilerError, match=r"input 'x' has no static shape: .*--shape x="):
         formed(text)
 
 
-def test_an_output_that_no_node_makes_is_refused_with_the_remedy() -> None:
+def test_rejects_output_without_node_with_remedy() -> None:
     text = HEAD + "net (float[1, 8] x) => (float[1, 8] x, float[1, 8] y) { y = Relu (x) }"
     with pytest.raises(DicompilerError, match="no node makes output 'x': run normalise before it"):
         formed(text)
 
 
-def test_layers_come_in_topological_order_even_where_a_shortcut_comes_late() -> None:
+def test_layers_are_topological_with_late_shortcut() -> None:
     graph = formed(
         HEAD
         + """net (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y) {

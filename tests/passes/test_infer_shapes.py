@@ -61,13 +61,13 @@ DYNAMIC = """g (float[N, 3, H, W] x) => (float[N, C] y)
   y = Relu (flat) }"""
 
 
-def test_static_models_get_the_shape_of_every_tensor() -> None:
+def test_infers_every_shape_of_static_models() -> None:
     result = inferred(model("g (float[1, 4] x) => (float[a, b] y) { h = Relu (x)  t = Transpose (h)  y = Neg (t) }"))
     assert shapes(result) == {"x": (1, 4), "h": (1, 4), "t": (4, 1), "y": (4, 1)}
     assert result.tensors()["h"].dtype == TensorProto.FLOAT
 
 
-def test_sizes_reach_every_tensor_and_shape_computations_become_constants() -> None:
+def test_binds_sizes_and_folds_shape_computations() -> None:
     original = model(DYNAMIC)
     result = inferred(original, "x=2x3x8x6")
     assert ops(result) == ["MaxPool", "Reshape", "Relu"]
@@ -77,7 +77,7 @@ def test_sizes_reach_every_tensor_and_shape_computations_become_constants() -> N
     same(original, result, x=np.random.default_rng(1).random((2, 3, 8, 6), np.float32))
 
 
-def test_a_named_dimension_has_one_size_everywhere() -> None:
+def test_named_dimension_has_one_size() -> None:
     text = (
         "g (float[N, 4] x, float[N, 4] z) => (float[N, 4] y) <float[N, 4] h> { h = other.Strange (x) y = Add (h, z) }"
     )
@@ -88,18 +88,18 @@ def test_a_named_dimension_has_one_size_everywhere() -> None:
         InferShapes(("x=5x4", "z=6x4")).run(PipelineState(model(text)))
 
 
-def test_what_the_file_says_counts_after_operators_that_onnx_does_not_know() -> None:
+def test_uses_shapes_of_file_behind_unknown_operators() -> None:
     text = """g (float[2, 4] x) => (float[9, 9] y) <float[2, 4] a, float[7, 7] h>
     { a = Relu (x)  h = other.Strange (a)  y = Relu (h) }"""
     assert shapes(inferred(model(text.replace("9, 9", "A, B")))) == {"x": (2, 4), "a": (2, 4), "h": (7, 7), "y": (7, 7)}
 
 
-def test_an_inferred_shape_beats_what_the_file_says() -> None:
+def test_inferred_shape_overrides_file() -> None:
     text = "g (float[N, 4] x) => (float[N, 4] y) <float[1, 4] h> { h = Relu (x)  y = Neg (h) }"
     assert shapes(inferred(model(text), "x=3x4")) == dict.fromkeys("xhy", (3, 4))
 
 
-def test_shapes_that_depend_on_shapes_are_followed_to_the_end() -> None:
+def test_follows_shapes_that_depend_on_shapes() -> None:
     original = model(
         """g (float[N] x) => (float[A] y)
         { s = Shape (x)  two = Constant <value = int64[1] {2}> ()  d = Mul (s, two)  r = ConstantOfShape (d)
@@ -117,7 +117,7 @@ def test_shapes_that_depend_on_shapes_are_followed_to_the_end() -> None:
 
 @settings(deadline=None)
 @given(st.integers(-5, 5) | st.none(), st.integers(-5, 5) | st.none())
-def test_shape_takes_start_and_end_as_onnxruntime_does(start: int | None, end: int | None) -> None:
+def test_shape_uses_start_and_end_like_onnxruntime(start: int | None, end: int | None) -> None:
     given_attributes = [f"{k} = {v}" for k, v in (("start", start), ("end", end)) if v is not None]
     attributes = f"<{', '.join(given_attributes)}>" if given_attributes else ""
     original = model(f"g (float[N, 3, 5, 7] x) => (int64[K] y) {{ s = Shape {attributes} (x)  y = Identity (s) }}", 15)
@@ -126,7 +126,7 @@ def test_shape_takes_start_and_end_as_onnxruntime_does(start: int | None, end: i
     same(original, result, x=np.zeros((2, 3, 5, 7), np.float32))
 
 
-def test_a_shape_that_is_an_output_is_still_made_by_a_node() -> None:
+def test_shape_output_is_made_by_node() -> None:
     original = model("g (float[N, 4] x) => (int64[2] s, int64 n) { s = Shape (x)  n = Size (x) }")
     result = inferred(original, "x=3x4")
     assert ops(result) == ["Identity", "Identity"]
@@ -134,7 +134,7 @@ def test_a_shape_that_is_an_output_is_still_made_by_a_node() -> None:
     same(original, result, x=np.zeros((3, 4), np.float32))
 
 
-def test_a_split_into_equal_shares_becomes_slices_once_its_axis_is_known() -> None:
+def test_equal_split_becomes_slices_once_axis_is_known() -> None:
     original = normalise(model("g (float[2, N] x) => (float[2, A] y, float[2, B] z) { y, z = Split <axis = 1> (x) }"))
     assert ops(original) == ["Split"]
     result = inferred(original, "x=2x6")
@@ -143,13 +143,13 @@ def test_a_split_into_equal_shares_becomes_slices_once_its_axis_is_known() -> No
     same(original, result, x=np.arange(12, dtype=np.float32).reshape(2, 6))
 
 
-def test_a_shape_that_depends_on_data_stays_unknown() -> None:
+def test_data_dependent_shape_stays_unknown() -> None:
     result = inferred(model("g (float[4] x) => (int64[1, K] y) { n = NonZero (x)  y = Neg (n) }"))
     assert shapes(result)["n"] is None
     assert result.tensors()["n"].dtype == TensorProto.INT64
 
 
-def test_a_range_gets_scalars() -> None:
+def test_range_gets_scalars() -> None:
     """onnxruntime loads the first model, because it does not look through If, and would not load a part of it."""
     before = model("""g (bool c, float[2] k) => (float[n] y) {
         stop = If (c) <then_branch = t () => (float[1] u) { u = Constant <value = float[1] {5}> () },
@@ -163,7 +163,7 @@ def test_a_range_gets_scalars() -> None:
     same(before, after, c=np.array(True), k=np.array([0, 2], np.float32))
 
 
-def test_a_node_of_which_only_the_shape_was_read_goes() -> None:
+def test_removes_node_if_only_its_shape_was_read() -> None:
     after = inferred(
         model("""g (float[2, 3] x) => (float[3, 2] y)
         { turned = Transpose (x)  shape = Shape (turned)  y = Reshape (x, shape) }""")
@@ -171,7 +171,7 @@ def test_a_node_of_which_only_the_shape_was_read_goes() -> None:
     assert ops(after) == ["Reshape"]
 
 
-def test_inputs_of_unknown_rank_and_scalars_take_a_shape() -> None:
+def test_binds_inputs_of_unknown_rank_and_scalars() -> None:
     text = "g (float x, float[M] z) => (float[7] y) { y = Add (x, z) }"
     loaded = model(text)
     proto = onnx.ModelProto()
@@ -183,7 +183,7 @@ def test_inputs_of_unknown_rank_and_scalars_take_a_shape() -> None:
         InferShapes(("z=3",)).run(PipelineState(Model(proto)))
 
 
-def test_inputs_that_are_no_tensors_are_left_alone() -> None:
+def test_ignores_non_tensor_inputs() -> None:
     loaded = model("g (seq(float[3]) s) => (float[K] y) { y = ConcatFromSequence <axis = 0> (s) }")
     result = inferred(loaded)
     assert ops(result) == ["ConcatFromSequence"]
@@ -192,7 +192,7 @@ def test_inputs_that_are_no_tensors_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(LIGHT.glob("*.onnx")), ids=lambda file: file.stem)
-def test_every_tensor_of_every_light_model_has_a_shape(file: Path) -> None:
+def test_infers_every_shape_of_light_models(file: Path) -> None:
     result = inferred(normalise(Model.load(file)))
     tensors = result.tensors()
     for node in result.proto.graph.node:
@@ -219,7 +219,7 @@ def test_every_tensor_of_every_light_model_has_a_shape(file: Path) -> None:
         (("image=1x3x8x8", "image=1x3x8x8"), UsageError, "already"),
     ],
 )
-def test_mistakes_are_one_line_that_names_the_remedy(
+def test_mistakes_are_one_line_with_remedy(
     shape: tuple[str, ...], kind: type[DicompilerError], expected: str
 ) -> None:
     loaded = model("g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }")
@@ -230,7 +230,7 @@ def test_mistakes_are_one_line_that_names_the_remedy(
     assert "\n" not in str(caught.value)
 
 
-def test_an_open_dimension_without_a_name_and_one_of_minus_one_are_open() -> None:
+def test_unnamed_and_negative_dimensions_are_open() -> None:
     for body in ("float[?, 3]", "float[-1, 3]"):
         try:
             loaded = model(f"g ({body} x) => (float[A, B] y) {{ y = Relu (x) }}")
@@ -242,7 +242,7 @@ def test_an_open_dimension_without_a_name_and_one_of_minus_one_are_open() -> Non
         assert shapes(inferred(loaded, "x=2x3"))["y"] == (2, 3)
 
 
-def test_shapes_that_contradict_each_other_are_refused() -> None:
+def test_rejects_contradictory_shapes() -> None:
     loaded = model("g (float[N, 3] x) => (float[4] y) <float[4, 3] w> { y = MatMul (x, x) }")
     with pytest.raises(DicompilerError, match=r"do not fit the model.*Incompatible dimensions") as caught:
         InferShapes(("x=2x3",)).run(PipelineState(loaded))
@@ -259,7 +259,7 @@ def test_shapes_that_contradict_each_other_are_refused() -> None:
         ("Attention <q_num_heads = 4, kv_num_heads = 3> (x, x, x)", "4 heads of queries cannot share 3 of keys and"),
     ],
 )
-def test_heads_that_do_not_fit_are_refused(node: str, words: str) -> None:
+def test_rejects_unfitting_heads(node: str, words: str) -> None:
     head = '<ir_version: 11, opset_import: ["": 23, "com.microsoft": 1]>'
     text = f"{head} g (float[1, 4, 16] x) => (float[1, 4, 16] y) {{ y = {node} }}"
     with pytest.raises(DicompilerError, match=f"Attention 'y': {words}.*: correct the model$"):
@@ -285,7 +285,7 @@ SHORT = "its weights {} have the shape \\({}\\) where \\({}\\) fits 4 units"
         ('RNN <hidden_size = 4, direction = "bidirectional"> (x, u, r)', SHORT.format("W", "1, 12, 5", "2, 4, 5")),
     ],
 )
-def test_indices_kernels_and_weights_that_do_not_fit_are_refused(node: str, words: str) -> None:
+def test_rejects_unfitting_indices_kernels_and_weights(node: str, words: str) -> None:
     text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 5] x) => (float y)
       <int64[2] at = {{0, 7}}, int64[1] below = {{-6}}, int64[1, 1, 2] cells = {{0, 4}}> {{ y = {node} }}"""
     proto = onnx.parser.parse_model(text)

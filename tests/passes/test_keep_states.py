@@ -48,7 +48,7 @@ def decoder(**options: Any) -> onnx.ModelProto:
     return networks.build("llama_small", **given | options)
 
 
-def test_usual_names_are_states_unless_there_are_to_be_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_usual_names_become_states_unless_none(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert pairs(cell(), "auto") == (("h", "hn"),)
     assert "1 states stay on their devices, such as hn → h (--state none: keep none)" in caplog.text
@@ -58,7 +58,7 @@ def test_usual_names_are_states_unless_there_are_to_be_none(caplog: pytest.LogCa
     assert static == tuple((f"past_key_values.0.{kind}", f"present.0.{kind}") for kind in ("key", "value"))
 
 
-def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_count() -> None:
+def test_keeps_last_rows_of_growing_cache_with_mask() -> None:
     model = prepare(Model.load(decoder()), state="auto").model
     assert read_states(model.proto) == tuple(
         (f"past_key_values.0.{k}", f"present.0.{k}/kept") for k in ("key", "value")
@@ -92,20 +92,20 @@ def test_of_a_cache_that_grows_the_last_rows_are_kept_if_a_mask_tells_which_coun
          "different types: export them with the same type"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_a_state_is_named(state: str, model: onnx.ModelProto, words: str) -> None:
+def test_names_pairs_that_cannot_be_states(state: str, model: onnx.ModelProto, words: str) -> None:
     with pytest.raises(DicompilerError) as error:
         pairs(model, state)
     assert str(error.value) == words
 
 
-def test_an_input_or_output_in_two_pairs_is_refused() -> None:
+def test_rejects_input_or_output_in_two_pairs() -> None:
     with pytest.raises(UsageError, match=r"^state: output 'y' is in two pairs: use it in one$"):
         pairs(cell(), "h=y", "other=y")
     with pytest.raises(UsageError, match=r"^state: 'none' cannot be combined with patterns: omit one of them$"):
         pairs(cell(), "none", "h=y")
 
 
-def test_states_exclude_what_gives_frames_to_other_devices() -> None:
+def test_states_exclude_replicas() -> None:
     problem = load_problem(cell(), uniform_platform(2))
     plan = problem.single_device_plan("d0")
     for given, what in (
@@ -124,7 +124,7 @@ def test_states_exclude_what_gives_frames_to_other_devices() -> None:
     assert load_problem(cell(), uniform_platform(1), target="tflm").layers.states == ()
 
 
-def test_a_number_beyond_its_table_is_named() -> None:
+def test_names_index_beyond_table() -> None:
     model = prepare(Model.load(decoder(static=True)), state="auto").model
     given = {"input_ids": np.array([[20]]), "cache_position": np.array([1])}
     with pytest.raises(DicompilerError) as error:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as Missing
-from support.normalising import assert_same, model, normal, ops, run
+from support.normalise_runs import assert_same, model, normal, ops, run
 
 from dicompiler.ir.onnx.model import Model
 
@@ -25,7 +25,7 @@ def names(result: Model) -> list[str]:
 
 
 @pytest.mark.parametrize(("ir", "expected"), [(3, 4), (4, 4), (8, 8)])
-def test_initializers_are_no_longer_inputs_and_ir_3_becomes_4(ir: int, expected: int) -> None:
+def test_initializers_stop_being_inputs_and_ir_3_becomes_4(ir: int, expected: int) -> None:
     original = model("g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add (x, w) }", ir, 9)
     result = normal(original)
     assert [value.name for value in result.proto.graph.input] == ["x"]
@@ -34,7 +34,7 @@ def test_initializers_are_no_longer_inputs_and_ir_3_becomes_4(ir: int, expected:
     assert_same(original, result, x=np.ones(3, np.float32), w=np.float32([1, 2, 3]))
 
 
-def test_outputs_that_no_node_makes_get_an_identity() -> None:
+def test_outputs_without_node_get_identity() -> None:
     original = model(
         """g (float[3] x) => (float[3] w, float[3] y, float[3] c) <float[3] w = {1, 2, 3}>
         { y = Add (x, w)  c = Neg (w) }"""
@@ -46,7 +46,7 @@ def test_outputs_that_no_node_makes_get_an_identity() -> None:
     assert_same(original, result, x=np.ones(3, np.float32))
 
 
-def test_an_input_or_a_tensor_that_is_an_output_twice_gets_an_identity_and_a_name_of_its_own() -> None:
+def test_input_or_double_output_gets_identity_and_name() -> None:
     original = model("g (float[3] x) => (float[3] x, float[3] y, float[3] y) { y = Neg (x) }")
     result = normal(original)
     assert ops(result) == ["Neg", "Identity", "Identity"]
@@ -96,7 +96,7 @@ def test_split_becomes_slices_in_every_opset(opset: int, sizes: list[int], axis:
 
 @pytest.mark.parametrize("opset", [7, 10, 13, 18])
 @pytest.mark.parametrize("shares", [[3, 3], [2, 2, 2], [3, 3, 1], [2, 2, 1]])
-def test_split_into_equal_shares_needs_no_sizes(opset: int, shares: list[int]) -> None:
+def test_equal_split_needs_no_sizes(opset: int, shares: list[int]) -> None:
     if opset < 18:  # uneven shares are an error there
         shares = [shares[0]] * len(shares)
     original = split_model(opset, shares, 1, equal=True)
@@ -106,7 +106,7 @@ def test_split_into_equal_shares_needs_no_sizes(opset: int, shares: list[int]) -
     assert_same(original, result, x=x)
 
 
-def test_a_split_of_unknown_sizes_stays() -> None:
+def test_keeps_split_of_unknown_sizes() -> None:
     original = model(
         """g (float[2, N] x, int64[2] sizes) => (float[2, A] y, float[2, B] z) { y, z = Split <axis = 1> (x, sizes) }"""
     )
@@ -114,7 +114,7 @@ def test_a_split_of_unknown_sizes_stays() -> None:
     assert ops(result) == ["Split"]
 
 
-def test_the_names_of_slices_are_free_ones() -> None:
+def test_slices_get_unused_names() -> None:
     original = model(
         """g (float[4] x, float[1] cut_0_starts) => (float[2] y, float[2] z, float[1] w)
         { [cut] y, z = Split (x)  [cut_0] w = Neg (cut_0_starts) }"""
@@ -124,7 +124,7 @@ def test_the_names_of_slices_are_free_ones() -> None:
     assert_same(original, result, x=np.arange(4, dtype=np.float32), cut_0_starts=np.ones(1, np.float32))
 
 
-def test_unread_optional_outputs_go_and_read_ones_stay() -> None:
+def test_removes_unread_optional_outputs() -> None:
     original = model(
         """g (float[1, 2, 4, 4] x) => (float[1, 2, 2, 2] y, int64[1, 2, 2, 2] places, float[1, 2, 4, 4] d)
         { d, mask = Dropout (x)  y, places = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x)
@@ -142,7 +142,7 @@ def test_unread_optional_outputs_go_and_read_ones_stay() -> None:
     ]
 
 
-def test_batch_normalization_in_training_mode_keeps_its_outputs() -> None:
+def test_training_batch_normalization_keeps_outputs() -> None:
     original = model(
         """g (float[2, 2] x, float[2] s) => (float[2, 2] y)
         { y, mean, var = BatchNormalization <training_mode = 1> (x, s, s, s, s) }"""
@@ -150,7 +150,7 @@ def test_batch_normalization_in_training_mode_keeps_its_outputs() -> None:
     assert list(normal(original).proto.graph.node[0].output) == ["y", "mean", "var"]
 
 
-def test_dead_nodes_and_initializers_go_and_those_of_bodies_stay() -> None:
+def test_removes_dead_nodes_except_in_bodies() -> None:
     original = model(
         """g (bool c, float[3] x, float[3] unused) => (float[3] y)
         <float[3] w = {1, 2, 3}, float[3] v = {1, 2, 3}, float[3] nobody = {1, 2, 3}>
@@ -164,7 +164,7 @@ def test_dead_nodes_and_initializers_go_and_those_of_bodies_stay() -> None:
     assert [value.name for value in result.proto.graph.input] == ["c", "x", "unused"]
 
 
-def test_nodes_that_stay_keep_names_and_documentation() -> None:
+def test_remaining_nodes_keep_names_and_documentation() -> None:
     original = model("g (float[3] x) => (float[3] y) { [first] a = Neg (x)  [dead] b = Neg (x)  [last] y = Abs (a) }")
     original.graph.node[0].doc_string = "text"
     original.graph.node[0].metadata_props.add(key="k", value="v")
@@ -174,7 +174,7 @@ def test_nodes_that_stay_keep_names_and_documentation() -> None:
 
 
 @pytest.mark.parametrize("file", sorted((DATA / "light").glob("*.onnx")), ids=lambda file: file.stem)
-def test_the_weights_of_every_light_model_are_initializers_afterwards(file: Path) -> None:
+def test_weights_of_light_models_become_initializers(file: Path) -> None:
     result = normal(file)
     assert not {"Constant", "ConstantOfShape"} & set(ops(result))
     kernels = [node.input[1] for node in result.proto.graph.node if node.op_type in ("Conv", "Gemm")]
@@ -184,7 +184,7 @@ def test_the_weights_of_every_light_model_are_initializers_afterwards(file: Path
     assert set(names(result)) <= original
 
 
-def test_the_operator_models_of_the_onnx_package_compute_the_same() -> None:
+def test_operator_models_of_onnx_package_compute_same() -> None:
     checked = 0
     for file in sorted([*DATA.glob("simple/*/model.onnx"), *DATA.glob("pytorch-*/*/model.onnx")]):
         original, feeds = onnx.load(file), {}

@@ -12,7 +12,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.partition.annotations import DEVICE_KEY, ORIGIN_KEY, REGION_KEY
 
 
-def test_every_node_says_its_device_its_region_and_where_it_comes_from() -> None:
+def test_nodes_record_device_region_and_origin() -> None:
     halves = (rows("a", 0, 4), rows("b", 4, 8))
     placed = place(network(), Plan({"conv1": halves, "conv2": halves}, ("a",), ("a",))).model
     found = {(marks(n)[ORIGIN_KEY], marks(n)[DEVICE_KEY], marks(n)[REGION_KEY]) for n in placed.proto.graph.node}
@@ -21,7 +21,7 @@ def test_every_node_says_its_device_its_region_and_where_it_comes_from() -> None
     assert [n.doc_string for n in placed.proto.graph.node if n.op_type == "Conv"].count("the first") == 2
 
 
-def test_the_same_bytes_whatever_the_hash_seed() -> None:
+def test_same_bytes_for_any_hash_seed() -> None:
     script = (
         "import hashlib; from support import placing as t; from dicompiler.plugin_api import Part, Plan;"
         "halves = (t.rows('a', 0, 4), t.rows('b', 4, 8));"

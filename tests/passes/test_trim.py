@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import onnx.parser
 import pytest
-from support import modern
+from support import modern_networks as modern
 
 import dicompiler
 from dicompiler.base.errors import DicompilerError
@@ -55,7 +55,7 @@ def first_row() -> Model:
     return Model.load(onnx.parser.parse_model(FIRST_ROW))
 
 
-def test_a_layer_computes_only_the_rows_that_are_read_and_the_numbers_stay() -> None:
+def test_computes_only_read_rows() -> None:
     prepared = prepare(first_row())
     assert prepared.layers is not None and prepared.reference is not None
     assert [prepared.layers.tensors[name].shape for name in "sm"] == [(1, 1, 2), (1, 1, 4)]
@@ -66,7 +66,7 @@ def test_a_layer_computes_only_the_rows_that_are_read_and_the_numbers_stay() -> 
     assert prepare(prepared.model).reference is None  # nothing is left to trim
 
 
-def test_a_slice_that_trim_makes_takes_only_what_it_reads() -> None:
+def test_slice_of_trim_takes_only_read_rows() -> None:
     """Of a tensor that is read in full by others, and of which several devices hold rows: a query of all keys."""
     proto = onnx.parser.parse_model(QUERY)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
@@ -86,7 +86,7 @@ def test_a_slice_that_trim_makes_takes_only_what_it_reads() -> None:
     check_plan(problem, plan)
 
 
-def test_the_one_row_that_is_read_of_a_quantised_layer_is_computed() -> None:
+def test_computes_single_read_row_of_quantized_layer() -> None:
     """What reads it begins with a DequantizeLinear of its own."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> n (float[1,16,8] x) => (float[1,1,8] y)
@@ -103,21 +103,21 @@ def test_the_one_row_that_is_read_of_a_quantised_layer_is_computed() -> None:
     assert np.array_equal(expected, got)
 
 
-def test_where_all_is_read_the_model_stays_as_it_is() -> None:
+def test_keeps_model_if_everything_is_read() -> None:
     model = Model.load(modern.MODERN["yolo"]())  # whose Slices take all that there is, each a part
     passes = make_pipeline("normalise,infer-shapes,form-layers")
     before = PassManager(passes).run(PipelineState(model=model))
     assert PassManager(make_pipeline("trim")).run(before) is before
 
 
-def test_trim_refuses_a_plan_of_layers_as_they_were() -> None:
+def test_rejects_existing_plan() -> None:
     formed = PassManager(make_pipeline("normalise,infer-shapes,form-layers")).run(PipelineState(model=first_row()))
     assert formed.layers is not None
     with pytest.raises(DicompilerError, match="there is a plan already"):
         PassManager(make_pipeline("trim")).run(replace(formed, plan=single_device_plan(formed.layers, "d0")))
 
 
-def test_one_device_computes_no_more_than_any_split_and_verify_sees_the_untrimmed_network(
+def test_trims_single_device_and_verifies_against_original(
     tmp_path: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

@@ -27,7 +27,7 @@ from dicompiler.verify.comparison import (
 )
 
 
-def test_a_wrong_role_fails_the_exact_check() -> None:
+def test_exact_check_fails_for_wrong_role() -> None:
     """The second role of the check model is spoilt; with whole roles it passes and says of how many."""
     platform = cluster("a", "b", "c")
     base = lenet(({}, {"b": "c"}), platform)
@@ -51,7 +51,7 @@ def test_a_wrong_role_fails_the_exact_check() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [("float16", 2e-3), ("float32", 1e-5), ("float64", 1e-10)])
-def test_floats_may_differ_by_so_much_of_the_largest_and_no_more(dtype: str, allowed: float) -> None:
+def test_floats_may_differ_within_tolerance_of_largest(dtype: str, allowed: float) -> None:
     reference = np.array([0, 100, -1], dtype)
     for share, passed in ((0.0, True), (0.5, True), (2.0, False)):
         got = reference.astype(np.float64)
@@ -62,7 +62,7 @@ def test_floats_may_differ_by_so_much_of_the_largest_and_no_more(dtype: str, all
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int64", "bool", "uint8"])
-def test_integers_and_bools_must_be_equal(dtype: str) -> None:
+def test_requires_equal_integers_and_bools(dtype: str) -> None:
     reference = np.array([0, 1, 1, 0], dtype)
     assert compare_value("y", reference, reference.copy()).passed
     wrong = reference.copy()
@@ -71,7 +71,7 @@ def test_integers_and_bools_must_be_equal(dtype: str) -> None:
     assert (check.passed, check.detail) == (False, "1 of 4 elements differ")
 
 
-def test_nan_and_infinity_must_stand_in_the_same_places() -> None:
+def test_requires_nan_and_infinity_at_same_places() -> None:
     reference = np.float32([np.nan, np.inf, -np.inf, 1])
     for bits in (False, True):
         assert compare_value("y", reference, reference.copy(), bits).passed
@@ -81,26 +81,26 @@ def test_nan_and_infinity_must_stand_in_the_same_places() -> None:
             assert not compare_value("y", reference, got, bits).passed
 
 
-def test_another_type_or_shape_is_told() -> None:
+def test_reports_other_type_or_shape() -> None:
     reference = np.zeros((2, 3), np.float32)
     check = compare_value("y", reference, reference.astype(np.float64))
     assert (check.passed, check.detail) == (False, "float64 (2, 3), but onnxruntime computes float32 (2, 3)")
     assert not compare_value("y", reference, reference.T).passed
 
 
-def test_a_quantised_output_may_differ_by_so_many_of_its_steps() -> None:
+def test_quantized_output_may_differ_by_its_steps() -> None:
     reference, allowed = np.float32([0, 1, 2]), Tolerance(1, 0.25)
     assert compare_value("y", reference, reference + np.float32(0.25), tolerance=allowed).passed
     check = compare_value("y", reference, reference + np.float32(0.5), tolerance=allowed)
     assert (check.passed, check.detail) == (False, "differs by 2 steps of 0.25 (allowed: 1)")
 
 
-def test_what_is_no_tensor_is_compared_as_text() -> None:
+def test_compares_non_tensors_as_text() -> None:
     assert compare_value("y", [1, "a"], [1, "a"]).passed
     assert not compare_value("y", [1, "a"], [1, "b"]).passed
 
 
-def test_each_transfer_must_carry_its_own_bytes_in_every_frame() -> None:
+def test_requires_predicted_bytes_of_each_transfer() -> None:
     sizes = (12, 8)
     predicted = [Transfer(i, "a", "b", TensorSpec(f"t{i}", 1, (size // 4,))) for i, size in enumerate(sizes)]
     assert check_transfers(predicted, {0: 36, 1: 24}, 3).detail == "2 transfers, 20 bytes a frame: as predicted"
@@ -109,7 +109,7 @@ def test_each_transfer_must_carry_its_own_bytes_in_every_frame() -> None:
     assert check_transfers(predicted, {0: 36}, 3).detail == "'t1' a→b: 0 bytes sent, 24 predicted"
 
 
-def test_random_inputs_are_seeded_and_of_the_types_and_shapes_that_are_wanted() -> None:
+def test_random_inputs_are_seeded_and_have_requested_types_and_shapes() -> None:
     values = [
         TensorSpec("f", 1, (2, 3)),
         TensorSpec("h", 10, (4,)),
@@ -127,13 +127,13 @@ def test_random_inputs_are_seeded_and_of_the_types_and_shapes_that_are_wanted() 
     assert not any(np.array_equal(one[name], other[name]) for name in "fib")
 
 
-def test_initializers_are_no_inputs_even_where_they_are_listed() -> None:
+def test_listed_initializers_are_not_inputs() -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[2] x, float[2] k) => (float[2] y) { y = Add (x, k) }'
     assert graph_inputs(from_text(text)) == (TensorSpec("x", 1, (2,)), TensorSpec("k", 1, (2,)))
     assert graph_inputs(from_text(text, {"k": np.float32([1, 2])})) == (TensorSpec("x", 1, (2,)),)
 
 
-def test_one_check_model_is_held_at_a_time() -> None:
+def test_keeps_one_check_model_in_memory() -> None:
     """They are as large as the network."""
     model = prepare(Model.load(networks.build("lenet", 1))).model
     before: list[weakref.ref[Model]] = []

@@ -32,7 +32,7 @@ MADE = {
 
 
 @pytest.mark.parametrize("made", MADE.values(), ids=MADE.keys())
-def test_a_program_computes_what_the_whole_model_computes(made: Any) -> None:
+def test_program_computes_same_as_whole_model(made: Any) -> None:
     program, model, inputs = made()
     reference = run_model(model, inputs)["out"]
     execution = ProgramExecutor(program).run(inputs)
@@ -63,7 +63,7 @@ def test_sessions_serve_many_frames() -> None:
         assert np.array_equal(executor.run(frame).outputs["out"], run_model(model, frame)["out"])
 
 
-def test_all_values_are_there_on_request() -> None:
+def test_returns_all_values_on_request() -> None:
     program, model, inputs = halo()
     assert ProgramExecutor(program).run(inputs).values == {}
     values = ProgramExecutor(program).run(inputs, keep_values=True).values
@@ -73,7 +73,7 @@ def test_all_values_are_there_on_request() -> None:
 
 
 @pytest.mark.parametrize("level", ["none", "basic", "extended"])
-def test_levels_of_optimization_give_the_same_bits(level: Any) -> None:
+def test_optimization_levels_give_same_bits(level: Any) -> None:
     program, model, inputs = halo()
     assert np.array_equal(ProgramExecutor(program, level).run(inputs).outputs["out"], run_model(model, inputs)["out"])
 
@@ -87,19 +87,19 @@ def changed(made: Made, index: int, **changes: Any) -> Program:
 
 
 @pytest.mark.parametrize("changes", [{"shape": (1, 4, 2, 16)}, {"dtype": onnx.TensorProto.INT32}], ids=str)
-def test_a_transfer_that_is_not_as_predicted_is_refused(changes: Any) -> None:
+def test_rejects_transfer_that_differs_from_prediction(changes: Any) -> None:
     made = halo()
     with pytest.raises(DicompilerError, match=r"^transfer 2 \('rb_start' from 'b' to 'a'\): .* was predicted$"):
         ProgramExecutor(changed(made, 2, **changes)).run(made[2])
 
 
-def test_a_tensor_that_the_sender_does_not_have_is_refused() -> None:
+def test_rejects_transfer_of_missing_tensor() -> None:
     made = halo()
     with pytest.raises(DicompilerError, match=r"^transfer 1 \('zb' .*the sender does not have it yet$"):
         ProgramExecutor(changed(made, 1, name="zb")).run(made[2])
 
 
-def test_a_tensor_that_reaches_a_device_twice_is_refused() -> None:
+def test_rejects_tensor_that_arrives_twice() -> None:
     program, _, inputs = halo()
     again = dataclasses.replace(program.transfers[3], index=4)
     twice = dataclasses.replace(program, transfers=(*program.transfers[:4], again))
@@ -107,20 +107,20 @@ def test_a_tensor_that_reaches_a_device_twice_is_refused() -> None:
         ProgramExecutor(twice).run(inputs)
 
 
-def test_an_order_that_comes_too_early_is_refused() -> None:
+def test_rejects_segment_that_runs_too_early() -> None:
     program, _, inputs = halo()
     early = dataclasses.replace(program, segment_order=((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0)))
     with pytest.raises(DicompilerError, match=r"^segment 'a2' of device 'a' reads 'rb_start' before it is available$"):
         ProgramExecutor(early).run(inputs)
 
 
-def test_a_segment_that_cannot_run_is_named() -> None:
+def test_names_segment_that_cannot_run() -> None:
     program, _, inputs = failing()
     with pytest.raises(DicompilerError, match=r"^segment 'b0' of device 'b': onnxruntime cannot run it: .*out of data"):
         ProgramExecutor(program).run({"x": inputs["x"] * 9})
 
 
-def test_a_segment_that_cannot_be_loaded_is_named() -> None:
+def test_names_segment_that_cannot_be_loaded() -> None:
     program, _, _ = failing()
     program.devices[1].segments[0].model.graph.node[0].op_type = "Gatherer"
     with pytest.raises(DicompilerError, match=r"^segment 'b0' of device 'b': onnxruntime cannot load it: .*Gatherer"):
@@ -148,7 +148,7 @@ def test_inputs_need_not_be_contiguous() -> None:
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e5m2", "int4", "uint4", "int64", "bool"])
 @pytest.mark.parametrize("shape", [(), (3, 5), (0, 2)], ids=str)
-def test_arrays_survive_the_way_through_onnxruntime(name: str, shape: tuple[int, ...]) -> None:
+def test_arrays_round_trip_through_onnxruntime(name: str, shape: tuple[int, ...]) -> None:
     array = integers(shape, 1).astype(getattr(ml_dtypes, name, name))
     back = from_ort(to_ort(array))
     assert back.dtype == array.dtype
@@ -156,7 +156,7 @@ def test_arrays_survive_the_way_through_onnxruntime(name: str, shape: tuple[int,
 
 
 @pytest.mark.parametrize("name", ["int4", "uint4", "float8_e4m3fn", "int8"])
-def test_small_types_of_weights_are_read_as_they_are(name: str) -> None:
+def test_reads_weights_of_small_types(name: str) -> None:
     array = np.abs(integers((5, 7), 2)).astype(getattr(ml_dtypes, name, name))
     proto = parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 21]> g (float x) => (float[5,7] y) { y = DequantizeLinear(w, x) }'
@@ -167,7 +167,7 @@ def test_small_types_of_weights_are_read_as_they_are(name: str) -> None:
     assert np.array_equal(result["y"], array.astype(np.float32) * 2)
 
 
-def test_values_that_are_no_tensors_come_back_as_lists() -> None:
+def test_returns_non_tensors_as_lists() -> None:
     text = "g (float[2,3] x) => (seq(float[3]) y) { y = SplitToSequence <axis = 0, keepdims = 0> (x) }"
     result = run_model(Model.load(parser.parse_model(HEAD + text)), {"x": np.ones((2, 3), np.float32)})
     assert [row.tolist() for row in result["y"]] == [[1, 1, 1], [1, 1, 1]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 import pytest
-from support.faults import KINDS, Fault, Placed
+from support.planted_faults import KINDS, Fault, Placed
 from support.layer_graphs import rules
 from support.splits import Case, splits
 
@@ -84,7 +84,7 @@ def caught(name: str, how: Plan, fault: Fault) -> bool:
 
 
 @pytest.mark.parametrize(("name", "kind"), PLANS)
-def test_a_fault_in_a_placed_model_is_caught(name: str, kind: str) -> None:
+def test_catches_fault_in_placed_model(name: str, kind: str) -> None:
     how = plan(name, kind)
     assert exact_check(name, how, lambda _: None).passed
     whole = Placed(placed(case(name).compilation, how).proto)
@@ -244,7 +244,7 @@ WRONG_CASES = [(what, name, kind) for what, (_, _, where) in WRONG.items() for n
 
 
 @pytest.mark.parametrize(("what", "name", "kind"), WRONG_CASES)
-def test_a_rule_that_is_wrong_is_caught(what: str, name: str, kind: str) -> None:
+def test_catches_wrong_rule(what: str, name: str, kind: str) -> None:
     ops, spoil, _ = WRONG[what]
     wrong = {key: spoiled(rule, spoil) if key[1] in ops else rule for key, rule in rules().items()}
     how = plan(name, kind)
@@ -252,7 +252,7 @@ def test_a_rule_that_is_wrong_is_caught(what: str, name: str, kind: str) -> None
     assert not with_rules(name, how, wrong).passed
 
 
-def test_a_softmax_that_does_not_read_its_whole_axis_is_caught() -> None:
+def test_catches_softmax_that_reads_part_of_its_axis() -> None:
     """The right rule refuses the plan."""
 
     def careless(_: Operation, region: Region, __: Interval | None) -> Piece:

@@ -13,8 +13,8 @@ from random import Random
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.faults import KINDS, Fault, Placed
-from support.modern import MODERN
+from support.planted_faults import KINDS, Fault, Placed
+from support.modern_networks import MODERN
 from support.modern_net import MS, Net
 from support.splits import Case, cluster, splits
 
@@ -63,7 +63,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in PARTS.items() for name in names.split()])
-def test_every_layer_is_exact_in_parts(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_of_every_layer_are_exact(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)  # parts that nobody reads
     layers = case(name).layers
     check = checked(name, case(name).plan(next(iter(splits(layers, [kind], 0)))), seeds=(0,))
@@ -71,7 +71,7 @@ def test_every_layer_is_exact_in_parts(name: str, kind: str, caplog: pytest.LogC
     assert check.detail.endswith(f", {len(layers.layers)} of {len(layers.layers)} layers")
 
 
-def test_all_networks_are_among_these() -> None:
+def test_covers_all_networks() -> None:
     assert MODERN.keys() - {"unsorted", "yolo"} == {*" ".join(PARTS.values()).split()}
 
 
@@ -79,7 +79,7 @@ FAULTY = [("whisper", "lop"), ("resizing", "height"), ("speech-lstm", "lop"), ("
 
 
 @pytest.mark.parametrize(("name", "kind"), FAULTY)
-def test_faults_are_caught(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_catches_faults(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     own, tried = case(name), 0
     plan = own.plan(next(iter(splits(own.layers, [kind], 0))))
@@ -100,12 +100,12 @@ def test_faults_are_caught(name: str, kind: str, caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("name", ["bert-fused", "forest", "gelus", "regression", "speech-lstm", "faster-rcnn"])
-def test_the_default_strategy_takes_it_through(name: str, tmp_path: Path) -> None:
+def test_default_strategy_compiles_network(name: str, tmp_path: Path) -> None:
     compiled = dicompiler.compile(MODERN[name](), "rpi4x4", output=tmp_path / "out")
     assert [check.detail for check in compiled.verify().checks if not check.passed] == []
 
 
-def test_labels_that_are_words_become_their_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_string_labels_become_indices(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """No device can send words: a warning names the output, and which number is which word."""
     with caplog.at_level("WARNING", "dicompiler"):
         compiled = dicompiler.compile(MODERN["classification"](), "rpi4x4", output=tmp_path / "out")
@@ -113,7 +113,7 @@ def test_labels_that_are_words_become_their_numbers(tmp_path: Path, caplog: pyte
     assert [check.detail for check in compiled.verify().checks if not (check.passed and check.applies)] == []
 
 
-def test_a_sequence_of_maps_becomes_the_scores_that_it_is_made_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_sequence_of_maps_becomes_scores(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "dicompiler"):
         compilation = prepare(Model.load(MODERN["forest"]()))
     assert compilation.layers is not None
@@ -121,7 +121,7 @@ def test_a_sequence_of_maps_becomes_the_scores_that_it_is_made_of(caplog: pytest
     assert "output 't2' is a sequence of maps, which devices cannot send" in caplog.text
 
 
-def test_nodes_that_are_not_in_order_are_sorted() -> None:
+def test_sorts_unordered_nodes() -> None:
     assert MODERN["unsorted"]().graph.node[0].name == MODERN["yolo"]().graph.node[-1].name
     sorted_, plain = (Model.load(MODERN[name]()).proto.graph for name in ("unsorted", "yolo"))
     made = {value.name for value in sorted_.input} | {tensor.name for tensor in sorted_.initializer}
@@ -156,7 +156,7 @@ def _mixed(form: str) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("form", ["inputs", "types", "weights of eight bits"])
-def test_calls_of_an_operator_that_differ_are_all_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_different_calls_of_an_operator_are_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODERN, form, lambda: _mixed(form))
     layers = case(form).layers
     check = checked(form, case(form).plan(next(iter(splits(layers, ["lop"], 0)))), seeds=(0,))

@@ -36,7 +36,7 @@ SCALES = "<float s = {0.5}, int8 z = {0}>"
         ("(float[1, 4] y) { y = Relu (x) }", {}),
     ],
 )
-def test_outputs_of_quantised_networks_have_steps_others_none(text: str, allowed: dict[str, Tolerance]) -> None:
+def test_only_outputs_of_quantized_networks_have_steps(text: str, allowed: dict[str, Tolerance]) -> None:
     model = Model.load(onnx.parser.parse_model(f"{HEAD} {text.replace('{S}', SCALES)}"))
     found = quantized_tolerances(model)
     assert found.keys() == allowed.keys()
@@ -44,7 +44,7 @@ def test_outputs_of_quantised_networks_have_steps_others_none(text: str, allowed
         assert found[name] == one
 
 
-def test_a_scale_that_is_computed_allows_a_share_of_the_range() -> None:
+def test_computed_scale_allows_share_of_range() -> None:
     text = "(float[1, 4] y) { s = ReduceMax <keepdims = 0> (x) y = DequantizeLinear (q, s) }"
     found = quantized_tolerances(Model.load(onnx.parser.parse_model(f"{HEAD} {text}")))
     assert found == {"y": Tolerance(np.float64(MAX_QUANTIZATION_STEPS) / 256)}
@@ -67,6 +67,6 @@ def test_a_scale_that_is_computed_allows_a_share_of_the_range() -> None:
         ("{ a = Cast <to = 11> (x) b = Exp (a) y = Cast <to = 1> (b) }", {}),
     ],
 )
-def test_what_was_rounded_on_its_way_may_differ_by_that(text: str, allowed: dict[str, Tolerance]) -> None:
+def test_tolerance_follows_from_coarsest_type(text: str, allowed: dict[str, Tolerance]) -> None:
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(f"{HEAD} (float[1, 4] y) {text}"))
     assert output_tolerances(Model.load(proto)) == allowed

@@ -25,7 +25,7 @@ from dicompiler_passes.form_layers import form_layers
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_graph_stays_and_only_domains_change(name: str) -> None:
+def test_check_model_keeps_graph_except_domains(name: str) -> None:
     model = network(name)
     checked, inputs = check_model(model, 0)
     checked.check("the check model")
@@ -43,7 +43,7 @@ def test_the_graph_stays_and_only_domains_change(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny", "lenet", "resnet18"])
-def test_another_engine_that_sums_in_another_order_gives_the_same_bits(name: str) -> None:
+def test_reference_evaluator_gives_same_bits(name: str) -> None:
     checked, inputs = check_model(network(name), 2)
     output = next(iter(run_model(checked, inputs).values()))
     (other,) = ReferenceEvaluator(checked.to_proto()).run(None, inputs)
@@ -51,14 +51,14 @@ def test_another_engine_that_sums_in_another_order_gives_the_same_bits(name: str
 
 
 @pytest.mark.parametrize("name", ["quirks", "squeezenet", "mobilenet_v2"])
-def test_all_optimisation_levels_give_the_same_bits(name: str) -> None:
+def test_optimization_levels_give_same_bits(name: str) -> None:
     checked, inputs = check_model(network(name), 0)
     plain = run_model(checked, inputs, optimization="none")["output"]
     for level in ("basic", "extended", "all"):
         assert np.array_equal(run_model(checked, inputs, optimization=level)["output"], plain)
 
 
-def test_a_constant_that_two_layers_share_becomes_two() -> None:
+def test_shared_constant_becomes_two() -> None:
     weight = np.random.default_rng(0).standard_normal((4, 4, 3, 3)).astype(np.float32)
     model = from_text(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 9, 9] x) => (float[1, 4, 5, 5] y) {
@@ -85,7 +85,7 @@ def text(body: str, shape: str = "float[1, 3, 5, 5]") -> Model:
         "a = Exp (x) b = Exp (a) c = Mul (b, b) d = Erf (c) e = Mul (d, d) f = Mul (e, e) y = Mul (f, f)",
     ],
 )
-def test_what_rounds_or_grows_is_bounded_and_nothing_is_left_out(body: str) -> None:
+def test_bounds_rounding_and_growing_layers_without_exclusions(body: str) -> None:
     found = build_check_model(text(body), 0)
     output = run_model(found.model, found.inputs)["y"]
     assert not found.excluded
@@ -98,7 +98,7 @@ def images(_: Operation, region: Region, __: Interval | None) -> Piece:
     return Piece(out, (out,))
 
 
-def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() -> None:
+def test_excludes_only_layer_without_stand_in_and_gives_reason() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 3, 5, 5] x) => (float[4, 3, 5, 5] y) {
           a = Mul (x, x)  ["shares"] b = Softmax (a)  c = Sigmoid (x)  y = Add (b, c) }""")
@@ -116,7 +116,7 @@ def test_what_can_be_cut_and_has_no_stand_in_is_left_out_alone_and_says_why() ->
     assert [layer.nodes for layer in again.layers] != [] and again.layer_by_name.keys() == layers.layer_by_name.keys()
 
 
-def test_every_tap_behind_a_layer_that_is_left_out_is_checked() -> None:
+def test_checks_every_tap_behind_excluded_layer() -> None:
     """Convolution → what is left out → convolution, in the middle of a network: no tap of either can be wrong."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 3, 5, 5] x) => (float[4, 4, 5, 5] y) {
@@ -140,7 +140,7 @@ def test_every_tap_behind_a_layer_that_is_left_out_is_checked() -> None:
         entry.CopyFrom(onnx.numpy_helper.from_array(weight, name))
 
 
-def test_a_check_model_that_onnxruntime_refuses_is_an_error_of_one_line_that_names_the_operator() -> None:
+def test_names_operator_that_onnxruntime_rejects() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 6] x, int64[2] s) => (float[a, b] y) { two = Add (s, s)  ["shaped"] y = Reshape (x, two) }""")
     with pytest.raises(NotExactError, match=r"^exact check: .*Name:'shaped'") as caught:
@@ -148,7 +148,7 @@ def test_a_check_model_that_onnxruntime_refuses_is_an_error_of_one_line_that_nam
     assert "\n" not in str(caught.value)
 
 
-def test_indices_that_are_computed_stay_within_the_table() -> None:
+def test_computed_indices_stay_in_range() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 6] x, int64[5] i) => (float[5, 6] y) { far = Mul (i, i)  y = Gather (x, far) }""")
     checked, inputs = check_model(model, 3)
@@ -156,14 +156,14 @@ def test_indices_that_are_computed_stay_within_the_table() -> None:
     assert np.array_equal(run_model(checked, inputs)["y"], inputs["x"][inputs["i"] ** 2 % 4])
 
 
-def test_an_input_of_unknown_shape_is_an_error_that_names_it() -> None:
+def test_names_input_of_unknown_shape() -> None:
     model = from_text("""<ir_version: 8, opset_import: ["": 17]>
         g (float[n, 3] x) => (float[n, 3] y) { y = Relu (x) }""")
     with pytest.raises(DicompilerError, match="input 'x' has no static shape: give one"):
         check_model(model, 0)
 
 
-def test_a_negative_seed_is_refused() -> None:
+def test_rejects_negative_seed() -> None:
     with pytest.raises(UsageError, match="seed is -1"):
         check_model(network("tiny"), -1)
 

@@ -1,0 +1,322 @@
+"""The cost model `profile`: what was measured comes back, and what lies in between lies between."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from support.layer_graphs import stack
+from support.profiles import FAST, NONE, SLOW, document, entry, network, written
+
+from dicompiler.base.errors import DicompilerError
+from dicompiler.cost import profile as profile_module
+from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.linear_model import LinearModel
+from dicompiler.cost.op_counts import count_flops, count_operations
+from dicompiler.cost.profile import layer_input_nbytes, network_digest
+from dicompiler.cost.profile_model import ProfileModel
+from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
+from dicompiler.driver.prepare import prepare
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.regions import full_region, with_interval
+from dicompiler.partition.bounds_inference import output_shape
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    return written(tmp_path, document(network()))
+
+
+class TestMeasured:
+    def test_returns_measured_times(self, profile: str) -> None:
+        layers, model = network(), ProfileModel((profile,))
+        for layer in layers.layers:
+            expected = 1e-3 + 1e-6 * count_flops(layers, layer)
+            assert model.seconds(layers, layer, LayerShare(), FAST) == pytest.approx(expected)
+        conv = layers.layers[1]
+        quarter = with_interval(full_region((1, 8, 16, 16)), 2, (4, 8))
+        assert model.seconds(layers, conv, LayerShare(quarter), FAST) == pytest.approx(
+            1e-3 + 1e-6 * count_flops(layers, conv, quarter)
+        )
+
+    def test_interpolated_times_never_decrease(self, profile: str) -> None:
+        layers, model = network(), ProfileModel((profile,))
+        conv = layers.layers[1]
+        times = [
+            model.seconds(layers, conv, LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))), FAST)
+            for n in range(1, 17)
+        ]
+        assert times == sorted(times)
+        assert times[0] >= 1e-3 * 0.99
+        assert times[5] == pytest.approx((times[3] + times[7]) / 2)
+
+    def test_unmeasured_axis_is_proportional(self, profile: str) -> None:
+        layers, model = network(), ProfileModel((profile,))
+        conv = layers.layers[1]
+        whole = model.seconds(layers, conv, LayerShare(), FAST)
+        half = with_interval(full_region((1, 8, 16, 16)), 1, (0, 4))
+        assert model.seconds(layers, conv, LayerShare(half), FAST) == pytest.approx(whole / 2)
+        rows = with_interval(full_region((1, 8, 16, 16)), 2, (0, 8))
+        both = with_interval(rows, 1, (0, 4))
+        assert model.seconds(layers, conv, LayerShare(both), FAST) == pytest.approx(
+            model.seconds(layers, conv, LayerShare(rows), FAST) / 2
+        )
+        assert model.seconds(layers, conv, LayerShare(None, (0, 2)), FAST) == pytest.approx(whole / 4)
+        assert 0 < model.seconds(layers, conv, LayerShare(merge_count=2), FAST) < whole
+
+    def test_fixed_share_of_several_cuts_counts_once(self, tmp_path: Path) -> None:
+        layers = network()
+        made = document(layers)
+        for one in made["layers"]:
+            whole = one["measurements"][0]["seconds"]  # of which a fifth stays whatever is cut off
+            one["measurements"][1:] = [entry(cut, 8, whole * 0.6) for cut in ("axis 2", "axis 3")]
+        model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
+        whole = model.seconds(layers, conv, LayerShare(), FAST)
+        region = with_interval(with_interval(full_region((1, 8, 16, 16)), 3, (0, 8)), 2, (0, 8))
+        assert model.seconds(layers, conv, LayerShare(region), FAST) == pytest.approx(
+            whole * (0.2 + 0.8 * 0.25), rel=0.01
+        )
+
+    def test_measured_partial_sums_and_mergers_count(self, tmp_path: Path) -> None:
+        layers = network()
+        made = document(layers)
+        for one in made["layers"]:
+            if one["kind"] == "Conv":
+                whole = one["measurements"][0]["seconds"]
+                one["measurements"] += [
+                    entry("reduce", 4, whole * 0.75),
+                    entry("merge", 2, 1e-3),
+                    entry("merge", 4, 3e-3),
+                ]
+        model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
+        whole = model.seconds(layers, conv, LayerShare(), FAST)
+        assert model.seconds(layers, conv, LayerShare(None, (0, 4)), FAST) == pytest.approx(0.75 * whole)
+        assert [model.seconds(layers, conv, LayerShare(merge_count=n), FAST) for n in (2, 3, 8)] == pytest.approx(
+            [1e-3, 2e-3, 7e-3]
+        )
+        half = with_interval(full_region((1, 8, 16, 16)), 1, (0, 4))
+        assert model.seconds(layers, conv, LayerShare(half, None, 2), FAST) == pytest.approx(0.5e-3)
+
+    def test_subtracts_empty_call(self, tmp_path: Path) -> None:
+        layers = network()
+        model = ProfileModel((written(tmp_path, document(layers, call_s=1e-3)),))
+        assert model.seconds(layers, layers.layers[0], LayerShare(), FAST) == pytest.approx(
+            1e-6 * count_flops(layers, layers.layers[0])
+        )
+
+    def test_each_device_uses_its_profile_and_tables_agree(self, tmp_path: Path) -> None:
+        layers = network()
+        slow = document(layers, "sl*")
+        for one in slow["layers"]:
+            for measurement in one["measurements"]:
+                measurement |= {key: 3 * measurement[key] for key in ("seconds", "low")}
+        files = (written(tmp_path, slow, "slow.json"), written(tmp_path, document(layers, "fast"), "fast.json"))
+        model, conv = ProfileModel(files), layers.layers[0]
+        shares = [
+            LayerShare(),
+            LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, 5))),
+            LayerShare(None, (0, 2)),
+        ]
+        array = model.seconds_table(layers, conv, shares, [FAST, SLOW, NONE])
+        assert array[:, 1] == pytest.approx(3 * array[:, 0])
+        assert np.all(np.isinf(array[:, 2]))
+        for i, device in enumerate((FAST, SLOW)):
+            assert list(array[:, i]) == [model.seconds(layers, conv, share, device) for share in shares]
+
+    def test_predicts_unmeasured_layer_by_operations(self, tmp_path: Path) -> None:
+        layers = network()
+        made = document(layers)
+        made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
+        made["unmeasured"] = [{"name": "fc6", "reason": "it would not run"}]
+        fc, model = layers.layer_by_name["fc6"], ProfileModel((written(tmp_path, made),))
+        assert model.seconds(layers, fc, LayerShare(), SLOW) == AnalyticModel().seconds(layers, fc, LayerShare(), SLOW)
+
+    def test_unmeasured_layer_has_its_share_of_whole(self, tmp_path: Path) -> None:
+        layers = network()
+        fc, changes = layers.layer_by_name["fc6"], {"weight_s": 1e-6, "read_s": 2e-9}
+        counted = AnalyticModel().seconds(layers, fc, LayerShare(), SLOW)
+        for whole_s in (0.3, 0.6, 1.2):
+            made = document(layers, whole_s=whole_s, **changes)
+            made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
+            model = ProfileModel((written(tmp_path, made, f"{whole_s}.json"),))
+            assert model.seconds(layers, fc, LayerShare(), SLOW) == counted > 0  # its weights are in it
+            each = [model.seconds(layers, layer, LayerShare(), SLOW) for layer in layers.layers]
+            assert sum(each) == pytest.approx(whole_s)
+
+    def test_measured_layers_are_unchanged_if_unmeasured_ones_take_all(self, tmp_path: Path) -> None:
+        layers = network()
+        made = document(layers)
+        made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
+        alone, within = (
+            ProfileModel((written(tmp_path, made | more, f"{len(more)}.json"),)) for more in ({}, {"whole_s": 1e-6})
+        )
+        for layer in layers.layers:
+            assert (
+                within.seconds(layers, layer, LayerShare(), SLOW)
+                == alone.seconds(layers, layer, LayerShare(), SLOW)
+                > 0
+            )
+
+    def test_rejects_profile_of_another_network(self, profile: str) -> None:
+        other = stack((1, 4, 16, 16), [("conv", 8, 5, 1, 2, 1)])
+        message = f"of another network, {network_digest(network())[:12]}; this one is {network_digest(other)[:12]}"
+        with pytest.raises(DicompilerError, match=message):
+            ProfileModel((profile,)).seconds(other, other.layers[0], LayerShare(), FAST)
+
+    def test_rejects_profile_of_another_device(self, tmp_path: Path) -> None:
+        layers = network()
+        file = written(tmp_path, document(layers, "pi*"))
+        for model in (ProfileModel((file,)), LinearModel(file=(file,))):
+            with pytest.raises(DicompilerError, match=r"there is none for device 'fast', only .*p.json of 'pi\*'"):
+                model.seconds(layers, layers.layers[0], LayerShare(), FAST)
+        assert math.isfinite(ProfileModel((file,), others=True).seconds(layers, layers.layers[0], LayerShare(), FAST))
+
+
+COSTS: dict[str, Any] = {
+    "send": 1e-4,
+    "receive": 2e-4,
+    "per_byte": 1e-9,
+    "gap": 0.0,
+    "call": 3e-4,
+    "per_copied_byte": 1e-10,
+    "header_share": 0.05,
+}
+STATED = RuntimeCosts(send=1e-6, receive=2e-6)
+
+
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
+class TestRuntime:
+    def test_measured_runtime_costs_count_unless_overridden(self, model: Any, tmp_path: Path) -> None:
+        file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
+        assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
+        orderly = replace(STATED, in_order=True)  # which is not measured
+        assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
+        assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
+        assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE_RUNTIME
+        # Other devices, and one without compute that nothing was measured on, have what is stated.
+        for device in (FAST, NONE):
+            assert model((file,)).runtime_costs(device, STATED, "sockets") == AnalyticModel().runtime_costs(
+                device, STATED, "sockets"
+            )
+
+    def test_profile_without_runtime_costs_uses_stated_ones_and_warns_once(
+        self, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said: list[str] = []
+        monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
+        file = written(tmp_path, document(network(), runtime={"mpi": COSTS}))
+        for device in (FAST, SLOW, FAST):
+            stated = AnalyticModel().runtime_costs(device, STATED, "sockets")
+            assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
+        (line,) = said
+        assert line.startswith(f"{file}: it has no costs of the runtime of sockets, so the target's own figures are ")
+        assert line.endswith("make it again with 'dicompiler profile --target sockets'")
+        assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME  # a target that states none
+        assert len(said) == 1
+
+    def test_profile_without_copy_cost_uses_stated_one_and_warns_once(
+        self, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said: list[str] = []
+        monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
+        newer = written(tmp_path, document(network(), runtime={"acme": COSTS | {"per_copy": 7e-6}}), "new.json")
+        older = written(tmp_path, document(network(), runtime={"acme": COSTS}))
+        stated = replace(STATED, per_copy=1e-6)
+        assert model((newer,)).runtime_costs(FAST, stated, "acme") == RuntimeCosts(**COSTS, per_copy=7e-6)
+        for _ in range(2):
+            scaled = AnalyticModel().runtime_costs(SLOW, stated, "acme").per_copy
+            assert model((older,)).runtime_costs(SLOW, stated, "acme") == RuntimeCosts(**COSTS, per_copy=scaled)
+        (line,) = said
+        assert line.startswith(
+            f"{older}: it has no cost of slices in the runtime of acme, so the target's own figures are "
+        )
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 1.5])
+def test_whole_layers_sum_to_whole_network(share: float, tmp_path: Path) -> None:
+    layers = network()
+    alone = ProfileModel((written(tmp_path, document(layers)),))
+    total = sum(alone.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers)
+    changes = {"whole_s": 1e-4 + share * total, "call_s": 0.0, "weight_s": 1e-9, "read_s": 2e-9}
+    within = ProfileModel((written(tmp_path, document(layers, **changes), "q.json"),))
+    each = [within.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers]
+    assert sum(each) == pytest.approx(1e-4 + share * total) and min(each) >= 0
+    for layer in layers.layers:
+        everything = LayerShare(full_region(output_shape(layers, layer)))
+        assert within.seconds(layers, layer, everything, FAST) == within.seconds(layers, layer, LayerShare(), FAST)
+
+
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
+def test_parts_read_inputs_and_weights_from_memory(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    warm = model((written(tmp_path, document(layers)),))
+    cold = model((written(tmp_path, document(layers, weight_s=1e-9, read_s=3e-9), "q.json"),))
+    conv, everything = layers.layers[1], full_region((1, 8, 16, 16))
+    rows, channels = (LayerShare(with_interval(everything, axis, (0, 4))) for axis in (2, 1))
+    read = count_operations(layers, conv).weight_bytes
+    assert (
+        count_operations(layers, conv, *rows).weight_bytes
+        == read
+        > count_operations(layers, conv, *channels).weight_bytes
+        > 0
+    )
+    assert (
+        count_operations(layers, conv, *rows).input_bytes
+        == 4 * 8 * 5 * 16
+        < count_operations(layers, conv, *channels).input_bytes
+        == 4 * 8 * 16 * 16
+    )
+    for share in (rows, channels, LayerShare(None, (0, 4)), LayerShare(merge_count=2)):
+        own = count_operations(layers, conv, *share)
+        alone = warm.seconds(layers, conv, share, FAST)
+        assert cold.seconds(layers, conv, share, FAST) - alone == pytest.approx(
+            1e-9 * own.weight_bytes + 3e-9 * own.input_bytes
+        )
+        for inside in (own.input_bytes // 2, own.input_bytes):
+            more = cold.seconds_in_frame(layers, conv, share, FAST, inside) - alone
+            assert more == pytest.approx(1e-9 * own.weight_bytes + 3e-9 * (own.input_bytes - inside), abs=1e-12)
+
+
+def test_ignores_inputs_of_variable_size() -> None:
+    """A sequence, or words, that the network is given: of a layer that was not measured."""
+    text = "several (seq(float[2]) s, int64 at, string[2] w) => (float[2] y, float[2] z) { y = SequenceAt (s, at) "
+    text += 'z = ai.onnx.ml.LabelEncoder <keys_strings = ["a"], values_floats = [1.0]> (w) }'
+    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
+    layers = prepare(Model.load(proto)).layers
+    assert layers is not None
+    assert [layer_input_nbytes(layers, layer) for layer in layers.layers] == [0, 0]
+
+
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
+def test_calls_are_cold_after_other_segments(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    for runtime, call in (({"acme": COSTS}, COSTS["call"]), ({}, STATED.call)):
+        own = model((written(tmp_path, document(layers, cold_s=2e-5, runtime=runtime), f"{len(runtime)}.json"),))
+        costs = own.runtime_costs(FAST, STATED, "acme")
+        assert (costs.call, costs.cold) == (call, 2e-5)
+        assert costs.calls(1) == pytest.approx(call)  # what a device has for itself stays in its caches
+        assert costs.calls(3) == pytest.approx(3 * costs.calling) == pytest.approx(3 * (call + 2e-5))
+
+
+@pytest.mark.parametrize("model", [ProfileModel, LinearModel])
+def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_path: Path) -> None:
+    layers = network()
+    alone = model((written(tmp_path, document(layers)),))
+    total = sum(alone.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers)
+    within = model((written(tmp_path, document(layers, whole_s=0.9 * total), "q.json"),))
+    conv = layers.layers[1]
+    half, quarter = (LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
+    read = [count_operations(layers, conv, *share).input_bytes for share in (half, quarter)]
+    saved = [
+        within.seconds(layers, conv, one, FAST) - within.seconds_in_frame(layers, conv, one, FAST, inside)
+        for one, inside in zip((half, quarter), read, strict=True)
+    ]
+    assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])  # by the bytes between layers
+    assert saved[0] > saved[1] > 0
+    assert alone.seconds_in_frame(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)
