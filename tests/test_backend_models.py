@@ -1,4 +1,4 @@
-"""A sample of the one-operator models of the onnx backend tests; benchmarks/backend.py takes them all."""
+"""A sample of the one-operator models of the ONNX backend tests; benchmarks/backend.py runs them all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from support.backend_models import Case, cases, outcome
 
 STRIDE = 6
-"""Every so many of the node tests are taken; of the others all."""
+"""Step in the list of node tests; other tests are all taken."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Caches as states where several new rows come at once: a prompt in one frame, single tokens after it."""
+"""Caches as states with several new rows per frame: a prompt in one frame, then single tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def posed(size: int, static: bool) -> Problem:
 
 
 def programmed(problem: Problem) -> Program:
-    """By heads on two devices, each of which keeps its part of the caches."""
+    """Return the program by heads on two devices, each of which keeps its part of the caches."""
     compilation = problem.draft_program(Heads().plan(problem))
     assert compilation.routing is not None and compilation.program is not None
     assert len({kept.device for kept in compilation.routing.state_retentions}) == 2
@@ -34,7 +34,7 @@ def programmed(problem: Problem) -> Program:
 
 
 def frame(start: int, size: int, static: bool) -> dict[str, Any]:
-    """Tokens from one place to another; with caches that grow rows stand at their end, the mask says which count."""
+    """Return the tokens of a range. In growing caches the rows are at the end, and the mask selects them."""
     places, ids = np.arange(start, start + size), TOKENS[:, start : start + size]
     if static:
         return {"input_ids": ids, "cache_position": places}
@@ -43,7 +43,7 @@ def frame(start: int, size: int, static: bool) -> dict[str, Any]:
 
 
 def expected() -> np.ndarray:
-    """The logits of all tokens at once."""
+    """Return the logits of all tokens at once."""
     whole = Model.load(networks.build("llama_small", 1, **SMALL, size=TOKENS.size))
     return np.asarray(next(iter(run_model(whole, {"input_ids": TOKENS}).values())))
 
@@ -58,7 +58,7 @@ def test_frames_of_three_tokens_continue(static: bool) -> None:
 
 @pytest.mark.parametrize("static", [False, True])
 def test_prompt_frame_provides_caches_of_single_steps(static: bool) -> None:
-    """Two networks of the same weights: what the first one's caches are is given to the second in its first frame."""
+    """Two networks have the same weights: the first one's caches are the second one's initial states."""
     prompt = Model.load(networks.build("llama_small", 1, **SMALL, size=NEW, past=PAST, static=static))
     shapes = {name: tensor.shape for name, tensor in prompt.tensors().items()}
     zeros = {name: np.zeros(shapes[name] or (), np.float32) for name in shapes if name.startswith("past_key_values")

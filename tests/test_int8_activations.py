@@ -1,5 +1,8 @@
-"""Activations in int8 with QuantizeLinear of opset 21: what onnxruntime's optimiser makes of them on some processors it
-refuses itself, yet a network of them runs, whole and in parts."""
+"""int8 activations with QuantizeLinear of opset 21.
+
+onnxruntime's optimizer makes uint8 of them on some processors and then rejects the result. Such a network must run
+nevertheless, whole and in parts.
+"""
 
 from __future__ import annotations
 

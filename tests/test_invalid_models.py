@@ -1,4 +1,4 @@
-"""Models that are wrong, by hand and at random: each compiles, or is refused in one line, in little memory and time."""
+"""Invalid models, by hand and at random: each compiles or is rejected in one line, in little memory and time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import onnx
 import pytest
-from support.invalid_models import ILLEGAL, write_all
 from support.commands import command
+from support.invalid_models import ILLEGAL, write_all
 from support.model_mutations import mutated
 from support.onnx_models import body_model, rich_model, small
 from support.trying import outcomes
@@ -19,12 +19,12 @@ MUTATIONS = 500
 
 
 def line(model: Path, strategy: str = "single") -> list[object]:
-    """Compiles it beside itself."""
+    """Compile it in another process."""
     return ["compile", model, "--platform", "rpi4x2", "--strategy", strategy, "-o", model.with_suffix("")]
 
 
 def static(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A batch of one."""
+    """Set a batch size of one."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:

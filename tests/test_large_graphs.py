@@ -1,4 +1,4 @@
-"""Compiling takes as many steps a node whatever the number of nodes: counted, not timed."""
+"""Compile time is linear in the number of nodes: steps are counted instead of timed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import dicompiler
 
 
 def steps(work: Callable[[], object]) -> int:
-    """How many lines of Python run, each turn of a comprehension among them."""
+    """Return the number of executed Python lines, including each turn of a comprehension."""
     count = 0
 
     def trace(_frame: FrameType, event: str, _given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What conftest.py gives every test."""
+"""The time limit that conftest.py sets for every test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every kind of model that onnxruntime runs: split at random over three devices it computes what the whole computes.
+"""Every kind of model that onnxruntime runs: split at random over three devices it computes the same as the whole.
 
-In: models in ONNX's text syntax, and files that PyTorch's exporters wrote (tests/fixtures/torch). Played in process.
+The models are in ONNX text and in files written by PyTorch's exporters (tests/fixtures/torch). They run in process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SIZES = {"w1": (8, 3, 3, 3), "b1": (8,), "w2": (8, 8, 3, 3), "w3": (10, 128), "b
 
 
 def model_of(text: str, head: str = 'ir_version: 8, opset_import: ["": 17]', weights: Values | None = None) -> Model:
-    """The model of a graph's text, with these initializers."""
+    """Return the model of a graph's text, with these initializers."""
     proto = onnx.parser.parse_model(f"<{head}> {text}")
     for name, array in (weights or {}).items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
@@ -58,7 +58,7 @@ def model_of(text: str, head: str = 'ir_version: 8, opset_import: ["": 17]', wei
 
 
 def integers(sizes: Mapping[str, tuple[int, ...]], dtype: Any = np.float32, seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Seeded integers from -2 to 2, so that sums are exact in any order."""
+    """Return seeded integers from -2 to 2, so that sums are exact in any order."""
     rng = np.random.default_rng(seed)
     return {name: rng.integers(-2, 3, shape).astype(dtype) for name, shape in sizes.items()}
 
@@ -71,7 +71,7 @@ def convolutions(head: str, dtype: str = "float", batch: int = 1) -> Model:
 def check_parts(
     model: Model, inputs: Values, shape: Sequence[str] = (), plans: int = 6, exact: bool = True
 ) -> PipelineState:
-    """Asserts that random plans over three devices compute the outputs of onnxruntime. Gives the last compilation."""
+    """Assert that random plans over three devices compute the outputs of onnxruntime; return the last state."""
     prepared = prepare(model, shape)
     assert prepared.layers is not None
     reference = run_model(model, inputs)
@@ -89,13 +89,13 @@ def check_parts(
 
 
 def whole(compiled: PipelineState) -> set[str]:
-    """The operators in layers that stay whole."""
+    """Return the operators in layers that stay whole."""
     assert compiled.layers is not None
     return {node.op for layer in compiled.layers.layers if layer.whole_reason for node in layer.nodes}
 
 
 class TestExporters:
-    """Models as both of PyTorch's exporters write them."""
+    """Models as written by both of PyTorch's exporters."""
 
     @pytest.mark.parametrize("file", FILES)
     def test_pytorch_models_compute_same_in_parts(self, file: str) -> None:
@@ -108,7 +108,7 @@ class TestExporters:
 
     @pytest.mark.parametrize("file", FILES)
     def test_second_preparation_changes_nothing(self, file: str) -> None:
-        """An artifact holds the prepared model, and its plan is for the layers of that."""
+        """An artifact contains the prepared model, and its plan is for the layers of that."""
         once = prepare(Model.load(FIXTURES / file), SHAPES.get(file.split(".")[0], ()))
         twice = prepare(once.model)
         assert once.layers is not None and twice.layers is not None
@@ -129,7 +129,7 @@ class TestExporters:
 
 
 class TestVersions:
-    """Opset and IR version are carried through; every one that onnxruntime takes compiles."""
+    """Opset and IR version are carried through, and every version that onnxruntime accepts compiles."""
 
     @pytest.mark.parametrize("opset", range(7, NEWEST + 1))
     def test_opset(self, opset: int) -> None:
@@ -160,7 +160,7 @@ class TestVersions:
 
 
 class TestTypes:
-    """Other types than float32, and more than one image at once."""
+    """Types other than float32, and batches."""
 
     def test_float16(self) -> None:
         model = convolutions('ir_version: 8, opset_import: ["": 17]', "float16")
@@ -215,7 +215,7 @@ class TestTypes:
         check_parts(model_of(text, weights=integers({"w": (4, 2, 3, 3)})), inputs, plans=12, exact=False)
 
     def test_untyped_outputs_and_operators_newer_than_opset(self) -> None:
-        """onnxruntime takes both: its optimiser writes LayerNormalization into models of opset 12."""
+        """onnxruntime accepts both: its optimizer writes LayerNormalization into models of opset 12."""
         text = """g (float[2, 6, 8] x) => (float[2, 6, 4] y) {
             n = LayerNormalization <axis = -1> (x, scale, shift)
             y = MatMul (n, w)
@@ -228,7 +228,7 @@ class TestTypes:
 
 
 class TestSharing:
-    """Several inputs and outputs; weights that are used more than once."""
+    """Several inputs and outputs, and weights that are used more than once."""
 
     def test_weight_of_two_layers_with_different_cuts(self) -> None:
         text = """g (float[1, 16, 8, 8] x) => (float[1, 16, 8, 8] y, float[16, 9] z) {
@@ -269,7 +269,7 @@ class TestSharing:
 
 
 class TestWhole:
-    """What is never cut: control flow, functions, what has no static shape, operators of other domains."""
+    """Layers that are never cut: control flow, functions, unknown shapes, and operators of other domains."""
 
     def test_control_flow_with_captures(self) -> None:
         text = """g (float[1, 4, 6, 6] x, bool c) => (float[1, 4, 6, 6] y) {
@@ -344,7 +344,7 @@ class TestWhole:
 
 
 class TestLarge:
-    """Over 2 GB, which no protobuf message holds."""
+    """Models over 2 GB, which no protobuf message can hold."""
 
     def test_model_over_2_gb_with_external_data(self, tmp_path: Path) -> None:
         rows, width = 2**24 + 2**18, 32  # 2.2 GB, on disk a hole but for its last row
@@ -380,7 +380,7 @@ class TestLarge:
 
 
 def _run_mapped(segment: onnx.ModelProto, directory: Path, inputs: Values) -> list[NDArray[Any]]:
-    """Runs a segment whose only large weight is the file table.bin, which onnxruntime maps: it holds no copy."""
+    """Run a segment with the single large weight in table.bin, which onnxruntime maps without a copy."""
     import onnxruntime
 
     proto = onnx.ModelProto()

@@ -1,5 +1,7 @@
-"""The matrix: networks × kinds of split on four devices, bit-equal in the exact check, within tolerance with real
-weights, and every transfer as long as predicted. `benchmarks/matrix.py` runs the same with large networks.
+"""The matrix of networks and kinds of splits on four devices.
+
+Results are bit-equal in the exact check and within tolerance with real weights, and every transfer has the predicted
+bytes. `benchmarks/matrix.py` runs the same with large networks.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def test_skips_kind_that_no_layer_allows(name: str, kind: str) -> None:
 
 
 def ahead(layers: LayerGraph, names: set[str]) -> set[str]:
-    """All layers that a path leads to from one of `names`."""
+    """Return all layers that a path reaches from one of `names`."""
     reached: set[str] = set()
     for layer in layers.layers:
         if any((made := layers.producer.get(t)) and made.name in names | reached for t in layer.inputs):

@@ -1,4 +1,4 @@
-"""Words, sequences, maps and optional values: given to devices, delivered by devices, never between devices."""
+"""Strings, sequences, maps and optional values: given to and delivered by devices, but never between devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _file(model: onnx.ModelProto, directory: Path) -> Path:
 
 
 def _dealt(path: Path) -> Plan:
-    """Each layer on another one of two devices, where neither is the source of all."""
+    """Put each layer on another one of two devices, neither of which is the source of all inputs."""
     layers = prepare(Model.load(path)).layers
     assert layers is not None
     parts = {layer.name: (Part(("pi02", "pi03")[i % 2]),) for i, layer in enumerate(layers.layers)}

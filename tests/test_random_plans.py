@@ -1,4 +1,4 @@
-"""The strongest test of all: any network, cut in any legal way, computes the same bits and sends what was predicted."""
+"""The strongest test: any network, cut in any legal way, computes the same bits and sends the predicted bytes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ HALVED = WireFormat((("*", "float16"),))
 
 
 def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
-    """A random network with a random plan, partitioned; every other one with all that narrowing would put on a border,
-    but with numbers as they are."""
+    """Return a random network with a random plan, partitioned.
+
+    Every other one has all nodes for narrowing at device borders, but keeps its values.
+    """
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -127,7 +129,7 @@ def test_float16_halves_sent_bytes(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_generator_makes_every_kind_of_part(seed: int) -> None:
-    """A generator that never cut would let everything above pass."""
+    """With a generator that never cuts, every other test would pass."""
     cut_parts = partials = lanes = travelling = 0
     for number in range(40):
         placed, _, _ = compiled(1000 * seed + number)

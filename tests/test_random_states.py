@@ -1,4 +1,4 @@
-"""Any network with states, cut in any legal way, computes over many frames what onnxruntime does with them fed back."""
+"""Any network with states, cut in any legal way, computes the same over many frames as with states fed back."""
 
 from __future__ import annotations
 

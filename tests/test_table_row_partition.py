@@ -1,4 +1,4 @@
-"""Rows of a table on several devices: what each looks up in its own adds up to what the whole table gives."""
+"""Table rows on several devices: partial lookups add up to the lookup in the whole table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def looked_up(numbers: list[int]) -> NDArray[Any]:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_row_ranges_add_up(data: st.DataObject) -> None:
-    """Of tables of every rank and type, numbers below 0 among them, of either type."""
+    """Tables have every rank and type, and indices of both types include negative ones."""
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     count = draw(st.lists(st.integers(1, 4), max_size=2))
@@ -52,7 +52,7 @@ def test_row_ranges_add_up(data: st.DataObject) -> None:
 
 
 def test_nan_and_infinity_of_one_device_do_not_spread() -> None:
-    """Nothing is multiplied by 0: NaN and endless values stay where they are."""
+    """Values are never multiplied by 0, so NaN and infinity stay at their places."""
     np.testing.assert_array_equal(looked_up([0, 1, 2, 3, -1, -4]), TABLE[[0, 1, 2, 3, -1, -4]])
 
 
@@ -64,7 +64,7 @@ def test_rejects_index_without_row(number: int) -> None:
 
 
 def embedding() -> onnx.ModelProto:
-    """A number for each of 4 000 items, which nothing but rows can cut."""
+    """Return a lookup of one value for each of 4000 items, which can be cut by rows only."""
     text = "g (int64[2, 8] items) => (float[2, 8] y) { found = Gather (table, items)  y = Sigmoid (found) }"
     proto = parser.parse_model(f'<ir_version: 8, opset_import: ["": 13]> {text}')
     values = np.random.default_rng(0).standard_normal(4_000).astype(np.float32)
@@ -97,7 +97,7 @@ def test_devices_store_only_their_rows(target: str, tmp_path: Path) -> None:
 
 
 def test_predicts_nodes_around_lookups() -> None:
-    """As slices are, by the simulator and by the tables of strategies."""
+    """The simulator and the tables of strategies count them like slices."""
     platform = Platform.load("rpi4x2")
     free = replace(load_problem(embedding(), platform), runtime={})
     problem = replace(free, runtime_costs=dict.fromkeys(("pi01", "pi02"), RuntimeCosts(per_copy=1.0)))

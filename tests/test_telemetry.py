@@ -1,4 +1,4 @@
-"""onnxruntime tells nobody what is run: neither where networks are compiled nor on devices."""
+"""onnxruntime sends no telemetry, neither when networks are compiled nor on devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python that README.md and docs/start/tutorial.md show passes type checkers in their strict modes."""
+"""The Python code in README.md and docs/tutorial.md passes type checkers in their strict modes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_shown_code_passes_mypy(place: Path) -> None:
 
 
 def test_shown_code_passes_pyright(place: Path) -> None:
-    """By basedpyright, which comes with all that it needs; its mode `strict` is pyright's."""
+    """basedpyright includes all that it needs; its mode `strict` is that of pyright."""
     paths = [str(ROOT / name) for name in ("", "passes", "targets", "plugins")]
     config = {"typeCheckingMode": "strict", "extraPaths": paths, "pythonVersion": "3.11"}
     (place / "pyrightconfig.json").write_text(json.dumps(config))

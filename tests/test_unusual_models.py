@@ -1,4 +1,4 @@
-"""Legal models and plans at the edge of what is usual: each is split, run, and equal to the whole, byte for byte."""
+"""Unusual but legal models and plans: each is split, run, and equal to the whole byte by byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONV = "Conv <pads = [1, 1, 1, 1]>"
 
 
 def network(body: str, opset: int = 17, **weights: Any) -> onnx.ModelProto:
-    """A model from the text of its graph, with initializers of small integers by shape or as given."""
+    """Return a model from the text of its graph, with initializers of small integers or of given values."""
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {body}')
     for name, value in weights.items():
         array = value if isinstance(value, np.ndarray) else RNG.integers(-2, 3, value).astype(np.float32)
@@ -62,7 +62,7 @@ def split(proto: onnx.ModelProto, plan: Plan) -> tuple[PipelineState, Program]:
 
 
 def check_same(proto: onnx.ModelProto, plan: Plan, inputs: dict[str, Any] | None = None) -> Execution:
-    """Splits, runs and compares: every output of every device, and the bytes."""
+    """Split, run and compare every output of every device, and the bytes."""
     inputs = inputs_of(proto) if inputs is None else inputs
     reference = run_model(Model.load(proto), inputs)
     placed, program = split(proto, plan)
@@ -195,7 +195,7 @@ def whole(nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> onnx.Mode
 
 @pytest.mark.parametrize("inner", ["u", "a@a", "a@b", "i@a"])
 def test_body_may_use_name_of_captured_piece(inner: str) -> None:
-    """A layer with captures is computed on two devices, so what its body captures has another name on each."""
+    """A layer with captures runs on two devices, so the captured tensor has another name on each."""
     then = [helper.make_node("Add", ["a", "k"], [inner]), helper.make_node("Neg", [inner], ["t"])]
     other = [helper.make_node("Mul", ["a", "x"], ["e"])]
     branches = {
@@ -239,8 +239,10 @@ def test_output_of_unknown_shape_is_delivered_by_computing_sink() -> None:
 
 
 def test_segment_does_not_end_at_untyped_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an operator of another domain makes may have no type, so that no segment can begin with it. Here it is ready
-    for the segment that `mid` begins, but its reader waits for `late`, which another device makes meanwhile."""
+    """An operator of another domain may make a tensor without a type, so no segment can begin with it.
+
+    Here it is ready for the segment that `mid` begins, but its reader waits for `late` from another device.
+    """
     proto = whole(
         [
             helper.make_node("Relu", ["x"], ["q"], "early"),
@@ -287,7 +289,7 @@ def test_counts_packed_bytes_of_small_types() -> None:
 
 
 def test_standard_domain_may_have_long_name() -> None:
-    """Before opset 13 a Softmax takes all axes from `axis` on; so the version must be found under either name."""
+    """Before opset 13 Softmax takes all axes from `axis` on, so the version must be found under either name."""
     proto = network(
         "n (float[2,24] x) => (float[2,24,1] y) { a = Hardmax <axis = 0> (x) y = Unsqueeze (a, i) }",
         i=np.array([2]),

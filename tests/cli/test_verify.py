@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.invalid_models import HUGE, loop
 from support.commands import command, failed
+from support.invalid_models import HUGE, loop
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.artifact import verify

@@ -1,4 +1,4 @@
-"""Operations are counted as published, parts add up to the whole, and time is operations / rate."""
+"""Operation counts agree with published ones, parts sum to the whole, and time is operations / rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream in which devices come and go: every frame ends once, and what was on its way is computed again."""
+"""Streams with failing and returning devices: every frame ends once, and in-flight frames are replayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ("d0", "d1", "d2")
 
 
 def case(away: tuple[str, ...]) -> FailureCase:
-    """A second a frame with nobody away, two with d1, three without both; d0 has it all and is never lost."""
+    """Return the case: 1 s per frame with all devices, 2 s without one, 3 s without both; d0 never fails."""
     lost = tuple(name for name in NAMES[1:] if name in away)
     return FailureCase(lost, work([], ((), [job(1.0 + len(lost), outputs=1)]), ((), []), ((), [])), cluster(3))
 

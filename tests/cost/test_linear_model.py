@@ -1,4 +1,4 @@
-"""The cost models `roofline` and `linear`: the slower of computing and moving; coefficients, given or fitted."""
+"""The cost models `roofline` and `linear`: computing or moving, and given or fitted coefficients."""
 
 from __future__ import annotations
 

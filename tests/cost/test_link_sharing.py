@@ -1,4 +1,4 @@
-"""Lines between hosts: equal parts for what goes over them at once, and all of it in the end."""
+"""Sharing of links: concurrent flows get equal parts, and a link is fully used."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from dicompiler.cost.link_sharing import Flow, LinkScheduler
 def played(
     sent: list[tuple[float, int, int, float]], switch: bool, ranks: dict[int, int] | None = None
 ) -> list[tuple[float, float]]:
-    """(when it went, when it had left) of messages (when ready, from, to, seconds alone), in their order. ranks: by
-    number, where it is not 0."""
+    """Return the start and end of each message (ready time, sender, receiver, seconds alone), in order.
+
+    `ranks` gives nonzero ranks by message number.
+    """
     lines: LinkScheduler[int] = LinkScheduler(switch)
     found = [(0.0, 0.0)] * len(sent)
     due: list[tuple[float, Flow[int], int]] = []

@@ -1,4 +1,4 @@
-"""Memory of a program on each device: weights, live tensors, buffers; by hand, and bounded by what it really holds."""
+"""Memory of a program on each device: weights, live tensors and buffers, by hand and against an execution."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_targets_add_nothing_by_default() -> None:
 
 
 def test_counts_weights_of_all_roles_and_buffers_in_flight() -> None:
-    """a computes in role 0 and b in role 1; and both in turn each other's layers."""
+    """a computes in role 0 and b in role 1; then both also compute the other's layers in turn."""
     one = lenet(({"b": "a"},), cluster("a", "b"))
     both = lenet(({"b": "a"}, {}), cluster("a", "b"))
     assert one.program is not None and both.program is not None
@@ -191,7 +191,7 @@ def test_the_error_of_a_full_host_counts_all_roles(tmp_path: Path) -> None:
 
 
 def test_states_count_before_and_after_a_frame() -> None:
-    """A cache of 64 x 8 floats for two heads, keys and values: what is read and what is kept, on whoever keeps it."""
+    """A cache of 64 x 8 floats for two heads, keys and values, counts as read and as kept on its device."""
     proto = networks.build("llama_small", past=64, layers=1, hidden=32, heads=4, kv_heads=2, vocabulary=20, size=1)
     problem = load_problem(proto, uniform_platform(2))
     sketch = problem.draft_program(problem.single_device_plan("d0"))

@@ -1,4 +1,4 @@
-"""Metrics of a plan: with replicas in the mean over the roles, by hand; sums and peaks by the routing."""
+"""Metrics of a plan: means over the roles by hand, and sums and peaks by the routing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_sent_bytes_are_received_and_memory_is_of_fullest_host(network: int, see
 
 
 def test_period_is_at_least_time_to_renew_state() -> None:
-    """d0 reads it, d1 computes, d0 makes it: the period is that of the circle, not of the busier device."""
+    """d0 reads it, d1 computes, d0 makes it: the period is that of the cycle, not of the busier device."""
     cell = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         cell (float[64, 64] x, float[64, 64] h) => (float[64, 64] y, float[64, 64] hn)
         {

@@ -1,4 +1,4 @@
-"""Traces: valid JSON, a track for each device, every span where and when it was."""
+"""Traces: valid JSON with a track for each device and every span in its place."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ def test_trace_has_every_span_on_its_track() -> None:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.integers(0, 30), st.integers(0, 2**32), st.integers(1, 3))
-def test_trace_of_random_plan_is_valid_json(
-    network: int, seed: int, frames: int
-) -> None:
+def test_trace_of_random_plan_is_valid_json(network: int, seed: int, frames: int) -> None:
     problem = random_problem(network)
     simulation = problem.simulate(any_plan(seed, problem), frames, frames)
     names = [device.name for device in problem.platform.devices]

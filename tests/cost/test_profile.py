@@ -1,4 +1,4 @@
-"""Profiles: files are read or refused in one line, curves never fall, signatures name what a layer does."""
+"""Profiles: files are read or rejected in one line, curves never decrease, and signatures ignore names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far models are off a profile: exact ones by nothing, a piece that no curve foresees by what it is off."""
+"""Errors of models against a profile: exact models have none, and unforeseen pieces have their own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dicompiler.cost.profile import Profile, parse_profile
 
 
 def profile(seconds: dict[int, float]) -> Profile:
-    """Of one layer whose pieces along axis 2 take so long, by their size."""
+    """Return a profile of one layer with pieces along axis 2 of these times by size."""
     made = document(network())
     pieces = [entry("axis 2", size, one, (1000 * size, 100 * size)) for size, one in seconds.items()]
     made["layers"] = [made["layers"][0] | {"measurements": [entry("whole", 1, 1.6e-2, (16000, 1600)), *pieces]}]

@@ -1,4 +1,4 @@
-"""The cost model `profile`: what was measured comes back, and what lies in between lies between."""
+"""The cost model `profile`: it returns measured times and interpolates between them."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_parts_read_inputs_and_weights_from_memory(model: Any, tmp_path: Path) -
 
 
 def test_ignores_inputs_of_variable_size() -> None:
-    """A sequence, or words, that the network is given: of a layer that was not measured."""
+    """A layer that was not measured reads a sequence or strings."""
     text = "several (seq(float[2]) s, int64 at, string[2] w) => (float[2] y, float[2] z) { y = SequenceAt (s, at) "
     text += 'z = ai.onnx.ml.LabelEncoder <keys_strings = ["a"], values_floats = [1.0]> (w) }'
     proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
@@ -299,7 +299,7 @@ def test_calls_are_cold_after_other_segments(model: Any, tmp_path: Path) -> None
     for runtime, call in (({"acme": COSTS}, COSTS["call"]), ({}, STATED.call)):
         own = model((written(tmp_path, document(layers, cold_s=2e-5, runtime=runtime), f"{len(runtime)}.json"),))
         costs = own.runtime_costs(FAST, STATED, "acme")
-        assert (costs.call, costs.cold) == (call, 2e-5)
+        assert (costs.call, costs.cold_call) == (call, 2e-5)
         assert costs.calls(1) == pytest.approx(call)  # what a device has for itself stays in its caches
         assert costs.calls(3) == pytest.approx(3 * costs.calling) == pytest.approx(3 * (call + 2e-5))
 

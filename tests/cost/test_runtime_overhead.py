@@ -1,4 +1,4 @@
-"""What runtimes cost: scaled for each device, taken as the option says, and decisive for plans."""
+"""Costs of runtimes: scaled to each device, overridden by the option, and decisive for plans."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rejects_negative_and_infinite_costs(value: float) -> None:
 
 def test_option_runtime_scales_every_runtime(tmp_path: Path) -> None:
     stated = registry().make("targets", "mpi").runtime_costs
-    for given, expected in ((0.0, replace(FREE_RUNTIME, in_order=True)), (1.0, stated), (3.0, stated.times(3.0))):
+    for given, expected in ((0.0, replace(FREE_RUNTIME, in_order=True)), (1.0, stated), (3.0, stated.scaled_by(3.0))):
         problem = load_problem(networks.build("tiny"), "rpi4x2", cost=AnalyticModel(runtime=given), target="mpi")
         assert dict(problem.runtime_costs) == {"pi01": expected, "pi02": expected}
     assert not load_problem(networks.build("tiny"), "rpi4x2").runtime_costs  # nobody says who will run it
@@ -77,7 +77,7 @@ def test_option_runtime_scales_every_runtime(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["dp", "cpsat", "gradient{restarts=4 iterations=50}", "auto{tries=8}"])
 def test_strategies_do_not_split_if_messages_are_too_slow(strategy: str) -> None:
-    """LeNet on boards where it takes 4 ms: two share it where messages are free, and not where each takes 5 ms."""
+    """LeNet takes 4 ms on a board. Two boards share it if messages are free, but not at 5 ms per message."""
     boards = Platform.load("rpi4x2")
     boards = replace(
         boards, devices=tuple(replace(one, rate=2e8) for one in boards.devices), network=Network("switch", 1e9)
@@ -96,7 +96,7 @@ def test_strategies_do_not_split_if_messages_are_too_slow(strategy: str) -> None
 
 
 def test_copies_scale_like_plain_code() -> None:
-    """Six times as long on a Pi 4 as here, as Geekbench has it for one core."""
+    """They take six times as long on a Pi 4 as here, like Geekbench on one core."""
     pi = Platform.load("rpi4x1").devices[0]
     assert 5.5 < scale_to_device(COSTS, pi).per_copy / COSTS.per_copy < 6.5
 

@@ -1,4 +1,4 @@
-"""The simulator: small workloads whose times follow by hand, on each kind of network; streams; waits; bounds."""
+"""The simulator: small workloads with times by hand on each kind of network, streams, waits and bounds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_runtime_takes_time_for_messages(runtime: RuntimeCosts, cores: int, expe
 
 
 def test_second_core_receives_while_segment_computes() -> None:
-    """d1 sends to d0, which computes 5 s meanwhile, and then waits for it."""
+    """d1 sends to d0, which meanwhile computes for 5 s and then waits for the message."""
     made = work([(1, 0, 1)], ((), [job(5), job(1, needs=(0,), outputs=1)]), ((0,), []))
     runtime = RuntimeCosts(receive=2.0, per_byte=0.0)
     assert simulate(costing(made, runtime, 1), cluster(2)).latency_s == pytest.approx(8)
@@ -91,7 +91,7 @@ def test_switch_is_parallel_and_medium_is_sequential() -> None:
 
 
 def test_flow_speeds_up_when_link_becomes_free() -> None:
-    """d0 sends to d2 and d3, d1 to d2: each has half of a line until 2, then d1's has all of it."""
+    """d0 sends to d2 and d3, and d1 to d2: each has half of a link until 2 s, then d1's has all of it."""
     busy = work(
         [(1, 2, 2), (0, 2, 1), (0, 3, 1)],
         ((1, 2), []),
@@ -105,7 +105,7 @@ def test_flow_speeds_up_when_link_becomes_free() -> None:
 
 
 def test_slow_link_leaves_bandwidth_to_others() -> None:
-    """Of d0's line the link to d1 can take a quarter: the other one has all but that."""
+    """The link to d1 can use a quarter of d0's bandwidth; the other gets the rest."""
     both = work([(0, 1, 1), (0, 2, 4)], ((0, 1), []), ((), [job(0, (0,), (), 1)]), ((), [job(0, (1,), (), 1)]))
     slow = cluster(3)
     slow = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
@@ -142,7 +142,7 @@ def test_waits_name_awaited_device() -> None:
 
 
 def line(stages: int) -> Workload:
-    """A pipeline: each device computes 2 s and hands on 1 s of data."""
+    """Return a pipeline in which each device computes for 2 s and sends 1 s of data."""
     messages = [(i, i + 1, 1.0) for i in range(stages - 1)]
     return work(
         messages,
@@ -163,13 +163,13 @@ def test_stream_reaches_load_of_busiest_device() -> None:
 
 
 def test_separates_queueing_from_frame_time() -> None:
-    """Of the four frames that are given at first each one waits for the first device to have done those before it."""
+    """Of the four frames that start together, each waits until the first device has computed those before."""
     assert simulate(line(3), cluster(3), frames=3, in_flight=1).queued_s == (0, 0, 0)
     assert simulate(line(3), cluster(3), frames=6, in_flight=4).queued_s[:4] == pytest.approx((0, 2, 4, 6))
 
 
 def test_device_continues_with_oldest_ready_frame() -> None:
-    """While frame 0 waits for d1, d0 begins frame 1; frame 0 goes first once it can."""
+    """While frame 0 waits for d1, d0 starts frame 1. Frame 0 goes first as soon as it is ready."""
     ping = work(
         [(0, 1, 1), (1, 0, 1)],
         ((), [job(1, sends=(0,)), job(1, needs=(1,), outputs=1)]),
@@ -185,7 +185,7 @@ def test_device_continues_with_oldest_ready_frame() -> None:
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_oldest_frame_is_sent_first_unless_in_order(in_order: bool) -> None:
-    """d0 sends 3 s, and then 1 s of each frame that d1 has answered, while the next frames' 3 s wait."""
+    """d0 sends for 3 s, then for 1 s for each frame that d1 has answered, while the next frames' 3 s wait."""
     made = work(
         [(0, 1, 3), (1, 0, 0.5), (0, 1, 1)],
         ((), [job(0.1, sends=(0,)), job(0.1, needs=(1,), sends=(2,))]),
@@ -200,7 +200,7 @@ def test_oldest_frame_is_sent_first_unless_in_order(in_order: bool) -> None:
 
 
 def check_consistent(simulation: SimulationResult, played: Workload) -> None:
-    """No device computes two things at once; each job runs, and each message travels, once a frame."""
+    """Assert that devices compute one job at a time, and that each job and message occurs once a frame."""
     for device in played.devices:
         own = sorted((s.start, s.end) for s in simulation.spans if s.kind == "compute" and s.device == device.device)
         assert len(own) == len(device.jobs) * len(simulation.frames)
@@ -210,7 +210,7 @@ def check_consistent(simulation: SimulationResult, played: Workload) -> None:
 
 
 def check_sums(simulation: SimulationResult) -> None:
-    """The sums are those of the spans."""
+    """Assert that totals are the sums of the spans."""
     for device in DEVICES:
         for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
             spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
@@ -269,7 +269,10 @@ def test_draft_program_has_steps_of_emitted_program() -> None:
 
 
 def one_by_one(seconds: float, *receivers: int) -> Workload:
-    """d0 sends each frame (2 s on its line) to one device, which computes and delivers; a role for each receiver."""
+    """Return a workload in which d0 sends each frame (2 s on its link) to one device, which delivers.
+
+    There is a role for each receiver.
+    """
     roles = [
         Workload(
             tuple(
@@ -312,7 +315,7 @@ def test_frames_without_outputs_end_immediately() -> None:
 
 
 def test_devices_continue_in_order_when_frame_starts() -> None:
-    """d0 ends frame 0 at 2.25, and goes on with frame 1 just when d1 begins frame 2: both send at 4.25."""
+    """d0 ends frame 0 at 2.25 and continues with frame 1 when d1 starts frame 2; both send at 4.25."""
     one = work(
         [(1, 0, 0.25), (0, 2, 1)],
         ((), [job(2, (0,), (1,), 1)]),
@@ -326,7 +329,7 @@ def test_devices_continue_in_order_when_frame_starts() -> None:
 
 
 def test_job_waits_for_state_of_frame_before() -> None:
-    """Device a makes the state of b's answer: of two frames on their way at once the second waits for it."""
+    """Device a makes the state from b's answer: of two frames in flight the second waits for it."""
     jobs = (Job("reads", 1.0, (), (0,), 0, state_makers=(1,)), Job("makes", 1.0, (1,), (), 1))
     away = DeviceWork("d1", "d1", (), (Job("away", 1.0, (0,), (1,), 0),))
     messages = (Message(0, 1, 0, "there"), Message(1, 0, 0, "back"))

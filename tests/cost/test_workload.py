@@ -1,4 +1,4 @@
-"""The workload of a plan: seconds of each job on its device, bytes of each message."""
+"""The workload of a plan: seconds of each job on its device, and bytes of each message."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_task_seconds_are_cost_on_device(network: int, seed: int) -> None:
 
 
 def test_coalesced_messages_cost_a_share() -> None:
-    """Rows of queries, keys and values go to the other device in one piece."""
+    """Rows of queries, keys and values are sent to the other device together."""
     costs = RuntimeCosts(send=2e-3, receive=3e-3, coalesced_share=0.1)
     assert (costs.send_seconds(0, True), costs.receive_seconds(0, True)) == pytest.approx((2e-4, 3e-4))
     assert costs.scaled_by(2.0).coalesced_share == costs.coalesced_share
@@ -95,7 +95,7 @@ def test_coalesced_messages_cost_a_share() -> None:
 
 
 def test_counts_input_and_output_time_separately() -> None:
-    """Inputs of 4 KiB go to a source on another host, outputs of 40 bytes come from the first device itself."""
+    """Inputs of 4 KiB go to a source on another host, and outputs of 40 bytes come from the first device."""
     costs = RuntimeCosts(latency=1e-3, send=2e-3, receive=3e-3, per_io_byte=1e-6, header_share=0.5)
     platform = Platform.load("rpi4x2")
     problem = replace(load_problem(networks.build("lenet"), platform), source=("pi02",), sink=("pi01",))
@@ -113,7 +113,7 @@ def test_counts_input_and_output_time_separately() -> None:
 
 @pytest.mark.parametrize("label", ["height", "channel"])
 def test_counts_slices_and_joins(label: AxisLabel) -> None:
-    """LeNet's convolutions and pools on two devices, the rest on one: of each a node in a segment."""
+    """LeNet's convolutions and pools are on two devices, the rest is on one: each has a node in a segment."""
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4x2"))
     layers = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
     for layer in problem.layers.layers[:4]:
@@ -140,7 +140,7 @@ def test_counts_slices_and_joins(label: AxisLabel) -> None:
 
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
-    """The first layer is computed by both devices, the next ones by one, the last by the other, which delivers."""
+    """Both devices compute the first layer, one the next layers, and the other delivers the last."""
     costs = RuntimeCosts(per_copy=1e-2, per_copied_byte=1e-6)
     wide = replace(load_problem(networks.build("lenet"), Platform.load("rpi4x2")), source=("pi01",), sink=("pi02",))
     wide = replace(wide, runtime_costs={device.name: costs for device in wide.platform.devices})
@@ -163,12 +163,12 @@ def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
 
 
 def held(box: Box) -> Box:
-    """The box as one that is held, whose bytes are those of its own type."""
+    """Return the box as a stored one, with the bytes of its own type."""
     return box._replace(origin=None)
 
 
 class Marked(AnalyticModel):
-    """Says of a part how much of what it reads has just been computed: a byte by a second more."""
+    """A cost model that adds a second for each byte that was just computed."""
 
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int

@@ -1,4 +1,4 @@
-"""The annotating passes by hand: what `dicompiler opt` with named layers and part counts does to the plan."""
+"""The annotating passes by hand: effects of `dicompiler opt` with named layers and part counts on the plan."""
 
 from __future__ import annotations
 

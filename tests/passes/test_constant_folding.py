@@ -1,4 +1,4 @@
-"""What is constant is computed once and becomes an initializer; what is not stays."""
+"""Constants are computed once and become initializers; other nodes stay."""
 
 from __future__ import annotations
 

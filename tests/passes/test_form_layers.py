@@ -1,4 +1,4 @@
-"""Which nodes become one layer, and which layers stay whole."""
+"""Formation of layers: nodes that become one layer, and layers that stay whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass `infer-shapes`: sizes given by the user reach every tensor, and shape computations become constants."""
+"""The pass `infer-shapes`: given sizes reach every tensor, and shape computations become constants."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_data_dependent_shape_stays_unknown() -> None:
 
 
 def test_range_gets_scalars() -> None:
-    """onnxruntime loads the first model, because it does not look through If, and would not load a part of it."""
+    """onnxruntime loads the first model, because it does not look through If, but would reject a part of it."""
     before = model("""g (bool c, float[2] k) => (float[n] y) {
         stop = If (c) <then_branch = t () => (float[1] u) { u = Constant <value = float[1] {5}> () },
                        else_branch = e () => (float[1] v) { v = Constant <value = float[1] {3}> () }>
@@ -187,7 +187,7 @@ def test_ignores_non_tensor_inputs() -> None:
     loaded = model("g (seq(float[3]) s) => (float[K] y) { y = ConcatFromSequence <axis = 0> (s) }")
     result = inferred(loaded)
     assert ops(result) == ["ConcatFromSequence"]
-    with pytest.raises(DicompilerError, match="no tensor"):
+    with pytest.raises(DicompilerError, match="not a tensor"):
         InferShapes(("s=3",)).run(PipelineState(loaded))
 
 
@@ -219,9 +219,7 @@ def test_infers_every_shape_of_light_models(file: Path) -> None:
         (("image=1x3x8x8", "image=1x3x8x8"), UsageError, "already"),
     ],
 )
-def test_mistakes_are_one_line_with_remedy(
-    shape: tuple[str, ...], kind: type[DicompilerError], expected: str
-) -> None:
+def test_mistakes_are_one_line_with_remedy(shape: tuple[str, ...], kind: type[DicompilerError], expected: str) -> None:
     loaded = model("g (float[N, 3, H, W] image) => (float[N, 3, H, W] y) { y = Relu (image) }")
     with pytest.raises(DicompilerError) as caught:
         InferShapes(shape).run(PipelineState(loaded))

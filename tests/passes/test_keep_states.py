@@ -1,4 +1,4 @@
-"""Which pairs of input and output become states, and what is said of those that cannot."""
+"""The pass `keep-states`: pairs that become states, and messages about pairs that cannot."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_states_exclude_replicas() -> None:
     plan = problem.single_device_plan("d0")
     for given, what in (
         (replace(plan, replicas=({}, {"d0": "d1"})), "replicas"),
-        (replace(plan, failures=(FailurePlan(("d1",), plan),)), "losses"),
+        (replace(plan, failures=(FailurePlan(("d1",), plan),)), "failures"),
     ):
         with pytest.raises(DicompilerError, match=f"^plan: {what}: state 'h' is kept on its device, and"):
             problem.estimate(given)
@@ -130,16 +130,16 @@ def test_names_index_beyond_table() -> None:
     with pytest.raises(DicompilerError) as error:
         prepare_inputs(model, given)
     assert str(error.value) == (
-        "input 'input_ids': 20 at [0, 0] is no row of 'embed_tokens.weight', which has 20: give numbers from 0 to 19"
+        "input 'input_ids': 20 at [0, 0] is not a row of 'embed_tokens.weight', which has 20 rows: give numbers from 0 to 19"
     )
     given = {"input_ids": np.array([[-1]]), "cache_position": np.array([4])}
     with pytest.raises(
-        DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is no row of 'past_key_values.0.key'"
+        DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is not a row of 'past_key_values.0.key'"
     ):
         prepare_inputs(model, given)
     fused = prepare(Model.load(bert_fused())).model  # tables that a fused operator reads
     ids = {name: np.zeros((1, 8), np.int32) for name in ("input_ids", "token_type_ids", "mask")}
     with pytest.raises(
-        DicompilerError, match=r"^input 'token_type_ids': 2 at \[0, 3\] is no row of 'c2', which has 2: "
+        DicompilerError, match=r"^input 'token_type_ids': 2 at \[0, 3\] is not a row of 'c2', which has 2 rows: "
     ):
         prepare_inputs(fused, {**ids, "token_type_ids": ids["mask"] + 2 * (np.arange(8) == 3).astype(np.int32)})

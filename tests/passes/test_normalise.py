@@ -1,4 +1,4 @@
-"""The pass `normalise`: the form that it promises, and that nothing else changes."""
+"""The pass `normalise`: the promised form, and no other changes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_input_or_double_output_gets_identity_and_name() -> None:
 
 
 def split_model(opset: int, sizes: list[int], axis: int, equal: bool) -> onnx.ModelProto:
-    """x → Split → Neg of each but the last output, which is an output itself; the second is not used."""
+    """Return x → Split → Neg of each output but the last, which is a graph output; the second is unused."""
     outputs = [f"s{i}" for i in range(len(sizes))]
     attributes: dict[str, Any] = {"axis": axis}
     inputs, initializers = ["x"], []

@@ -1,4 +1,4 @@
-"""Sequences of tensors that a network gives become outputs of their own, and are what onnxruntime gives."""
+"""Sequence outputs become tensor outputs with the values of onnxruntime's sequence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPLITS: dict[str, tuple[Any, dict[str, int]]] = {
 
 
 def network(opset: int, split: Any = None, attributes: dict[str, int] | None = None) -> onnx.ModelProto:
-    """x → Conv → a sequence of two, or of what a split gives of it."""
+    """Return x → Conv → a sequence of two tensors, or of a split."""
     weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((3, 2, 1, 1)).astype(np.float32), "w")
     nodes, constants = [helper.make_node("Conv", ["x", "w"], ["a"], "conv")], [weight]
     if attributes is None:
@@ -47,7 +47,7 @@ def network(opset: int, split: Any = None, attributes: dict[str, int] | None = N
 
 
 def check(proto: onnx.ModelProto) -> None:
-    """The normal form's outputs are the elements of the sequence that onnxruntime gives."""
+    """Assert that the outputs of the normal form are the elements of onnxruntime's sequence."""
     x = np.random.default_rng(1).standard_normal((1, 2, 6, 6)).astype(np.float32)
     sequence = ort.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
     made = normalise(Model.load(proto))

@@ -1,4 +1,4 @@
-"""The pass `partition`: nodes say where they are and come from, and the same bytes come out whatever the hash seed."""
+"""The pass `partition`: nodes record device and origin, and the bytes do not depend on the hash seed."""
 
 from __future__ import annotations
 

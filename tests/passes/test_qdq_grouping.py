@@ -1,4 +1,4 @@
-"""What the passes make of networks in QDQ form: every reader has its own DequantizeLinear, and weights stay 8-bit."""
+"""Networks in QDQ form: every reader has its own DequantizeLinear, and weights stay in 8 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pass `trim`: what nobody reads is computed by nobody, on one device as on several."""
+"""The pass `trim`: unread elements are not computed, on one device as on several."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ QUERY = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 8, 16] x) => (fl
 
 
 def first_row() -> Model:
-    """A product of 8 rows, one of which is read."""
+    """Return a product of 8 rows, one of which is read."""
     return Model.load(onnx.parser.parse_model(FIRST_ROW))
 
 
@@ -67,7 +67,7 @@ def test_computes_only_read_rows() -> None:
 
 
 def test_slice_of_trim_takes_only_read_rows() -> None:
-    """Of a tensor that is read in full by others, and of which several devices hold rows: a query of all keys."""
+    """Others read the tensor in full, and several devices store rows of it: a query of all keys."""
     proto = onnx.parser.parse_model(QUERY)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
     problem = load_problem(proto, make_cluster("switch", 1, 1, 1))
@@ -87,7 +87,7 @@ def test_slice_of_trim_takes_only_read_rows() -> None:
 
 
 def test_computes_single_read_row_of_quantized_layer() -> None:
-    """What reads it begins with a DequantizeLinear of its own."""
+    """The reading layer begins with its own DequantizeLinear."""
     proto = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["" : 17]> n (float[1,16,8] x) => (float[1,1,8] y)
         <float s = {0.01}, uint8 z = {0}, int64[1] i = {0}> {
@@ -117,9 +117,7 @@ def test_rejects_existing_plan() -> None:
         PassManager(make_pipeline("trim")).run(replace(formed, plan=single_device_plan(formed.layers, "d0")))
 
 
-def test_trims_single_device_and_verifies_against_original(
-    tmp_path: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trims_single_device_and_verifies_against_original(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     result = dicompiler.compile(modern.MODERN["vit"](), "rpi4x2", "modnn", output=f"{tmp_path}/out")
     assert "never read" not in caplog.text

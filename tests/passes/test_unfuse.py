@@ -1,4 +1,4 @@
-"""What onnxruntime fused is divided into operators of the standard, and computes the same."""
+"""Operators fused by onnxruntime are divided into standard ones that compute the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PRODUCTS: dict[str, dict[str, Any]] = {
 
 
 def same(net: Net, output: str, shape: tuple[int, ...], operators: str, **others: tuple[int, ...]) -> None:
-    """It is made of these operators now, and gives what it gave; others: shapes of further outputs."""
+    """Assert that the model has these operators now and computes the same (others: shapes of more outputs)."""
     shapes = {output: shape, **others}
     types = [helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()]
     model = Model.load(net.model(types=types, ir=10))
@@ -80,7 +80,7 @@ def test_unfuses_transposed_operands(operators: str, attributes: dict[str, Any])
 @pytest.mark.parametrize("turned", [(), ("transA",), ("transB",), ("transA", "transB")])
 @pytest.mark.parametrize("batched", [("transBatchA",), ("transBatchB",), ("transBatchA", "transBatchB")])
 def test_unfuses_operands_with_inner_batch(batched: tuple[str, ...], turned: tuple[str, ...]) -> None:
-    """As detection transformers have it, whose first axis is that of the sequence."""
+    """Detection transformers have such operands: their first axis is that of the sequence."""
     net = Net()
     inputs = []
     for name, shape in (("A", [2, 3, 5, 4]), ("B", [2, 3, 4, 6])):
@@ -104,7 +104,7 @@ CACHES = {"present_k": (1, 2, 9, 8), "present_v": (1, 2, 9, 8)}
 
 
 def attended(net: Net, op: str, size: int, *masks: str, rank: int = 3, **attributes: int) -> str:
-    """Attention of three rows behind a past of six, 2 heads, whose caches are read."""
+    """Return an attention of three rows behind a past of six, with 2 heads and caches that are read."""
     shapes = [(1, 3, count * 8) if rank == 3 else (1, count, 3, 8) for count in (size, 2, 2)]
     inputs = [net.input(name, shape) for name, shape in zip("qkv", shapes, strict=True)]
     pasts = [net.input(f"past_{name}", (1, 2, 6, 8)) for name in "kv"]
@@ -120,7 +120,7 @@ def test_caches_of_fused_attention_become_concats() -> None:
 
 
 def test_caches_of_standard_attention_become_concats() -> None:
-    """Of queries that share keys too, and of what is by heads already."""
+    """Also with queries that share keys, and with inputs that have an axis of heads already."""
     net = Net(23)
     y = attended(net, "Attention", 4, net.input("mask", (3, 9)), q_num_heads=4, kv_num_heads=2)
     turned = "Reshape Transpose Concat " * 2 + "Reshape Transpose Attention Transpose Reshape"
@@ -131,7 +131,7 @@ def test_caches_of_standard_attention_become_concats() -> None:
 
 @pytest.mark.parametrize("read", [CACHES, {"present_k": CACHES["present_k"]}, {}], ids=len)
 def test_attention_that_counts_rows_keeps_past(read: dict[str, tuple[int, ...]]) -> None:
-    """And makes both caches, which onnxruntime asks for, whether they are read or not."""
+    """It makes both caches, which onnxruntime requires, whether they are read or not."""
     net = Net(23)
     y = attended(net, "Attention", 2, "", q_num_heads=2, kv_num_heads=2, is_causal=1)
     same(net, y, (1, 3, 16), "Attention", **read)

@@ -1,4 +1,4 @@
-"""Any attention computes after the passes what it did before, caches and all, and so do its pieces under any plan."""
+"""Random attention computes the same after the passes, with caches and in pieces under any plan."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OUTPUTS = ("y", "past_k", "past_v", "scores")
 
 
 class Drawn:
-    """An attention in the making: inputs that are given, or weights, and attributes."""
+    """A random attention: inputs (given or weights) and attributes."""
 
     def __init__(self, seed: int, opset: int = 17) -> None:
         self.random, self.net, self.feed = Random(seed), Net(opset), dict[str, NDArray[Any]]()
@@ -39,7 +39,7 @@ class Drawn:
         return self.random.choice(choices)
 
     def some(self, **attributes: Any) -> dict[str, Any]:
-        """A few of them."""
+        """Return a few of the values."""
         return {name: value for name, value in attributes.items() if self.random.random() < 0.2}
 
     def given(self, array: Any, fixed: bool | None = None) -> str:
@@ -61,7 +61,7 @@ class Drawn:
         return [self.floats(self.batch, heads, self.past, n) if self.past else "" for n in sizes]
 
     def model(self, op: str, inputs: list[str], domain: str, **attributes: Any) -> Model:
-        """Some of its outputs are read; with a cache it makes them all."""
+        """Return the model with some outputs read; with a cache it makes them all."""
         while not inputs[-1]:
             inputs.pop()
         outputs = list(OUTPUTS[: self.one(3, 3, 4) if self.past else 1])
@@ -73,7 +73,7 @@ class Drawn:
 
 
 def multi_head(d: Drawn) -> Model:
-    """With a bias, masks of all kinds, keys and values by heads, past lengths."""
+    """Return an attention with a bias, masks of all kinds, keys and values by heads, and past lengths."""
     heads, columns = d.one(1, 2), d.one(d.rows, 4)
     width, total = heads * d.size, columns + d.past
     of_keys = (heads, columns, d.size) if not d.past and d.one(True, False) else (columns, width)
@@ -91,7 +91,7 @@ def multi_head(d: Drawn) -> Model:
 
 
 def standard(d: Drawn) -> Model:
-    """Heads as an axis or blocks, values of another size, masks of numbers and of what is seen, modes of scores."""
+    """Return an attention with heads as an axis or blocks, values of another size, masks, and score modes."""
     heads, shared, columns, wide = d.one(1, 2), d.one(1, 2), d.one(d.rows, 4), d.one(d.size, 6)
     flat, total = d.one(True, False), columns + d.past
     shapes = [(heads * shared, d.rows, d.size), (heads, columns, d.size), (heads, columns, wide)]
@@ -107,7 +107,7 @@ def standard(d: Drawn) -> Model:
 
 
 def grouped(d: Drawn) -> Model:
-    """Packed or not, turned or not, caches that grow or not, rows that do not count, sinks, windows."""
+    """Return an attention with packed or rotated inputs, caches, padding rows, sinks and windows."""
     heads, shared, d.size = d.one(1, 2), d.one(1, 2), 16
     d.rows = d.one(1, d.rows)
     d.batch = d.batch if d.rows == 1 else 1

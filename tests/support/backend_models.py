@@ -1,5 +1,6 @@
-"""The one-operator models of the onnx backend tests, and what becomes of each: split in every way that its rules allow,
-verified against onnxruntime. Read by benchmarks/backend.py, and in a sample by the tests.
+"""The one-operator models of the ONNX backend tests, split in every way that their rules allow and verified.
+
+benchmarks/backend.py uses all of them, and the tests a sample.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ NEWEST_IR, NEWEST_OPSET = 13, 26
 
 @dataclass(frozen=True)
 class Case:
-    """One model of the backend tests with its inputs, None where one of them is no tensor."""
+    """A model of the backend tests with its inputs (None if one of them is not a tensor)."""
 
     name: str
     kind: str
@@ -46,7 +47,7 @@ class Case:
 
     @property
     def operator(self) -> str:
-        """The operator type that the model is about; functions written out as nodes go by their test's kind."""
+        """The operator type of the model; functions written as nodes go by the kind of their test."""
         found = dict.fromkeys(node.op_type for node in self.model.graph.node)
         if self.name.endswith("_expanded") or "_expanded_" in self.name:
             return "(function written out)"
@@ -55,8 +56,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: `split`, `whole` (nothing in it can be cut), `refused` (an error in one line), `skipped`
-    (onnxruntime does not run it), `wrong` or `crash`; `why` for all but split ones; `plans` that were verified."""
+    """The outcome of a case.
+
+    Attributes:
+        kind: `split`, `whole` (nothing can be cut), `refused` (an error in one line), `skipped` (onnxruntime does not
+            run it), `wrong` or `crash`.
+        why: The reason for all but split ones.
+        plans: Number of verified plans.
+    """
 
     case: Case
     result: str
@@ -65,7 +72,7 @@ class Outcome:
 
 
 def cases(kinds: Sequence[str] = KINDS) -> Iterator[Case]:
-    """All models, kind by kind, in a fixed order."""
+    """Yield all models, kind by kind, in a fixed order."""
     for kind in kinds:
         yield from _collected() if kind == "node" else _stored(kind)
 
@@ -94,7 +101,7 @@ def _stored(kind: str) -> Iterator[Case]:
 
 
 def _named(model: onnx.ModelProto, values: Sequence[Any]) -> Mapping[str, NDArray[Any]] | None:
-    """The model's inputs by name; None where one is no tensor (a sequence, an optional) or is missing."""
+    """Return the model's inputs by name; None if one is missing or not a tensor."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     names = [value.name for value in model.graph.input if value.name not in initializers]
     if len(values) < len(names) or not all(isinstance(v, (np.ndarray, np.generic)) for v in values):
@@ -103,8 +110,7 @@ def _named(model: onnx.ModelProto, values: Sequence[Any]) -> Mapping[str, NDArra
 
 
 def outcome(case: Case, randoms: int = 3) -> Outcome:
-    """Compiles the case for three devices under `randoms` random plans and every way to cut it, and compares each with
-    onnxruntime."""
+    """Compile a case for three devices under `randoms` random plans and every way to cut it, and compare each."""
     if case.inputs is None:
         return Outcome(case, "skipped", "an input is no tensor")
     try:
@@ -118,7 +124,7 @@ def outcome(case: Case, randoms: int = 3) -> Outcome:
 
 
 def _with_constants(case: Case) -> Iterator[Case]:
-    """The model of one node as exporters write it: all of its inputs but the first are constants."""
+    """Return the model as exporters write it: all inputs but the first are constants."""
     first, *others = case.inputs or ("",)
     if len(case.model.graph.node) > 1 or not others or case.inputs is None:
         return
@@ -135,7 +141,7 @@ def _with_constants(case: Case) -> Iterator[Case]:
 
 
 def _verified(case: Case, reference: Mapping[str, Any], randoms: int) -> Outcome:
-    """One variant of a case under all plans."""
+    """Verify one variant of a case under all plans."""
     assert case.inputs is not None
     plans = 0
     try:
@@ -156,7 +162,7 @@ def _verified(case: Case, reference: Mapping[str, Any], randoms: int) -> Outcome
 
 
 def _shapes(case: Case) -> list[str]:
-    """The sizes of inputs that the model leaves open."""
+    """Return the sizes of inputs that the model leaves open."""
     assert case.inputs is not None
     found = []
     for value in case.model.graph.input:
@@ -169,7 +175,7 @@ def _shapes(case: Case) -> list[str]:
 def _fault(
     compilation: PipelineState, plan: Plan, inputs: Mapping[str, NDArray[Any]], reference: Mapping[str, Any]
 ) -> str:
-    """'' where every sink gets what onnxruntime gives; else what differs."""
+    """Return the difference from onnxruntime at a sink; '' if there is none."""
     result = lower(replace(compilation, plan=plan, platform=uniform_platform(len(DEVICES))))
     assert result.program is not None and result.routing is not None
     execution = ProgramExecutor(result.program).run(inputs)
@@ -183,7 +189,7 @@ def _fault(
 
 
 def ways(layers: LayerGraph) -> Iterator[Plan]:
-    """Plans that together cut each layer in each way that it allows: the n-th plan has the n-th way of every layer."""
+    """Return plans that together cut each layer in each allowed way: plan n has way n of every layer."""
     own = {layer.name: tuple(_ways(layers, layer)) for layer in layers.layers}
     for index in range(max((len(found) for found in own.values()), default=0)):
         parts = {}
@@ -195,8 +201,7 @@ def ways(layers: LayerGraph) -> Iterator[Plan]:
 
 
 def _ways(layers: LayerGraph, layer: Layer) -> Iterator[tuple[Part, ...]]:
-    """Parts for one layer: each axis that can be cut in three, and partial sums, merged on one device or along an
-    axis."""
+    """Return parts for one layer: each axis in three, and partial sums with both kinds of merging."""
     axes = cuttable_axes(layers, layer)
     tiles: list[Part] = []
     for axis in axes:
@@ -214,7 +219,7 @@ def _ways(layers: LayerGraph, layer: Layer) -> Iterator[tuple[Part, ...]]:
 
 
 def _why_whole(layers: LayerGraph) -> str:
-    """Why nothing can be cut; '' where something can."""
+    """Return why nothing can be cut; '' if something can."""
     if any(next(_ways(layers, layer), None) for layer in layers.layers):
         return ""
     reasons = dict.fromkeys(layer.whole_reason or _why_in_full(layers, layer) for layer in layers.layers)
@@ -222,7 +227,7 @@ def _why_whole(layers: LayerGraph) -> str:
 
 
 def _why_in_full(layers: LayerGraph, layer: Layer) -> str:
-    """Why the rule of a layer that can be cut gives all of its output for any part of it."""
+    """Return why a rule that can be cut computes all of its output for any part of it."""
     if max(output_shape(layers, layer), default=1) == 1:
         return "its output is one element"
     return "its rule needs all of its axes"

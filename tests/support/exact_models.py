@@ -1,4 +1,4 @@
-"""Models whose exact check is tested: small networks, made once, and models from text."""
+"""Small networks and models from text for tests of the exact check."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _loaded: dict[str, Model] = {}
 
 
 def network(name: str) -> Model:
-    """A network of SMALL, as a Model; made once."""
+    """Return a network of SMALL as a Model, cached."""
     if name not in _loaded:
         _loaded[name] = Model.load(networks.build(name, 1, **SMALL[name]))
     return _loaded[name]
 
 
 def from_text(text: str, constants: Mapping[str, NDArray[Any]] | None = None) -> Model:
-    """A Model in ONNX's text form, with `constants` as initializers."""
+    """Return a model in ONNX's text form, with `constants` as initializers."""
     proto = parser.parse_model(text)
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (constants or {}).items())
     return Model.load(proto)

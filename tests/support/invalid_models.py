@@ -1,7 +1,6 @@
-"""Models that no exporter writes: sizes, numbers and shapes that are out of all reason. Each is a function that gives a
-model, or writes a file into the directory that it is given.
+"""Models that no exporter writes, with unreasonable sizes, numbers and shapes.
 
-In: nothing, or a directory. Out: a ModelProto, bytes, or a path.
+Each function returns a model, bytes, or the path of a file that it writes into the given directory.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def model(
 
 
 def one(op: str, *inputs: str, shape: Sequence[Any] | None = (1, 4, 8, 8), opset: int = 17, **given: Any) -> Any:
-    """A model of one node, called "culprit"; `given`: its attributes, and arrays, which are its constants."""
+    """Return a model of one node, "culprit"; `given` has its attributes, and arrays, which are its constants."""
     arrays = {name: array for name, array in given.items() if isinstance(array, (np.ndarray, np.generic))}
     attributes = {name: entry for name, entry in given.items() if name not in arrays}
     node = helper.make_node(op, ["x", *inputs], ["y"], "culprit", **attributes)
@@ -96,11 +95,11 @@ ILLEGAL: dict[str, Callable[[], onnx.ModelProto]] = {
     "a type that is none": lambda: one("Cast", to=999),
     "an input that nobody makes": lambda: one("Add", "nobody"),
 }
-"""Attributes and shapes that are not legal: each is refused with the node's name."""
+"""Illegal attributes and shapes: each is rejected with the node's name."""
 
 
 def sizes(op: str, *inputs: str, **given: Any) -> Callable[[], onnx.ModelProto]:
-    """A node whose result is out of all proportion to what it is given."""
+    """Return a node with a result that is far larger than its inputs."""
     arrays = {name: array for name, array in given.items() if isinstance(array, (np.ndarray, np.generic))}
     attributes = {name: entry for name, entry in given.items() if name not in arrays}
     made = helper.make_node(op, inputs, ["big"], "culprit", **attributes)
@@ -109,7 +108,7 @@ def sizes(op: str, *inputs: str, **given: Any) -> Callable[[], onnx.ModelProto]:
 
 
 def ranks() -> onnx.ModelProto:
-    """The number of axes is a length, which is 2^40."""
+    """Return a model with 2^40 axes, given as a length."""
     nodes = [
         helper.make_node("ConstantOfShape", ["n"], ["shape"], "length", value=numpy_helper.from_array(ints(1))),
         helper.make_node("ConstantOfShape", ["shape"], ["big"], "culprit"),
@@ -120,7 +119,7 @@ def ranks() -> onnx.ModelProto:
 
 
 def sums() -> onnx.ModelProto:
-    """onnx follows each number of a vector that could be a shape."""
+    """Return a vector that could be a shape, of which ONNX follows each element."""
     nodes = [helper.make_node("Cast", ["v"], ["f"], "culprit", to=FLOAT), helper.make_node("ReduceSum", ["f"], ["y"])]
     return model(nodes, [value("v", [2**40], INT64)])
 
@@ -130,7 +129,7 @@ def rank_of_input() -> onnx.ModelProto:
 
 
 def calls(depth: int = 40, last: int | None = None) -> onnx.ModelProto:
-    """Functions that each call the next one twice; the last calls number `last`."""
+    """Return functions that each call the next one twice; the last calls number `last`."""
 
     def function(i: int) -> onnx.FunctionProto:
         called = f"f{i + 1}" if i + 1 < depth else (None if last is None else f"f{last}")
@@ -144,7 +143,7 @@ def calls(depth: int = 40, last: int | None = None) -> onnx.ModelProto:
 
 
 def nested(depth: int) -> bytes:
-    """An If inside an If inside an If …; written by hand, as protobuf itself gives up at 33 of them."""
+    """Return an If inside an If inside an If …, by hand because protobuf itself gives up at 33."""
 
     def field(number: int, *parts: bytes) -> bytes:
         content = b"".join(parts)
@@ -162,7 +161,7 @@ def nested(depth: int) -> bytes:
 
 
 def loop(trips: int) -> onnx.ModelProto:
-    """A Loop that ends when the sun has gone out."""
+    """Return a Loop with a practically infinite trip count."""
     inside = [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Relu", ["a"], ["b"])]
     ports = [value("i", [], INT64), value("go", [], TensorProto.BOOL), value("a")]
     body = helper.make_graph(inside, "body", ports, [value("on", [], TensorProto.BOOL), value("b")])
@@ -188,7 +187,7 @@ def weight(**fields: Any) -> onnx.ModelProto:
 
 
 def outside(directory: Path, entries: dict[str, str]) -> onnx.ModelProto:
-    """External data of 32 bytes in `directory`, with these entries of the reference changed."""
+    """Return external data of 32 bytes in `directory`, with these entries of the reference changed."""
     made = weight()
     tensor = made.graph.initializer[0]
     (directory / "w.bin").write_bytes(tensor.raw_data)
@@ -200,7 +199,7 @@ def outside(directory: Path, entries: dict[str, str]) -> onnx.ModelProto:
 
 
 def named(name: str) -> onnx.ModelProto:
-    """Nodes and tensors of this name, of which one has an illegal attribute."""
+    """Return nodes and tensors of this name, one with an illegal attribute."""
     nodes = [
         helper.make_node("Relu", ["x"], [name]),
         helper.make_node("MaxPool", [name], ["y"], name, kernel_shape=[0, 0]),
@@ -219,7 +218,7 @@ def edited(edit: Callable[[onnx.ModelProto], object], made: onnx.ModelProto | No
 
 
 def twice(field: str) -> onnx.ModelProto:
-    """Something that stands there a second time."""
+    """Return a model with a repeated element."""
     proto = weight()
     entries = getattr(proto.graph, field)
     entries.add().CopyFrom(entries[0])
@@ -302,7 +301,7 @@ ABSURD: dict[str, Callable[[], onnx.ModelProto | bytes]] = {
     "a model that is text": lambda: b"ir_version: 8" * 9,
     "a message in a message in a message": lambda: b"\x3a\xff\xff\xff\xff\x07" + b"\x0a\x10" * 50_000,
 }  # fmt: skip
-"""Everything else that has come to mind."""
+"""All other cases."""
 
 EXTERNAL: dict[str, dict[str, str]] = {
     "external data at an absolute path": {"location": "/etc/hostname"},
@@ -317,7 +316,7 @@ EXTERNAL: dict[str, dict[str, str]] = {
 
 
 def write_all(directory: Path) -> dict[str, Path]:
-    """All of them as files, each in a directory of its own."""
+    """Write all of them to files, each in its own directory."""
     files = {}
     for number, name in enumerate([*ILLEGAL, *ABSURD, *EXTERNAL]):
         place = directory / str(number)

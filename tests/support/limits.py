@@ -1,4 +1,4 @@
-"""A time limit for what a test does, without a thread or process of its own. In: seconds. Out: the test's failure."""
+"""A time limit for tests, without a thread or process of its own."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from types import FrameType
 import pytest
 
 LIMIT_S = 600.0
-"""For each of a test's phases: longer than what tests themselves allow what they start."""
+"""Seconds for each phase of a test: longer than the time limits in the tests themselves."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Fails the test where the block takes longer: in the main thread, once what runs there returns to Python. Failed
-    once, it has as long again to clean up."""
+    """Fail the test if the block takes longer.
+
+    It fails in the main thread as soon as the code there returns to Python, and then has as long again to clean up.
+    """
 
     def late(_signal: int, _frame: FrameType | None) -> None:
         pytest.fail(f"it did not end within {seconds:g} s")

@@ -1,7 +1,4 @@
-"""Model files that are wrong in every way, seeded: bytes that are flipped or cut off, and messages with other numbers.
-
-In: a model, a random generator. Out: the bytes of a file.
-"""
+"""Seeded mutations of model files: flipped or cut bytes, and changed numbers in messages."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ TEXTS = ("", "x", "y", "a\nb", "\x1b[2J", "n" * 5000, "Conv", "Loop", "ai.onnx.m
 
 
 def mutated(model: onnx.ModelProto, rng: random.Random) -> bytes:
-    """One to three things are wrong in it."""
+    """Return the file with one to three mutations."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model)
     if rng.random() < 0.3:
@@ -38,7 +35,7 @@ def _bytes_wrong(data: bytearray, rng: random.Random) -> bytes:
 
 
 def _fields(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
-    """Every field that is set, in the message and in those inside; of repeated numbers only in short lists."""
+    """Yield every set field, recursively; of repeated numbers only in short lists."""
     for field, value in message.ListFields():
         yield message, field
         if field.type == FieldDescriptor.TYPE_MESSAGE:
@@ -70,7 +67,7 @@ def _field_wrong(message: Message, field: FieldDescriptor, rng: random.Random) -
 
 
 def _other(field: FieldDescriptor, rng: random.Random) -> Any:
-    """A value of the field's type."""
+    """Return another value of the field's type."""
     kinds = FieldDescriptor
     if field.type == kinds.TYPE_STRING:
         return rng.choice(TEXTS)

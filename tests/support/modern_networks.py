@@ -1,6 +1,6 @@
-"""Networks of the kinds that people deploy now, tiny and with seeded weights, node by node as exporters write them.
+"""Modern kinds of networks, tiny and with seeded weights, node by node as exporters write them.
 
-MODERN: name → a function that makes the network. Each is small enough to be compiled and verified in a second or two.
+MODERN: name → function that builds the network. Each can be compiled and verified in a second or two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from support.modern_net import FLOAT, INT, ML, Net
 
 
 def yolo(nms: bool = True) -> onnx.ModelProto:
-    """C2f blocks, SPPF, a neck, heads with distributions of distances (DFL), non-maximum suppression."""
+    """C2f blocks, SPPF, a neck, heads with distributions of distances (DFL), and non-maximum suppression."""
     net = Net()
 
     def cbs(x: str, channels: int, out: int, size: int = 1, stride: int = 1) -> str:
@@ -64,7 +64,7 @@ def yolo(nms: bool = True) -> onnx.ModelProto:
 
 
 def speech(kind: str = "LSTM") -> onnx.ModelProto:
-    """Convolutions that stride over frequencies alone, then steps of a recurrent layer in both directions."""
+    """Convolutions with strides over frequencies only, then a recurrent layer in both directions."""
     net = Net()
     x = net.input("features", (1, 1, 32, 24))
     x = net.op("Relu", net.conv(x, 1, 8, (3, 3), strides=[2, 1], pads=[1] * 4))
@@ -78,7 +78,7 @@ def speech(kind: str = "LSTM") -> onnx.ModelProto:
 
 
 def faster_rcnn() -> onnx.ModelProto:
-    """Reshape by a shape that is an input, regions of interest, suppression, a head on each region."""
+    """Reshape by an input shape, regions of interest, suppression, and a head on each region."""
     net = Net()
     x = net.op("Relu", net.conv(net.input("image", (1, 3, 32, 32)), 3, 8, (3, 3), strides=[4, 4], pads=[1] * 4))
     boxes = net.conv(x, 8, 4, (1, 1))
@@ -96,7 +96,7 @@ def faster_rcnn() -> onnx.ModelProto:
 
 
 def quantised() -> onnx.ModelProto:
-    """In QDQ form: weights are integers that are dequantised, one scale for each filter."""
+    """A network in QDQ form: integer weights with one scale for each filter."""
     net = Net()
 
     def qdq(x: str, scale: float) -> str:
@@ -144,7 +144,7 @@ def video() -> onnx.ModelProto:
 
 
 def durations() -> onnx.ModelProto:
-    """1-D convolutions with dilation, cumulative sums, of which both directions are used."""
+    """1-D convolutions with dilation, and cumulative sums in both directions."""
     net = Net()
     x = net.input("phones", (1, 16, 20))
     for dilation in (1, 2, 4):
@@ -192,7 +192,7 @@ def control() -> onnx.ModelProto:
 
 
 def _trees(count: int, classes: int, classifier: bool) -> dict[str, Any]:
-    """`count` trees of three inner nodes and four leaves."""
+    """Return `count` trees of three inner nodes and four leaves."""
     random, kind = np.random.default_rng(1), "class" if classifier else "target"
     modes = ["BRANCH_LEQ"] * 3 + ["LEAF"] * 4
     leaves = [(tree, leaf, c) for tree in range(count) for leaf in range(3, 7) for c in range(classes)]
@@ -212,7 +212,7 @@ def _trees(count: int, classes: int, classifier: bool) -> dict[str, Any]:
 
 
 def forest(rows: int = 8) -> onnx.ModelProto:
-    """A scaler, a forest that tells classes apart, probabilities as a sequence of maps."""
+    """A scaler, a classifying forest, and probabilities as a sequence of maps."""
     net = Net()
     x = net.input("x", (rows, 6))
     x = net.op("Scaler", x, domain=ML, offset=[0.1] * 6, scale=[1.7] * 6)
@@ -226,7 +226,7 @@ def forest(rows: int = 8) -> onnx.ModelProto:
 
 
 def regression(rows: int = 8) -> onnx.ModelProto:
-    """A scaler, a normaliser, and the sum of a forest and a line."""
+    """A scaler, a normalizer, and the sum of a forest and a linear model."""
     net = Net()
     x = net.op("Scaler", net.input("x", (rows, 6)), domain=ML, offset=[0.1] * 6, scale=[1.7] * 6)
     trees = net.op("TreeEnsembleRegressor", x, domain=ML, n_targets=2, **_trees(5, 2, False))
@@ -238,7 +238,7 @@ def regression(rows: int = 8) -> onnx.ModelProto:
 
 
 def classification(rows: int = 8) -> onnx.ModelProto:
-    """Missing values filled in, a linear classifier with words for labels."""
+    """Imputed values and a linear classifier with string labels."""
     net = Net()
     x = net.input("x", (rows, 4))
     x = net.op("Imputer", x, domain=ML, imputed_value_floats=[0.5] * 4, replaced_value_float=float("nan"))
@@ -250,7 +250,7 @@ def classification(rows: int = 8) -> onnx.ModelProto:
 
 
 def unsorted() -> onnx.ModelProto:
-    """A network whose file has its last nodes first, as some converters to float16 leave it."""
+    """A network with its last nodes first, as some converters to float16 write it."""
     proto = yolo(False)
     nodes = list(proto.graph.node)[::-1]
     del proto.graph.node[:]

@@ -1,5 +1,4 @@
-"""Networks with words, sequences, maps and optional values among their inputs and outputs, each with a product that is
-worth a split."""
+"""Networks with strings, sequences, maps and optional values as inputs and outputs, each with a large product."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def _model(nodes: list[NodeProto], inputs: list[Any], outputs: list[Any], weight
 
 
 def sentences() -> onnx.ModelProto:
-    """Words → lower case → counts of words and pairs → two products → a label that is a word."""
+    """Strings → lower case → counts of words and pairs → two products → a string label."""
     nodes = [
         helper.make_node("StringNormalizer", ["text"], ["low"], case_change_action="LOWER", locale="C"),
         helper.make_node(
@@ -54,7 +53,7 @@ def sentences() -> onnx.ModelProto:
 
 
 def labels() -> onnx.ModelProto:
-    """Numbers → a product → the names of the greatest, of a table of words."""
+    """Numbers → a product → names of the largest values, from a table of strings."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"]),
         helper.make_node("ArgMax", ["h"], ["best"], axis=-1, keepdims=0),
@@ -66,7 +65,7 @@ def labels() -> onnx.ModelProto:
 
 
 def categories() -> onnx.ModelProto:
-    """Words as one of several and as numbers beside numbers → a classifier that says words, compared with one."""
+    """Categories as strings, and numbers → a classifier with string labels, compared with one."""
     colours = ["red", "green", "blue"]
     nodes = [
         helper.make_node("OneHotEncoder", ["text"], ["one"], domain=ML, cats_strings=colours, zeros=1),
@@ -112,7 +111,7 @@ def pieces() -> onnx.ModelProto:
 
 
 def counts() -> onnx.ModelProto:
-    """A map of words to numbers in → a product."""
+    """A map of strings to numbers → a product."""
     nodes = [
         helper.make_node("DictVectorizer", ["d"], ["x"], domain=ML, string_vocabulary=["a", "b", "c"]),
         helper.make_node("Reshape", ["x", "row"], ["r"]),

@@ -1,4 +1,4 @@
-"""Models in short, what `normalise` makes of them, and that it computes the same."""
+"""Short models, their normal form, and a check that it computes the same."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from dicompiler_passes.normalise import Normalise, normalise
 
 
 def model(body: str, ir: int = 8, opset: int = 17) -> onnx.ModelProto:
-    """A model in ONNX text, from its graph."""
+    """Return a model from the text of its graph."""
     return onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}, "other": 1]> {body}')
 
 
 def normal(source: Any) -> Model:
-    """Normalised and legal; doing it twice changes nothing, and what was given stays as it was."""
+    """Return the normal form, checked: legal, stable under a second call, and without changes to the input."""
     loaded = Model.load(source)
     before = loaded.proto.SerializeToString()
     result = Normalise().run(PipelineState(loaded)).model

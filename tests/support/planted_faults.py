@@ -1,7 +1,7 @@
-"""Faults: ways to break a placed model that leave it legal, so that only what it computes can tell.
+"""Faults that break a placed model but leave it legal, so that only its results can reveal them.
 
-In: a placed model, as partition writes it. Out: faults of each kind; each changes any placed model of the same plan in
-place, so that check models of all seeds get the same fault. What would provably change nothing is left out.
+Each fault changes any placed model of the same plan in place, so that check models of all seeds get the same fault.
+Changes that provably have no effect are omitted.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Change = Callable[[onnx.ModelProto], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """`change` breaks a placed model; `name` says where and how."""
+    """A fault: `change` breaks a placed model, and `name` says where and how."""
 
     name: str
     change: Change
 
 
 class Placed:
-    """A placed model as the faults look at it: shapes, regions and constants by tensor name."""
+    """Shapes, regions and constants of a placed model, by tensor name."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         graph = proto.graph
@@ -45,27 +45,27 @@ class Placed:
             self.regions[name] = "all"
 
     def of(self, *ops: str) -> Iterator[tuple[int, onnx.NodeProto]]:
-        """Index and node of each node of these operators."""
+        """Yield index and node of each node of these operators."""
         return ((i, node) for i, node in enumerate(self.nodes) if node.op_type in ops)
 
     def attribute(self, node: onnx.NodeProto, name: str) -> Any:
-        """The value of an attribute that the node has."""
+        """Return the value of an attribute that the node has."""
         return next(helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name)
 
     def bounds(self, node: onnx.NodeProto) -> list[list[int]]:
-        """(starts, ends, axes) of a Slice: inputs since opset 10, attributes before."""
+        """Return (starts, ends, axes) of a Slice: inputs since opset 10, attributes before."""
         if len(node.input) > 1:
             return [numpy_helper.to_array(self.constants[name]).tolist() for name in node.input[1:4]]
         return [list(self.attribute(node, name)) for name in ("starts", "ends", "axes")]
 
     def unordered(self, tensor: str) -> bool:
-        """Whether all that the network does with the tensor is to pool or reduce it, whatever the order."""
+        """Return True if the network only pools or reduces the tensor, in any order."""
         readers = [node for node in self.nodes if node.op_type not in ("Concat", "Slice") and _reads(node, tensor)]
         return all(node.op_type.startswith(("Global", "Reduce")) for node in readers)
 
 
 def original(tensor: str) -> str:
-    """The tensor of the whole network that a tensor of the placed model is a piece of."""
+    """Return the tensor of the whole network of which a tensor is a piece."""
     return tensor.split("@")[0].split("[")[0]
 
 
@@ -74,7 +74,7 @@ def _reads(node: onnx.NodeProto, tensor: str) -> bool:
 
 
 def shifted_slices(placed: Placed) -> Iterator[Fault]:
-    """A Slice takes what stands one further along an axis."""
+    """Yield Slices that are shifted by one along an axis."""
     for i, node in placed.of("Slice"):
         starts, ends, axes = placed.bounds(node)
         for k, axis in enumerate(axes):
@@ -98,7 +98,7 @@ def _with_bounds(index: int, starts: Sequence[int], ends: Sequence[int]) -> Chan
 
 
 def dropped_rows(placed: Placed) -> Iterator[Fault]:
-    """The last row (column, channel) of what a Slice takes is lost; the one before it stands there twice."""
+    """Yield Slices with the last row (column, channel) replaced by the one before."""
     for i, node in placed.of("Slice"):
         for axis in placed.bounds(node)[2]:
             extent = placed.shapes[node.output[0]][axis]
@@ -108,7 +108,7 @@ def dropped_rows(placed: Placed) -> Iterator[Fault]:
 
 
 def swapped_channels(placed: Placed) -> Iterator[Fault]:
-    """Two neighbouring channels of what a layer with weights makes change places."""
+    """Yield swaps of two neighbouring output channels of a layer with weights."""
     for i, node in placed.of("Conv", "Gemm", "MatMul"):
         channels = placed.shapes[node.output[0]][1]
         for first in range(channels - 1):
@@ -118,7 +118,7 @@ def swapped_channels(placed: Placed) -> Iterator[Fault]:
 
 
 def _gathered(index: int, axis: int, rows: Sequence[int]) -> Change:
-    """Behind a node: those rows of its output take the place of all."""
+    """Replace the output of a node by the given rows of it."""
 
     def change(proto: onnx.ModelProto) -> None:
         node = proto.graph.node[index]
@@ -132,7 +132,7 @@ def _gathered(index: int, axis: int, rows: Sequence[int]) -> Change:
 
 
 def swapped_pieces(placed: Placed) -> Iterator[Fault]:
-    """Two pieces of the same shape change places in a Concat."""
+    """Yield swaps of two pieces of the same shape in a Concat."""
     for i, node in placed.of("Concat"):
         if placed.attribute(node, "axis") >= 2 and placed.unordered(node.output[0]):
             continue
@@ -151,7 +151,7 @@ def _with_inputs(index: int, inputs: dict[int, str]) -> Change:
 
 
 def moved_pads(placed: Placed) -> Iterator[Fault]:
-    """One row of the pads goes from one end of a window's axis to the other."""
+    """Yield rows of padding moved to the other end of a window's axis."""
     for i, node in placed.of("AveragePool", "Conv", "LpPool", "MaxPool"):
         pads = list(placed.attribute(node, "pads")) if any(a.name == "pads" for a in node.attribute) else []
         rank = len(pads) // 2
@@ -173,7 +173,7 @@ def _with_pads(index: int, pads: Sequence[int]) -> Change:
 
 
 def wrong_sums(placed: Placed) -> Iterator[Fault]:
-    """A partial sum is added twice, in place of another or beside it, or is left out."""
+    """Yield partial sums that are added twice (instead of or in addition to another), or omitted."""
     for i, node in placed.of("Add"):
         first, second = node.input
         if "+" in second:  # a range of input channels, as partition names partial sums
@@ -204,7 +204,7 @@ def _added_again(index: int, tensor: str) -> Change:
 
 
 def wrong_weights(placed: Placed) -> Iterator[Fault]:
-    """A node has the weights of another part of its layer."""
+    """Yield nodes with the weights of another part of their layer."""
     cuts = [name for name in placed.constants if "[" in name and not name.startswith("int64")]
     for i, node in enumerate(placed.nodes):
         for place, name in enumerate(node.input):
@@ -215,7 +215,7 @@ def wrong_weights(placed: Placed) -> Iterator[Fault]:
 
 
 def wrong_tiles(placed: Placed) -> Iterator[Fault]:
-    """A node reads another region of the tensor that it should read."""
+    """Yield nodes that read another region of their input."""
     made: list[str] = []
     for i, node in enumerate(placed.nodes):
         for place, name in enumerate(node.input):

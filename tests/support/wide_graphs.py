@@ -1,4 +1,4 @@
-"""Graphs of as many nodes as one likes: long, wide, and both."""
+"""Graphs with any number of nodes: long, wide, and both."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ POOL = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
 
 
 def graph(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> onnx.ModelProto:
-    """All tensors are of one shape, the input is t0."""
+    """Return a graph of tensors of one shape, with the input t0."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 8, 8]) for name in ("t0", *outputs)]
     opsets = [helper.make_opsetid("", 17)]
     return helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:]), ir_version=8, opset_imports=opsets)
 
 
 def chain(count: int) -> onnx.ModelProto:
-    """One layer: each node is taken in by the one before."""
+    """Return one layer: each node is absorbed by the one before."""
     return graph([helper.make_node("Relu", [f"t{i}"], [f"t{i + 1}"], f"n{i}") for i in range(count)], [f"t{count}"])
 
 
 def pools(count: int) -> onnx.ModelProto:
-    """As many layers as nodes."""
+    """Return as many layers as nodes."""
     nodes = [helper.make_node("MaxPool", [f"t{i}"], [f"t{i + 1}"], f"n{i}", **POOL) for i in range(count)]
     return graph(nodes, [f"t{count}"])
 
 
 def parallel(count: int) -> onnx.ModelProto:
-    """All nodes read the input, the last reads all of them."""
+    """Return nodes that read the input, and one that reads all of them."""
     nodes = [helper.make_node("Relu", ["t0"], [f"t{i + 1}"], f"n{i}") for i in range(count - 1)]
     return graph([*nodes, helper.make_node("Sum", [f"t{i + 1}" for i in range(count - 1)], ["y"], "sum")], ["y"])
 
 
 def outputs(count: int) -> onnx.ModelProto:
-    """All nodes read the input, and make an output."""
+    """Return nodes that read the input and make graph outputs."""
     nodes = [helper.make_node("Relu", ["t0"], [f"t{i + 1}"], f"n{i}") for i in range(count)]
     return graph(nodes, [f"t{i + 1}" for i in range(count)])
 
 
 def namesakes(count: int) -> onnx.ModelProto:
-    """`pools`, where all nodes have one name."""
+    """Return `pools` with equal names of all nodes."""
     model = pools(count)
     for node in model.graph.node:
         node.name = "same"
@@ -49,7 +49,7 @@ def namesakes(count: int) -> onnx.ModelProto:
 
 
 def residual(count: int) -> onnx.ModelProto:
-    """Blocks of pool, activation and a shortcut over two of them."""
+    """Return blocks of pool, activation, and a shortcut over both."""
     nodes, last, skip = [], "t0", "t0"
     for i in range(count // 3):
         nodes.append(helper.make_node("MaxPool", [last], [f"p{i}"], f"pool{i}", **POOL))

@@ -1,4 +1,4 @@
-"""Comparing outputs and bytes: what is the same passes, what differs is named."""
+"""Comparison of outputs and bytes: equal values pass, and differences are named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dicompiler.verify.comparison import (
 
 
 def test_exact_check_fails_for_wrong_role() -> None:
-    """The second role of the check model is spoilt; with whole roles it passes and says of how many."""
+    """Spoil the second role of the check model. With correct roles the check passes and gives their number."""
     platform = cluster("a", "b", "c")
     base = lenet(({}, {"b": "c"}), platform)
     assert base.reference is not None and base.plan is not None
@@ -134,7 +134,7 @@ def test_listed_initializers_are_not_inputs() -> None:
 
 
 def test_keeps_one_check_model_in_memory() -> None:
-    """They are as large as the network."""
+    """Check models are as large as the network."""
     model = prepare(Model.load(networks.build("lenet", 1))).model
     before: list[weakref.ref[Model]] = []
 

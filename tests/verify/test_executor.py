@@ -1,4 +1,4 @@
-"""The in-process executor: programs written by hand against the whole model, and what it refuses."""
+"""The in-process executor: handmade programs against the whole model, and rejected programs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_optimization_levels_give_same_bits(level: Any) -> None:
 
 
 def changed(made: Made, index: int, **changes: Any) -> Program:
-    """The program with one transfer's value changed."""
+    """Return the program with one transfer's value changed."""
     transfers = list(made[0].transfers)
     predicted = dataclasses.replace(transfers[index].value, **changes)
     transfers[index] = dataclasses.replace(transfers[index], value=predicted)

@@ -1,4 +1,4 @@
-"""What is broken on purpose is caught by the exact check: faults in placed models, and rules that are wrong."""
+"""The exact check catches planted faults: in placed models, and in operator rules."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import onnx
 import pytest
-from support.planted_faults import KINDS, Fault, Placed
 from support.layer_graphs import rules
+from support.planted_faults import KINDS, Fault, Placed
 from support.splits import Case, splits
 
 from dicompiler import networks
@@ -63,7 +63,7 @@ def placed(compilation: PipelineState, how: Plan) -> Model:
 
 
 def exact_check(name: str, how: Plan, change: Callable[[onnx.ModelProto], None]) -> Check:
-    """The exact check of the network, with its placed models changed before they are cut."""
+    """Run the exact check of the network with changed placed models."""
 
     def program(variant: Model) -> Program:
         whole = placed(prepare(variant), how)
@@ -76,7 +76,7 @@ def exact_check(name: str, how: Plan, change: Callable[[onnx.ModelProto], None])
 
 
 def caught(name: str, how: Plan, fault: Fault) -> bool:
-    """Whether outputs differ or the program cannot even run."""
+    """Return True if outputs differ or the program cannot run."""
     try:
         return not exact_check(name, how, fault.change).passed
     except DicompilerError:
@@ -103,18 +103,18 @@ Spoil = Callable[[Operation, Interval | None, Piece], Piece]
 
 
 def needing(piece: Piece, index: int, need: Region | None, **changes: Any) -> Piece:
-    """The piece with another need of input `index`."""
+    """Return the piece with another need of input `index`."""
     return replace(piece, needs=(*piece.needs[:index], need, *piece.needs[index + 1 :]), **changes)
 
 
 def moved(region: Region, axis: int, first: int, last: int) -> Region:
-    """The region with its ends on one axis moved."""
+    """Return the region with its ends on one axis moved."""
     start, stop = region[axis]
     return (*region[:axis], (start + first, stop + last), *region[axis + 1 :])
 
 
 def halo_row_dropped(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
-    """A pad stands in the place of the last row, where that is not the border's."""
+    """Put padding in the place of the last row if it is not a border row."""
     need = piece.needs[0]
     assert need is not None
     if need[2][1] == operation.input_shape(0)[2] or need[2][1] - need[2][0] < 2:
@@ -125,7 +125,7 @@ def halo_row_dropped(operation: Operation, _: Interval | None, piece: Piece) -> 
 
 
 def pad_moved(_: Operation, __: Interval | None, piece: Piece) -> Piece:
-    """A row of the pads is at the other end."""
+    """Move a row of padding to the other end."""
     pads = list(piece.attributes.get("pads", []))
     half = len(pads) // 2
     if pads and pads[0] != pads[half]:
@@ -134,7 +134,7 @@ def pad_moved(_: Operation, __: Interval | None, piece: Piece) -> Piece:
 
 
 def shifted(axis: int) -> Spoil:
-    """One row (channel) too far up, or down at the border."""
+    """Shift by one row (channel) upwards, at the border downwards."""
 
     def spoil(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
         need = piece.needs[0]
@@ -147,7 +147,7 @@ def shifted(axis: int) -> Spoil:
 
 
 def narrow_halo(_: Operation, __: Interval | None, piece: Piece) -> Piece:
-    """LRN reads a channel less than its window at the lower end."""
+    """Let LRN read one channel less at the lower end of its window."""
     if piece.written_region is None or piece.written_region[1][0] == piece.out[1][0]:
         return piece
     raw = moved(piece.written_region, 1, 1, 0)
@@ -155,27 +155,27 @@ def narrow_halo(_: Operation, __: Interval | None, piece: Piece) -> Piece:
 
 
 def bias_everywhere(operation: Operation, reduce: Interval | None, piece: Piece) -> Piece:
-    """The bias rides in every range of the input channels."""
+    """Add the bias in every range of input channels."""
     if reduce is None or not operation.has_input(2):
         return piece
     return needing(replace(piece, constants={}), 2, (piece.out[1],))
 
 
 def first_weights(_: Operation, __: Interval | None, piece: Piece) -> Piece:
-    """The first filters of the layer in place of those of the part."""
+    """Use the first filters of the layer instead of those of the part."""
     weight = piece.needs[1]
     assert weight is not None
     return needing(piece, 1, ((0, weight[0][1] - weight[0][0]), *weight[1:]))
 
 
 def first_channels(_: Operation, __: Interval | None, piece: Piece) -> Piece:
-    """The first channels' shift and scale in place of those of the part."""
+    """Use shift and scale of the first channels instead of those of the part."""
     count = piece.out[1][1] - piece.out[1][0]
     return replace(piece, needs=(piece.needs[0], *(((0, count),) for _ in piece.needs[1:])))
 
 
 def shortcut_of_another_tile(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
-    """An addition reads its second operand one row too far up."""
+    """Let an addition read its second operand one row further up."""
     need = piece.needs[1]
     if need is None or len(need) < 4 or need[2][0] == 0 or need[2] == (0, operation.input_shape(1)[2]):
         return piece
@@ -183,7 +183,7 @@ def shortcut_of_another_tile(operation: Operation, _: Interval | None, piece: Pi
 
 
 def inputs_mistaken(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
-    """What a part of a Concat takes from one of two inputs it takes from the other."""
+    """Let a part of a Concat swap the needs of its two inputs."""
     assert operation.input_shape(0) == operation.input_shape(1)
     return replace(piece, needs=tuple(reversed(piece.needs)))
 
@@ -213,11 +213,11 @@ WRONG: dict[str, tuple[tuple[str, ...], Spoil, tuple[tuple[str, str], ...]]] = {
     "shortcut of another tile": (("Add",), shortcut_of_another_tile, (("tiny", "height"), ("resnet18", "grid"))),
     "input of a concat mistaken": (("Concat",), inputs_mistaken, (("tiny", "lop"),)),
 }
-"""What is wrong, in the rules of which operators, and with which networks and plans that shows."""
+"""Fault → operators with the wrong rule, and networks and plans that reveal it."""
 
 
 def with_rules(name: str, how: Plan, known: Mapping[tuple[str, str], OperatorRule]) -> Check:
-    """The exact check of the network, partitioned by these rules."""
+    """Run the exact check of the network, partitioned by these rules."""
 
     def program(variant: Model) -> Program:
         prepared = prepare(variant)
@@ -227,7 +227,7 @@ def with_rules(name: str, how: Plan, known: Mapping[tuple[str, str], OperatorRul
 
 
 def spoiled(rule: OperatorRule, spoil: Spoil) -> OperatorRule:
-    """The rule, but for what `spoil` makes of each piece that is less than the whole."""
+    """Return the rule with `spoil` applied to each piece that is smaller than the whole."""
 
     def piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
         right = rule.piece(operation, region, reduce)
@@ -253,7 +253,7 @@ def test_catches_wrong_rule(what: str, name: str, kind: str) -> None:
 
 
 def test_catches_softmax_that_reads_part_of_its_axis() -> None:
-    """The right rule refuses the plan."""
+    """The correct rule rejects the plan."""
 
     def careless(_: Operation, region: Region, __: Interval | None) -> Piece:
         return Piece(region, (region,))

@@ -1,4 +1,4 @@
-"""Random inputs that a network can take: which numbers an input may be follows from where it leads to."""
+"""Random inputs that a network accepts: value limits follow from the operators that read an input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ NUMBERS = {"first": [0], "two": [2], "shape": [1, 8], "nine": 9, "depth": 3}
 
 
 def network(inputs: dict[str, str], nodes: str) -> Model:
-    """Of inputs (name → type and shape) and nodes ("y = Op(a, b) attribute=1; …"); tables have rows of 4 numbers."""
+    """Return a model of inputs (name → type and shape) and nodes ("y = Op(a, b) attribute=1; …").
+
+    Tables have rows of 4 numbers.
+    """
     rng, made = np.random.default_rng(0), []
     for line in nodes.split(";"):
         output, _, call = line.strip().partition(" = ")
@@ -78,9 +81,7 @@ BERT = (
         ),
     ],
 )
-def test_value_limits_follow_from_readers(
-    inputs: dict[str, str], nodes: str, found: dict[str, ValueLimit]
-) -> None:
+def test_value_limits_follow_from_readers(inputs: dict[str, str], nodes: str, found: dict[str, ValueLimit]) -> None:
     model = network(inputs, nodes)
     assert find_value_limits(model) == found
     given = prepare_inputs(model)
@@ -105,9 +106,7 @@ def test_verifies_network_with_token_lookup(tmp_path: Path) -> None:
     dicompiler.run(tmp_path / "out")
 
 
-def test_error_says_which_inputs_to_give(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_error_says_which_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = network({"ids": "INT64 8"}, "b = Mul(ids nine); y = Gather(kinds b)")
     compiled = dicompiler.compile(model, "rpi4x2", "single", output=tmp_path / "out")
     advice = "its inputs were random numbers: give arrays that it takes (--inputs X.npz with ids)"

@@ -1,4 +1,4 @@
-"""What a client may refuse of an input's numbers: those that are no row of the table in which they end up."""
+"""Checks of input values by a client: indices beyond the table that they index are rejected."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ CONSTANTS: dict[str, Any] = {
 
 
 def network(nodes: str) -> ModelProto:
-    """`nodes` ("a = Op(x y) attribute=1; …") make the tensor `at` of `ids` and `more`, by which rows are taken of a
-    table."""
+    """Return a model in which `nodes` ("a = Op(x y) attribute=1; …") make the indices `at` of `ids` and `more`."""
     made = []
     for line in nodes.split(";"):
         output, _, call = line.strip().partition(" = ")
@@ -53,7 +52,7 @@ def network(nodes: str) -> ModelProto:
 
 
 class Engine:
-    """onnxruntime, with one model."""
+    """onnxruntime with one model."""
 
     def __init__(self, model: ModelProto) -> None:
         options = ort.SessionOptions()
@@ -94,7 +93,7 @@ class Engine:
     ],
 )
 def test_rejects_index_exactly_if_onnxruntime_does(nodes: str, known: bool) -> None:
-    """At every place, for numbers about both ends of the table; nothing is refused that can be right."""
+    """Try numbers around both ends of the table everywhere. No valid number may be rejected."""
     model = network(nodes)
     loaded, engine = Model.load(model), Engine(model)
     assert bool(find_lookup_tables(loaded, ["ids"])) == known
@@ -124,7 +123,7 @@ def test_reports_offset() -> None:
 
 
 def grouped(net: Net, more: int = 1, **attributes: int) -> str:
-    """GroupQueryAttention of a row behind a cache of six rows, whose places are given."""
+    """Return a GroupQueryAttention of one row behind a cache of six rows, with given positions."""
     shapes = {"q": (1, 1, 32), "k": (1, 1, 16), "v": (1, 1, 16), "pk": (1, 1, 6, 16), "pv": (1, 1, 6, 16)}
     inputs = [net.input(name, shape) for name, shape in shapes.items()]
     counts = {"num_heads": 2, "kv_num_heads": 1, **attributes}
@@ -143,7 +142,7 @@ def scattered(net: Net, *shape: int) -> str:
 
 
 def added(net: Net) -> str:
-    """To floats."""
+    """Add to floats."""
     return net.op("Add", net.input("ids", (2, 6)), net.const(np.inf))
 
 
@@ -160,9 +159,7 @@ def added(net: Net) -> str:
         (added, False),
     ],
 )
-def test_rejects_cache_rows_and_positions_exactly_if_onnxruntime_does(
-    build: Callable[[Net], str], known: bool
-) -> None:
+def test_rejects_cache_rows_and_positions_exactly_if_onnxruntime_does(build: Callable[[Net], str], known: bool) -> None:
     net = Net()
     model = prepare(Model.load(net.model(*build(net).split()))).model
     assert bool(find_lookup_tables(model, ["ids"])) == known

@@ -1,5 +1,4 @@
-"""Networks of the kinds that people deploy now: every layer is proven in parts, faults in them are caught, and the
-default strategy takes them through."""
+"""Modern kinds of networks: all layers pass the exact check in parts, faults are caught, and strategies work."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from random import Random
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.planted_faults import KINDS, Fault, Placed
-from support.modern_networks import MODERN
 from support.modern_net import MS, Net
+from support.modern_networks import MODERN
+from support.planted_faults import KINDS, Fault, Placed
 from support.splits import Case, cluster, splits
 
 import dicompiler
@@ -31,12 +30,12 @@ from dicompiler_passes.partition import PartitionPass
 
 @cache
 def case(name: str) -> Case:
-    """With nothing computed: the exact check brings its own numbers."""
+    """Return the case without reference outputs: the exact check brings its own numbers."""
     return Case(replace(prepare(Model.load(MODERN[name]())), platform=cluster()), {}, {})
 
 
 def checked(name: str, plan: Plan, fault: Fault | None = None, seeds: Sequence[int] | None = None) -> Check:
-    """The exact check, with placed models broken before they are cut."""
+    """Run the exact check with faults in the placed models."""
     own = case(name)
 
     def program(variant: Model) -> Program:
@@ -106,7 +105,7 @@ def test_default_strategy_compiles_network(name: str, tmp_path: Path) -> None:
 
 
 def test_string_labels_become_indices(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """No device can send words: a warning names the output, and which number is which word."""
+    """Devices cannot send strings: a warning names the output and the label of each index."""
     with caplog.at_level("WARNING", "dicompiler"):
         compiled = dicompiler.compile(MODERN["classification"](), "rpi4x4", output=tmp_path / "out")
     assert "output 't1' holds strings, which devices cannot send: you get their indices, 0 to 2, in 'a'" in caplog.text
@@ -132,7 +131,7 @@ def test_sorts_unordered_nodes() -> None:
 
 
 def _mixed(form: str) -> onnx.ModelProto:
-    """Operators that round, called with inputs of several numbers or types in one network."""
+    """Return a network that calls rounding operators with different numbers and types of inputs."""
     net, width = Net(19), 32
     x = net.input("x", (1, 8, width))
     vectors = [net.weight(width) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Networks that draw random numbers: one device draws them, what does not depend on them is compared, and exact."""
+"""Networks with random operators: one device draws, and independent outputs are compared and exact."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONV = "Conv <pads = [1, 1, 1, 1]>"
 
 
 def noisy() -> onnx.ModelProto:
-    """Two convolutions with noise in between, and one beside them."""
+    """Return two convolutions with noise between them, and one in parallel."""
     model = onnx.parser.parse_model(
         f"{HEAD} n (float[1,8,64,64] x) => (float[1,8,64,64] y, float[1,8,64,64] z) {{ a = {CONV} (x, w) "
         f"r = RandomNormalLike (a) s = Mul (r, a) b = {CONV} (s, w) y = Relu (b) z = {CONV} (a, w) }}"
@@ -143,7 +143,7 @@ def test_random_outputs_must_have_equal_types(got: object, words: str) -> None:
 
 
 def test_check_does_not_apply_if_check_model_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network whose numbers say how large its tensors are: those of a check model can be any."""
+    """The values of the network are sizes of tensors, and those of a check model can be huge."""
     model = Model.load(
         onnx.parser.parse_model(
             f"{HEAD} n (float[4] x, int64[1] k) => (float[4] y, int64[m] z) {{ y = Relu (x) "

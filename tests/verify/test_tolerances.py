@@ -1,4 +1,4 @@
-"""What outputs may differ by: of quantised networks in steps of their scale, of others by the types on their way."""
+"""Tolerances: steps of the scale for quantized outputs, else by the coarsest type on the path."""
 
 from __future__ import annotations
 

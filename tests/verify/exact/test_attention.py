@@ -1,4 +1,4 @@
-"""Attention as one operator is exact with its masks: what is wrong with a part's mask, or its causal flag, is found."""
+"""Stand-ins of attention are exact with masks, and wrong masks or causal flags of a part are found."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CAUSAL = [name for name in MASKS if name.startswith("causal")]
 
 
 def network(name: str) -> onnx.ModelProto:
-    """Attention of an input by itself; the mask is an input."""
+    """Return a self-attention with the mask as an input."""
     op, place, shape, kind, given_attributes = MASKS[name]
     attributes = dict(given_attributes)
     apart = attributes.pop("keys", 3) == 4
@@ -61,7 +61,7 @@ def network(name: str) -> onnx.ModelProto:
 
 
 def plan(layer: str, shape: tuple[int, ...], axis: int) -> Plan:
-    """Two devices, each half of an axis of what the attention gives."""
+    """Return a plan with half of an axis of the attention's output on each of two devices."""
     whole, half = full_region(shape), shape[axis] // 2
     cuts = [(0, half), (half, shape[axis])]
     parts = tuple(
@@ -72,7 +72,7 @@ def plan(layer: str, shape: tuple[int, ...], axis: int) -> Plan:
 
 
 def check(name: str, axis: int, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Check:
-    """The exact check of the network in halves along an axis, its placed models changed before they are cut."""
+    """Run the exact check of the network in halves along an axis, with changed placed models."""
     model = Model.load(network(name))
     compilation = prepare(model)
     assert compilation.layers is not None
@@ -93,7 +93,7 @@ def check(name: str, axis: int, change: Callable[[onnx.ModelProto], None] = lamb
 
 
 def axes(name: str) -> tuple[int, ...]:
-    """Batch and heads, and rows where none are counted."""
+    """Return batch and heads, and rows if the result does not depend on their numbers."""
     if name in CAUSAL:
         return (0, 2) if MASKS[name][0] == "MultiHeadAttention" else (0, 1)
     return (0, 1, 2)
@@ -108,7 +108,7 @@ def test_every_cut_is_exact_and_checks_all_layers(name: str) -> None:
 
 
 def other_slices(proto: onnx.ModelProto) -> None:
-    """A part takes the slice of the mask that the other one has; without slices it reads the mask from behind."""
+    """Give a part the mask slice of the other part; without slices, reverse the mask."""
     slices = [node for node in proto.graph.node if node.op_type == "Slice" and node.input[0].startswith("mask")]
     assert slices
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}

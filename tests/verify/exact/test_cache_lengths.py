@@ -1,4 +1,4 @@
-"""Lengths of GroupQueryAttention's caches have a part in the exact check: another sequence's are found."""
+"""Lengths of GroupQueryAttention's caches are part of the exact check: wrong lengths are found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BATCH, HEADS, SHARED, ROWS, SIZE = 4, 4, 2, 3, 8
 
 
 def network() -> onnx.ModelProto:
-    """A prompt of sequences of different lengths."""
+    """Return a prompt of sequences of different lengths."""
     node = helper.make_node(
         "GroupQueryAttention", ["q", "k", "v", "", "", "last", "total"], ["y", "pk", "pv"], "attention",
         domain="com.microsoft", num_heads=HEADS, kv_num_heads=SHARED,
@@ -40,7 +40,7 @@ def network() -> onnx.ModelProto:
 
 
 def check(axis: int, change: Callable[[onnx.ModelProto], None] = lambda _: None) -> Check:
-    """In halves along an axis of what comes out, the placed model changed."""
+    """Run the exact check in halves along an axis of the output, with changed placed models."""
     compilation = prepare(Model.load(network()))
     assert compilation.layers is not None
     (layer,) = compilation.layers.layers

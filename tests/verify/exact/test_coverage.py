@@ -1,4 +1,4 @@
-"""Coverage: so many seeds read every tap and every input channel, and what is left out shows."""
+"""Coverage: the needed seeds read every tap and every input channel, and gaps show."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_coverage_shows_missing_seed() -> None:
 @pytest.mark.parametrize("points", ["none", "packed", "floats"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_counts_unpacked_nbits_weights(bits: int, points: str) -> None:
-    """Columns that are at their zero point in each row are not read; the last block is not full."""
+    """Columns at their zero point in every row are not read. The last block is not full."""
     if (bits, points) == (8, "floats"):
         points = "packed"  # onnxruntime has no such
     random, net = np.random.default_rng(bits), Net()
@@ -75,7 +75,7 @@ def test_missing_tap_or_channel_changes_output(name: str) -> None:
 
 
 def _without(checked: Model, inputs: dict[str, Any], node: onnx.NodeProto, place: tuple[Any, ...]) -> bool:
-    """Whether the output changes when that place of the node's weight is made zero."""
+    """Return True if the output changes when one element of the node's weight becomes zero."""
     name, array = node.input[1], checked.array(node.input[1]).copy()
     unified_view(node, 1, array)[place] = 0
     proto = onnx.ModelProto()

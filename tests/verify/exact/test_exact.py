@@ -1,4 +1,4 @@
-"""The check model keeps the graph, is exact in any order of sums, and refuses what cannot be exact."""
+"""The check model keeps the graph, is exact in any order of sums, and is refused if it cannot be exact."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_bounds_rounding_and_growing_layers_without_exclusions(body: str) -> Non
 
 
 def images(_: Operation, region: Region, __: Interval | None) -> Piece:
-    """Images pass."""
+    """Return a rule piece that passes images through."""
     out = (region[0], (0, 3), (0, 5), (0, 5))
     return Piece(out, (out,))
 
@@ -117,7 +117,7 @@ def test_excludes_only_layer_without_stand_in_and_gives_reason() -> None:
 
 
 def test_checks_every_tap_behind_excluded_layer() -> None:
-    """Convolution → what is left out → convolution, in the middle of a network: no tap of either can be wrong."""
+    """Convolution → excluded layer → convolution inside a network: no tap of either may be wrong."""
     proto = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
         g (float[4, 3, 5, 5] x) => (float[4, 4, 5, 5] y) {
           a = Conv <pads = [1, 1, 1, 1]> (x, v)  square = Mul (a, a)

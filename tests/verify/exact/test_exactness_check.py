@@ -1,4 +1,4 @@
-"""Magnitudes: every sum of a check model stays below what its type holds exactly, and the largest is named."""
+"""Exactness: every sum of a check model stays below the limit of its type, and the largest is named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler.verify.executor import run_model
 
 
 def halved(model: Model) -> Model:
-    """The same network in float16."""
+    """Return the same network in float16."""
     proto = model.to_proto()
     for tensor in proto.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:

@@ -1,4 +1,4 @@
-"""What takes the place of a layer that is left out differs by place: pieces of it that are read crosswise show."""
+"""Replacements of excluded layers differ by position, so swapped pieces are found."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SUMS = """<ir_version: 8, opset_import: ["": 17]> g (float[4, 6, 5] x) => (float
 
 
 def rows(_: Operation, region: Region, __: Interval | None) -> Piece:
-    """Rows pass."""
+    """Return a rule piece that passes rows through."""
     out = (*region[:2], (0, 5))
     return Piece(out, (out,))
 
@@ -42,17 +42,17 @@ OWN = {
     ("", "Softmax"): OperatorRule("Softmax", rows),
     ("", "ReduceLogSum"): replace(rules()["", "ReduceLogSum"], stand_in="", reduction_length=lambda _: 5),
 }
-"""The built-in rules, with two for which nothing exact is known."""
+"""The built-in rules and two rules without stand-ins."""
 Swap = Callable[[onnx.ModelProto], int]
 
 
 def read(text: str) -> Model:
-    """A model in ONNX's text form, with the shapes that follow from it."""
+    """Return a model from ONNX text, with inferred shapes."""
     return Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text)))
 
 
 def halves(axis: int) -> tuple[Part, Part]:
-    """All of y on two devices, cut on one axis."""
+    """Return parts with y on two devices, cut along one axis."""
     extents = (4, 6, 5)
     cuts = ((0, extents[axis] // 2), (extents[axis] // 2, extents[axis]))
     full = [(0, extent) for extent in extents]
@@ -63,13 +63,13 @@ def halves(axis: int) -> tuple[Part, Part]:
 
 
 def plan(network: str, shares: tuple[Part, ...]) -> Plan:
-    """What is left out is cut into `shares`, all else is on the first device."""
+    """Return a plan with the excluded layer in `shares` and all else on the first device."""
     alone = {layer.name: (Part("pi01", ((0, 4), (0, 6), (0, 5))),) for layer in form_layers(read(network), OWN).layers}
     return Plan({**alone, "shares": shares}, ("pi01",), ("pi01",))
 
 
 def swapped(proto: onnx.ModelProto) -> int:
-    """Joins pieces the other way round; so many nodes do that."""
+    """Swap the pieces of every join, and return the number of changed nodes."""
     joins = [node for node in proto.graph.node if node.op_type == "Concat"]
     for node in joins:
         node.input[:] = list(node.input)[::-1]
@@ -77,7 +77,7 @@ def swapped(proto: onnx.ModelProto) -> int:
 
 
 def checked(network: str, how: Plan, change: Swap | None) -> Check:
-    """The exact check of the network by the plan, with its placed models changed before they are cut."""
+    """Run the exact check of the network by the plan, with changed placed models."""
 
     def program(variant: Model) -> Program:
         whole = PipelineState(variant, form_layers(variant, OWN), Platform.load("rpi4x4"), how)

@@ -1,4 +1,4 @@
-"""Behind a layer that cannot be checked itself a piece from a wrong place shows, whatever kind of tensor it gives."""
+"""Pieces from a wrong place behind an excluded layer are found for every kind of tensor."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DEVICES = ("pi01", "pi02")
 FULL = ((0, 4), (0, 6), (0, 5))
 ALL = """low = Constant <value_float = -9.0> ()  k = Greater (x, low)  flat = Constant <value_ints = [-1]> ()
   l = Reshape (k, flat)  c = Compress (x, l)"""
-"""All of x, in a tensor c whose shape is not static."""
+"""A node that copies x to c without a static shape."""
 SHAPED = 'all = Constant <value_ints = [4, 6, 5]> ()  a = Reshape (n, all)  ["behind"] y = Relu (a)'
 
 
 def rows(_: Operation, region: Region, __: Interval | None) -> Piece:
-    """Rows pass."""
+    """Return a rule piece that passes rows through."""
     out = (*region[:2], (0, 5))
     return Piece(out, (out,))
 
@@ -48,12 +48,14 @@ OWN = {
     ("", "Softmax"): OperatorRule("Softmax", rows),
     **{("own", op): OperatorRule(op, rows, "own") for op in ("Two", "Marked")},
 }
-"""The built-in rules, with some for which nothing exact is known."""
+"""The built-in rules and some rules without stand-ins."""
 
 
 def text(body: str, opset: int = 17, kind: str = "INT64") -> str:
-    """A network of x and y, of (4, 6, 5). own.Two makes two tensors; of those of own.Marked, whole numbers of a type
-    and what rounds, the first is cut."""
+    """Return the text of a network of x and y, of shape (4, 6, 5).
+
+    own.Two makes two tensors. own.Marked makes integers and rounded values, of which the first are cut.
+    """
     return f"""<ir_version: 8, opset_import: ["": {opset}, "own": 1]>
       g (float[4, 6, 5] x) => (float[4, 6, 5] y) {{ {body} }}
       <domain: "own", opset_import: ["": {opset}]> Two (x) => (a, b) {{
@@ -68,7 +70,7 @@ def text(body: str, opset: int = 17, kind: str = "INT64") -> str:
 
 
 def read(network: str) -> Model:
-    """With the shapes that follow from it."""
+    """Return the model with inferred shapes."""
     return Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(network)))
 
 
@@ -77,7 +79,7 @@ def layers_of(model: Model) -> LayerGraph:
 
 
 def plan(layers: LayerGraph) -> Plan:
-    """Layers that can be cut are, by the rows of all maps, on two devices; the others are on the first."""
+    """Return a plan with layers that can be cut, cut by rows on two devices, and the others on the first."""
     halves = [((0, 4), (0, 3), (0, 5)), ((0, 4), (3, 6), (0, 5))]
     parts = {
         layer.name: (Part("pi01"),)
@@ -89,7 +91,7 @@ def plan(layers: LayerGraph) -> Plan:
 
 
 def one_row_off(tensor: str) -> Callable[[onnx.ModelProto], int]:
-    """Pieces of a tensor are cut a row too far up; so many are."""
+    """Cut pieces of a tensor one row too far up, and return their number."""
 
     def change(proto: onnx.ModelProto) -> int:
         cuts = [n for n in proto.graph.node if n.op_type == "Slice" and n.input[0].split("@")[0] == tensor]
@@ -107,7 +109,7 @@ def one_row_off(tensor: str) -> Callable[[onnx.ModelProto], int]:
 
 
 def crosswise(proto: onnx.ModelProto) -> int:
-    """Pieces are joined the other way round; so many times."""
+    """Swap the pieces of every join, and return the number of changed nodes."""
     joins = [node for node in proto.graph.node if node.op_type == "Concat"]
     for node in joins:
         node.input[:] = list(node.input)[::-1]
@@ -115,7 +117,7 @@ def crosswise(proto: onnx.ModelProto) -> int:
 
 
 def checked(model: Model, change: Callable[[onnx.ModelProto], int] | None, how: Plan | None = None) -> Check:
-    """The exact check of a network, with its placed models changed before they are cut."""
+    """Run the exact check of a network, with changed placed models."""
     layers = layers_of(model)
     parts = how or plan(layers)
 
@@ -145,7 +147,7 @@ WHOLE = {
     ),
     "no static shape": (f"{ALL} n = own.Rounding (c)  {SHAPED}", "a"),
 }
-"""A network in which a layer that rounds stays whole, and what it makes → of which pieces are cut one row off."""
+"""Networks with a rounding layer that stays whole, and the tensor to be cut one row off."""
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -173,7 +175,7 @@ MARKS = [(LABELS, "INT64"), (LABELS, "INT8"), (LABELS, "BOOL"), (BESIDE, "INT64"
 
 @pytest.mark.parametrize(("body", "dtype"), [*MARKS, (TABLE, "INT32"), (TABLE, "INT64")])
 def test_finds_piece_one_row_off_behind_integers_and_bools(body: str, dtype: str) -> None:
-    """Beside them the layer makes what rounds: where nobody reads that it stays out of it, else the layer is whole."""
+    """The layer also makes rounded values. Unread ones do not matter, otherwise the layer is whole."""
     model = read(text(body, kind=dtype))
     right = checked(model, None)
     assert right.passed and right.applies and "left out" not in right.detail, right.detail
@@ -183,7 +185,7 @@ def test_finds_piece_one_row_off_behind_integers_and_bools(body: str, dtype: str
 
 
 def test_checks_sequence_element_of_static_shape() -> None:
-    """SequenceAt rounds where what the sequence is made of does; a sequence has no elements to count."""
+    """SequenceAt rounds if the sequence's maker does, and the elements of a sequence cannot be counted."""
     body = """e = Exp (x)  z = Constant <value_int = 0> ()  s = SequenceConstruct (e, x)  a = SequenceAt (s, z)
       ["behind"] y = Relu (a)"""
     model = read(text(body))
@@ -229,9 +231,7 @@ def test_keeps_stand_in_if_another_call_has_none() -> None:
     st.integers(1, 4),
     st.integers(0, 2**31),
 )
-def test_replacement_values_differ_from_neighbours(
-    shape: list[int], dtype: int, size: int, seed: int
-) -> None:
+def test_replacement_values_differ_from_neighbours(shape: list[int], dtype: int, size: int, seed: int) -> None:
     array = alternating_values(dtype, tuple(shape), seed, "t", size)
     assert array.shape == tuple(shape) and helper.np_dtype_to_tensor_dtype(array.dtype) == dtype
     assert np.abs(array).max() <= size and np.array_equal(array, np.rint(array))

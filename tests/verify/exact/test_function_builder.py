@@ -1,4 +1,4 @@
-"""The bodies of stand-ins: numbers are bounded, sums are written as the opset wants them, attributes are the call's."""
+"""Building blocks of stand-ins: bounded values, sums in each opset, and attributes of the call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.array([[-40, -16, -1, 0], [1, 15, 16, 100]], np.float32)
 
 
 def ran(nodes: Sequence[onnx.NodeProto], opset: int, output: str, shape: Sequence[int]) -> np.ndarray:
-    """What the nodes make of X0 = X."""
+    """Return the result of the nodes for X0 = X."""
     values = [helper.make_tensor_value_info(name, 1, own) for name, own in (("X0", X.shape), (output, shape))]
     graph = helper.make_graph(nodes, "g", values[:1], values[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)

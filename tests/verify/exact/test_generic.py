@@ -1,4 +1,4 @@
-"""Stand-ins of any operator: bounded, sensitive to each element that the operator reads, the same in any order."""
+"""Generic stand-ins: bounded, dependent on each element that the operator reads, and order-independent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOAT = TensorProto.FLOAT
 
 
 def ran(nodes: Sequence[onnx.NodeProto], opset: int, *arrays: Array) -> Array:
-    """What the nodes make of X0, X1, …"""
+    """Return the results of the nodes for X0, X1, …"""
     kinds = [helper.np_dtype_to_tensor_dtype(array.dtype) for array in arrays]
     values = [helper.make_tensor_value_info(f"X{i}", kinds[i], array.shape) for i, array in enumerate(arrays)]
     graph = helper.make_graph(nodes, "g", values, [onnx.ValueInfoProto(name="Y")])

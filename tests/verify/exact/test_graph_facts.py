@@ -1,4 +1,4 @@
-"""Facts of a graph: who reads what, which operands are constants, and attributes given or changed."""
+"""Facts about a graph: readers of tensors, constant operands, and attributes."""
 
 from __future__ import annotations
 

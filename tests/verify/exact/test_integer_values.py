@@ -1,4 +1,4 @@
-"""Values of the check model: channels vary, signs do not shut them, inputs are small numbers of their type."""
+"""Values of check models: channels vary and stay alive, and inputs are small numbers of their type."""
 
 from __future__ import annotations
 

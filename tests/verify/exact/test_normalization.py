@@ -1,4 +1,4 @@
-"""Stand-ins of what normalises: regions of them are right, wrong slices are caught, all of a group counts."""
+"""Stand-ins of normalizations: regions are correct, wrong slices are caught, and the whole group counts."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ NORM_OPSETS = {
     "LogSoftmax": (9, 11, 13, 17),
 }
 ALONE = ("RMSNormalization", "SimplifiedLayerNormalization")
-"""Those with a scale and no shift."""
+"""Operators with a scale and no shift."""
 
 
 def normalisation(draw: Draw, op: str) -> RuleCase:
-    """A node of that operator, its scale and shift being constants."""
+    """Return a node of the operator, with constant scale and shift."""
     opset = draw(st.sampled_from(NORM_OPSETS[op]))
     low, high = RANKS.get(op, (1, 4))
     shape = [draw(st.integers(1, 5)) for _ in range(draw(st.integers(low, high)))]
@@ -115,7 +115,7 @@ def test_catches_wrong_slice(
     at: int,
     fault: tuple[int, int, int],
 ) -> None:
-    """A piece of the input, of the scale or of the shift that lies by some elements too far up (or down at the end)."""
+    """Move a piece of the input, scale or shift some elements up (at the end down)."""
     count = 0 if vector is None else 1 if op == "RMSNormalization" else 2
     values = [NUMBERS.standard_normal(own).astype(np.float32) for own in (shape, *[vector or ()] * count)]
     case = RuleCase(op, tuple(values), attributes, 23 if op == "RMSNormalization" else 21, shape=shape)

@@ -1,4 +1,4 @@
-"""Sparse filters: consecutive seeds read everything, each filter makes one output channel."""
+"""Sparse filters: consecutive seeds read everything, and each filter makes one output channel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins of operators that round: whole numbers of the operator's own shape, from what it reads."""
+"""Stand-ins of rounding operators: integers of the operator's own shape, from the same inputs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_lrn_stand_in_counts_channels_of_window() -> None:
 
 @pytest.mark.parametrize("opset", [9, 13, 17, 21])
 def test_average_stand_in_sums_bounded_values(opset: int) -> None:
-    """A sum shows what a maximum hides: a pad, a row or a column in the wrong place."""
+    """A sum shows misplaced padding, rows and columns that a maximum hides."""
     attributes = "kernel_shape = [3, 3], strides = [2, 2], pads = [1, 0, 0, 1]"
     model = from_text(f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float[1, 2, 6, 8] x) => (float[1, 2, 3, 4] y, float[1, 2, 1, 1] z) {{
@@ -85,9 +85,7 @@ def test_average_stand_in_sums_bounded_values(opset: int) -> None:
     ("opset", "attributes", "maximum"),
     [(11, "ceil_mode = 1", True), (18, "ceil_mode = 1", False), (17, "count_include_pad = 1, ceil_mode = 0", False)],
 )
-def test_average_with_ceil_mode_before_opset_18_becomes_maximum(
-    opset: int, attributes: str, maximum: bool
-) -> None:
+def test_average_with_ceil_mode_before_opset_18_becomes_maximum(opset: int, attributes: str, maximum: bool) -> None:
     model = from_text(f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float[1, 1, 5, 5] x) => (float[a, b, c, d] y) {{
           y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], {attributes}> (x) }}""")
