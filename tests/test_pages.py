@@ -179,7 +179,12 @@ def test_site_fits_a_phone_and_paper_and_loads_nothing_from_elsewhere(site: Path
             chromium.open(site / f"{name}.html")
             assert chromium.pdf().startswith(b"%PDF")
             assert chromium.value("[...document.images].every((image) => image.naturalWidth > 0)")
-        for name in ("index", "reference/formats/plan", "reference/formats/profile"):  # nothing is cut off on paper
+        for name in (
+            "index",
+            "reference/formats/plan",
+            "reference/formats/profile",
+            "reference/results",
+        ):  # nothing is cut off on paper
             chromium.open(site / f"{name}.html", width=720)
             chromium.call("Emulation.setEmulatedMedia", media="print")
             wide = "[...document.querySelectorAll('article *')].filter((node) => node.scrollWidth > 720).length"
