@@ -19,6 +19,14 @@ from dicompiler.plugin_api import OperatorRule
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "docs" / "reference" / "operators.md", ROOT / "README.md")
+DOCSTRING_TO_CELL = (
+    (r"^Return (the (cost|piece) of )?(an operator with )?", ""),
+    (r"^no cost, for operators that", "no FLOP: it"),
+    (r"\bit only move data", "it only moves data"),
+    (r"`contraction`", "MatMul"),
+    (r"\bonnxruntime's own Attention", "Attention of onnxruntime"),
+)
+"""Replacements that turn the summary of a rule's or a cost's docstring into the text of a table cell."""
 TABLE = re.compile(r"(<!-- operators (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -65,10 +73,12 @@ def _name(rule: OperatorRule) -> str:
 
 
 def _summary(function: Callable[..., Any]) -> str:
-    """Return the first paragraph of a function's docstring on one line."""
+    """Return the summary of a function's docstring, as a table cell."""
     function = function.func if isinstance(function, partial) else function
     text = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
-    return text.rstrip(".")
+    for pattern, replacement in DOCSTRING_TO_CELL:
+        text = re.sub(pattern, replacement, text)
+    return text[:1].upper() + text[1:].rstrip(".")
 
 
 if __name__ == "__main__":
