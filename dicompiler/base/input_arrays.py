@@ -98,6 +98,6 @@ def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: st
             index = tuple(first if region is None else first + [start for start, _ in region])
             offset_text = f", with {offset} added to it," if offset else ""
             raise DicompilerError(
-                f"{place}: {given[index]} at [{', '.join(map(str, index))}]{offset_text} is not a row of {table['table']!r}, "
-                f"which has {table['rows']} rows: give numbers from {-offset} to {high - 1}"
+                f"{place}: {given[index]} at [{', '.join(map(str, index))}]{offset_text} is not a row of "
+                f"{table['table']!r}, which has {table['rows']} rows: give numbers from {-offset} to {high - 1}"
             )

@@ -288,7 +288,7 @@ def _format_values(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, tuple | list):
-        return tuple(text for one in value for text in _format_values(one))
+        return tuple(text for item in value for text in _format_values(item))
     return (str(value).lower() if isinstance(value, bool) else str(value),)
 
 

@@ -154,7 +154,7 @@ class Platform(Memoizing):
 
         It is the host's own, else that of the network or of its widest link.
         """
-        links = [one.bandwidth for one in self.network.links if host in one.hosts]
+        links = [link.bandwidth for link in self.network.links if host in link.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
 
     @cached_property
@@ -232,12 +232,7 @@ class PlatformFamily:
 
 @dataclass(frozen=True)
 class PlatformFormat(PlatformFamily):
-    """Additional file format of platforms.
-
-    Attributes:
-        name: Pattern of the file names: "*.txt".
-        make: Function that returns the platform of a file.
-    """
+    """Additional file format of platforms: `name` is a pattern of file names ("*.txt"), `make` takes the path of a file."""
 
     def find(self, source: str) -> Platform | None:
         """Return the platform in a file of this format.

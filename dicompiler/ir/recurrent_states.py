@@ -45,13 +45,25 @@ class StatePiece(NamedTuple):
 
 
 def read_states(model: onnx.ModelProto) -> StatePairs | None:
-    """Return the model's states; None if its metadata do not mention states."""
+    """Return the model's states.
+
+    Args:
+        model: The model.
+
+    Returns:
+        (model input, model output) of each state; None if the model's metadata do not mention states.
+    """
     text = _metadata_value(model, STATES_KEY)
     return None if text is None else tuple((past, present) for past, present in json.loads(text))
 
 
 def write_states(model: onnx.ModelProto, pairs: Sequence[tuple[str, str]]) -> None:
-    """Store the model's states in its metadata; () for none."""
+    """Store the model's states in its metadata.
+
+    Args:
+        model: The model, which is changed.
+        pairs: (model input, model output) of each state.
+    """
     _set_metadata(model, STATES_KEY, [list(pair) for pair in pairs])
 
 
@@ -67,8 +79,8 @@ def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], t
     pieces, states = json.loads(_metadata_value(model, STATE_PIECES_KEY) or "[[], []]")
     return (
         tuple(
-            StatePiece(device, past, present, tuple((a, b) for a, b in region), read, made)
-            for device, past, present, region, read, made in pieces
+            StatePiece(device, past, present, tuple((a, b) for a, b in region), read, written)
+            for device, past, present, region, read, written in pieces
         ),
         tuple((name, dtype, tuple(shape)) for name, dtype, shape in states),
     )

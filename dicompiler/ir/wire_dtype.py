@@ -150,7 +150,15 @@ def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 
 
 def sent_dtype(layers: LayerGraph, tensor: str) -> int:
-    """Return the onnx.TensorProto.DataType in which a tensor, or its partial sums, are sent."""
+    """Return the onnx.TensorProto.DataType in which a tensor, or its partial sums, are sent.
+
+    Args:
+        layers: The layers, with wire types.
+        tensor: Name of the tensor.
+
+    Returns:
+        The element type.
+    """
     own = layers.tensors[tensor].dtype
     return _SENT_DTYPES.get(effective_wire_dtypes(layers).get(tensor, ""), own) if layers.wire_dtypes else own
 

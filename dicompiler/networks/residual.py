@@ -138,7 +138,7 @@ def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -
 
 
 def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """A few thousand parameters with typical elements of large networks.
+    """Small network with typical elements of large networks, and a few thousand parameters.
 
     It has a residual, a concatenation of two branches, a depthwise convolution, batch normalization, both kinds of
     pooling, and a fully connected layer.

@@ -23,10 +23,10 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
-    given = (
+    head_counts = (
         operation.attribute(name, operation.input_shape(i)[1]) for i, name in enumerate(("q_num_heads", "kv_num_heads"))
     )
-    counts, windows = tuple(given), [operation.attribute(f"{side}_window_size", -1) for side in ("left", "right")]
+    counts, windows = tuple(head_counts), [operation.attribute(f"{side}_window_size", -1) for side in ("left", "right")]
     passing = not operation.attribute("is_causal", 0) and max(windows) < 0
     out, needs, heads = _split_heads(operation, region, counts, passing)
     named = ("q_num_heads", "kv_num_heads") if len(out) == 3 else ()

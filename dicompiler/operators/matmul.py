@@ -242,8 +242,8 @@ def fft_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost
 
     It is 5 log2 N FLOP per complex number of a transform of length N.
     """
-    given = operation.constant_value(2) if operation.node.op == "DFT" else None
-    axis = operation.attribute("axis", -2) if given is None else int(given)
+    axis_input = operation.constant_value(2) if operation.node.op == "DFT" else None
+    axis = operation.attribute("axis", -2) if axis_input is None else int(axis_input)
     return OpCost(other_flops=math.prod(out) // 2 * 5 * (out[axis] - 1).bit_length())
 
 

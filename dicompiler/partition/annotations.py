@@ -95,10 +95,10 @@ def remove_annotations(model: Model) -> Model:
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    for held in (proto, *proto.graph.node):
-        kept = [entry for entry in held.metadata_props if entry.key not in _KEYS]
-        del held.metadata_props[:]
-        held.metadata_props.extend(kept)
+    for message in (proto, *proto.graph.node):
+        kept = [entry for entry in message.metadata_props if entry.key not in _KEYS]
+        del message.metadata_props[:]
+        message.metadata_props.extend(kept)
     return Model(proto, model.weights)
 
 

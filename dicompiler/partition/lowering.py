@@ -32,7 +32,7 @@ T = TypeVar("T")
 Rewrite = Callable[[PipelineState], PipelineState]
 
 
-def partition(compilation: PipelineState, quiet: bool = False, sound: bool = True) -> PipelineState:
+def partition(compilation: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
     """Rewrite the model by its plan: nodes for all parts, with slices and concatenations between devices.
 
     Adds the routing.
@@ -40,7 +40,7 @@ def partition(compilation: PipelineState, quiet: bool = False, sound: bool = Tru
     Args:
         compilation: State with layers. Without a plan, all layers are on device d0.
         quiet: Do not warn of parts that nobody reads.
-        sound: Raise DicompilerError if tensors cannot be narrowed as the plan says; not needed for simulation.
+        check_narrowing: Raise DicompilerError if tensors cannot be narrowed as the plan says; not needed for simulation.
 
     Returns:
         The new state.
@@ -49,12 +49,12 @@ def partition(compilation: PipelineState, quiet: bool = False, sound: bool = Tru
     assert layers is not None
     plan = compilation.plan or single_device_plan(layers, "d0")
     routing = route(layers, plan) if platform is None else route_on_platform(platform, layers, plan)
-    given = ModelFacts.from_model(compilation.model)
-    if sound:
-        check_wire_dtypes(routing, plan.wire_format, given.opset)
+    facts = ModelFacts.from_model(compilation.model)
+    if check_narrowing:
+        check_wire_dtypes(routing, plan.wire_format, facts.opset)
     for layer, index in () if quiet else routing.dropped_tasks:
         log.warning("partition: part %d of layer %r is never read and is omitted", index, layer)
-    placed = place_parts(given, routing, plan)
+    placed = place_parts(facts, routing, plan)
     return replace(compilation, plan=plan, routing=routing, model=write_placed_model(compilation.model, placed))
 
 
@@ -81,28 +81,28 @@ def lower(compilation: PipelineState, rewrite: Rewrite = partition_checked) -> P
     assert plan is not None and platform is not None
     devices = _plan_devices(platform, plan)
 
-    def one(role: Plan) -> tuple[PipelineState, Routing, Program]:
+    def lower_role(role: Plan) -> tuple[PipelineState, Routing, Program]:
         placed = rewrite(replace(compilation, plan=role))
         assert placed.routing is not None
         return placed, placed.routing, build_program(placed.model, devices, platform.host_of)
 
-    roles = _for_each_role(plan, one)
+    roles = _for_each_role(plan, lower_role)
     routing, program = _combine_roles(plan, [(routing, program) for _, routing, program in roles])
     reference = compilation.reference or compilation.model
     return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=reference)
 
 
-lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, sound=False))
+lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, check_narrowing=False))
 """`lower` for programs that are not run: the placed model is not checked, and there are no warnings."""
 
 
 def build_program_only(
-    given: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
+    facts: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
 ) -> tuple[Routing, Program]:
     """Return routing and program without writing ONNX, for plans that are only simulated.
 
     Args:
-        given: Facts of the model from which the layers were formed.
+        facts: Facts of the model from which the layers were formed.
         layers: The layers.
         platform: The cluster.
         plan: The plan.
@@ -112,11 +112,11 @@ def build_program_only(
     """
     devices = _plan_devices(platform, plan)
 
-    def one(role: Plan) -> tuple[Routing, Program]:
+    def lower_role(role: Plan) -> tuple[Routing, Program]:
         routing = route_on_platform(platform, layers, role)
-        return routing, build_program(place_parts(given, routing, role), devices, platform.host_of)
+        return routing, build_program(place_parts(facts, routing, role), devices, platform.host_of)
 
-    return _combine_roles(plan, _for_each_role(plan, one))
+    return _combine_roles(plan, _for_each_role(plan, lower_role))
 
 
 def _plan_devices(platform: Platform, plan: Plan) -> list[str]:

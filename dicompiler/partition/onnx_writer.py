@@ -34,16 +34,16 @@ def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
     graph = proto.graph
     del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
     graph.node.extend(_node_proto(node) for node in placed.nodes)
-    made = (piece.written_name for piece in placed.state_pieces)
-    graph.output.extend(_value_info(placed, name) for name in dict.fromkeys((*placed.sinks, *made)))
+    written_states = (piece.written_name for piece in placed.state_pieces)
+    graph.output.extend(_value_info(placed, name) for name in dict.fromkeys((*placed.sinks, *written_states)))
     if placed.states:
         states = [(state.name, state.dtype, state.shape or ()) for state in placed.states]
         kept = [value for value in graph.input if value.name not in [name for name, *_ in states]]
         del graph.input[:]
         graph.input.extend((*kept, *(_value_info(placed, piece.read_name) for piece in placed.state_pieces)))
         write_state_pieces(proto, placed.state_pieces, states)
-    done = {v.name for v in (*graph.input, *graph.output)}
-    graph.value_info.extend(_value_info(placed, name) for name in placed.infos if name not in done)
+    declared = {v.name for v in (*graph.input, *graph.output)}
+    graph.value_info.extend(_value_info(placed, name) for name in placed.infos if name not in declared)
     whole = [tensor for tensor in model.proto.graph.initializer if tensor.name in placed.used_names]
     graph.initializer.extend(whole)
     weights = {tensor.name: model.weights[tensor.name] for tensor in whole if tensor.name in model.weights}
@@ -90,8 +90,8 @@ def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.Tens
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
         return onnx.numpy_helper.from_array(array, name), None
-    held = model.weights.get(constant.weight)
-    weight = (held if held is not None else Weight.from_array(model.array(constant.weight))).take_region(
+    stored = model.weights.get(constant.weight)
+    weight = (stored if stored is not None else Weight.from_array(model.array(constant.weight))).take_region(
         constant.region
     )
     if weight.nbytes < MIN_WEIGHT_BYTES:

@@ -216,8 +216,8 @@ class PlacedGraph:
     @cached_property
     def node_reads(self) -> Sequence[Sequence[str]]:
         """Tensors that each node reads, without constants."""
-        there = self.producer.keys() | set(self.inputs) | self.state_reads
-        return [[name for name in node.reads if name in there] for node in self.nodes]
+        available = self.producer.keys() | set(self.inputs) | self.state_reads
+        return [[name for name in node.reads if name in available] for node in self.nodes]
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[int]]:
@@ -234,18 +234,20 @@ class PlacedGraph:
 
         Each is (index of the producing node, tensor, number of devices that read it earlier, device).
         """
-        travels: list[tuple[int, str, int, str]] = []
+        sends: list[tuple[int, str, int, str]] = []
         devices = [node.placement.device for node in self.nodes]
         for name, indices in self.readers.items():
             if name in self.state_reads or name in self.unsized_inputs:
                 continue
-            at = self.producer.get(name, FROM_INPUT)
-            there = self.source if at == FROM_INPUT else (devices[at],)
-            if len(indices) == 1 and devices[indices[0]] in there:  # the usual case
+            producer = self.producer.get(name, FROM_INPUT)
+            available = self.source if producer == FROM_INPUT else (devices[producer],)
+            if len(indices) == 1 and devices[indices[0]] in available:  # the usual case
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])
-            travels += [(at, name, place, reader) for place, reader in enumerate(readers) if reader not in there]
-        return sorted(travels)
+            sends += [
+                (producer, name, order, reader) for order, reader in enumerate(readers) if reader not in available
+            ]
+        return sorted(sends)
 
     def tensor_spec(self, tensor: str) -> TensorSpec:
         """Return type and shape of a tensor; no shape if it is not static or the value is not a tensor."""
@@ -275,8 +277,8 @@ class PlacedGraphBuilder:
 
     def declare(self, name: str, dtype: int, region: Region) -> PlacedTensor:
         """Declare type and region of a new tensor."""
-        held = self.tensor_knowledge[name] = PlacedTensor(name, region, dtype)
-        return held
+        tensor = self.tensor_knowledge[name] = PlacedTensor(name, region, dtype)
+        return tensor
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
         """Return the name of an initializer with this value.
@@ -391,18 +393,26 @@ class PlacedGraphBuilder:
         """Return the name of an initializer of rank 0."""
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
-    def add_slice(self, held: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
+    def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
         """Return a region of a tensor, by a Slice if it is not the whole tensor."""
-        if held.region == region:
-            return held
-        pairs = enumerate(zip(region, held.region, strict=True))
-        cuts = [(axis, cut[0] - there[0], cut[1] - there[0]) for axis, (cut, there) in pairs if cut != there]
+        if tensor.region == region:
+            return tensor
+        pairs = enumerate(zip(region, tensor.region, strict=True))
+        cuts = [
+            (axis, wanted[0] - available[0], wanted[1] - available[0])
+            for axis, (wanted, available) in pairs
+            if wanted != available
+        ]
         axes, starts, ends = zip(*cuts, strict=True)
-        output = PlacedTensor(name or self.unique_tensor_name(held.name + format_region(region)), region, held.dtype)
+        output = PlacedTensor(
+            name or self.unique_tensor_name(tensor.name + format_region(region)), region, tensor.dtype
+        )
         if 0 < self.facts.opset < 10:
-            return self.add_node("Slice", [held.name], output, place, held.name, axes=axes, ends=ends, starts=starts)
-        inputs = [held.name, *(self.add_constant(numbers) for numbers in (starts, ends, axes))]
-        return self.add_node("Slice", inputs, output, place, held.name)
+            return self.add_node(
+                "Slice", [tensor.name], output, place, tensor.name, axes=axes, ends=ends, starts=starts
+            )
+        inputs = [tensor.name, *(self.add_constant(numbers) for numbers in (starts, ends, axes))]
+        return self.add_node("Slice", inputs, output, place, tensor.name)
 
     def add_concat(self, pieces: Sequence[PlacedTensor], axis: int, place: NodePlacement, name: str) -> PlacedTensor:
         """Concatenate pieces along an axis."""
@@ -425,9 +435,9 @@ class PlacedGraphBuilder:
             total = self.add_node(op, [total.name, term.name], output, place, name)
         return total
 
-    def add_identity(self, held: PlacedTensor, place: NodePlacement, name: str, origin: str) -> PlacedTensor:
+    def add_identity(self, tensor: PlacedTensor, place: NodePlacement, name: str, origin: str) -> PlacedTensor:
         """Return a tensor under another name."""
-        return self.add_node("Identity", [held.name], held._replace(name=name), place, origin)
+        return self.add_node("Identity", [tensor.name], tensor._replace(name=name), place, origin)
 
     def add_node(
         self, op: str, inputs: Sequence[str], output: PlacedTensor, place: NodePlacement, origin: str, **attributes: Any
@@ -451,9 +461,9 @@ class PlacedGraphBuilder:
             source: Devices that hold the inputs.
             pieces: Pieces of states.
         """
-        given, kept = self.facts, frozenset(kept)
-        states = dict(given.states)
-        sinks = {**{name: name for name in given.outputs if name not in states.values()}, **extra}
+        facts, kept = self.facts, frozenset(kept)
+        states = dict(facts.states)
+        sinks = {**{name: name for name in facts.outputs if name not in states.values()}, **extra}
         wanted, nodes = {*sinks, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
             if not wanted.isdisjoint(node.outputs):  # copies of whole layers may have unused outputs
@@ -462,12 +472,12 @@ class PlacedGraphBuilder:
         used = kept.union(*(node.inputs for node in nodes))
         infos = {
             **self.tensor_knowledge,
-            **given.inputs,
-            **{name: given.outputs[output] for name, output in sinks.items()},
+            **facts.inputs,
+            **{name: facts.outputs[output] for name, output in sinks.items()},
         }
-        constants = (given.initializer_regions.keys() & used) | given.sparse_initializers
-        inputs = tuple(name for name in given.inputs if name not in constants and name not in states)
-        rest = (self.constants, used, pieces, tuple(_tensor_spec(given.inputs[name]) for name in states))
+        constants = (facts.initializer_regions.keys() & used) | facts.sparse_initializers
+        inputs = tuple(name for name in facts.inputs if name not in constants and name not in states)
+        rest = (self.constants, used, pieces, tuple(_tensor_spec(facts.inputs[name]) for name in states))
         return PlacedGraph(nodes[::-1], infos, inputs, source, sinks, *rest)
 
 

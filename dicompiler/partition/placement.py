@@ -27,27 +27,27 @@ from dicompiler.partition.routing import format_region
 from dicompiler.partition.wire_casts import WireCasts
 
 
-def place_parts(given: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
+def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
     """Return the placed graph of a plan.
 
     Args:
-        given: Facts of the model.
+        facts: Facts of the model.
         routing: Routing of the plan.
         plan: The plan of one role.
 
     Returns:
         The placed graph.
     """
-    return _Placer(given, routing, plan).run()
+    return _Placer(facts, routing, plan).run()
 
 
 class _Placer:
     """Turns each live task into nodes, in step order."""
 
-    def __init__(self, given: ModelFacts, routing: Routing, plan: Plan) -> None:
-        self.facts, self.routing, self.plan = given, routing, plan
+    def __init__(self, facts: ModelFacts, routing: Routing, plan: Plan) -> None:
+        self.facts, self.routing, self.plan = facts, routing, plan
         self.layers = routing.layers
-        self.builder = PlacedGraphBuilder(given)
+        self.builder = PlacedGraphBuilder(facts)
         self.tensor_of_task: dict[tuple[TensorKey, TaskId], PlacedTensor] = {}
         self.shared_tensors: dict[object, PlacedTensor] = {}  # slices and concatenations with several readers
         self.captured_names: set[str] = set()
@@ -91,18 +91,21 @@ class _Placer:
         last, pieces = 1 + max(self.routing.runs.values(), default=0), list[StatePiece]()
         for retention in self.routing.state_retentions:
             place = NodePlacement(retention.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
-            held = self._add_assembly(retention.assembly, TensorKey(retention.present), place)
+            tensor = self._add_assembly(retention.assembly, TensorKey(retention.present), place)
             if (
                 isinstance(retention.assembly, AssemblyLeaf)
                 and retention.assembly.box.origin is not None
-                and retention.assembly.box.region == held.region
+                and retention.assembly.box.region == tensor.region
             ):
-                held = self.builder.add_identity(
-                    held, place, self.builder.unique_tensor_name(f"{retention.present}@{retention.device}="), held.name
+                tensor = self.builder.add_identity(
+                    tensor,
+                    place,
+                    self.builder.unique_tensor_name(f"{retention.present}@{retention.device}="),
+                    tensor.name,
                 )
             read = self.state_tensors[retention.past, retention.device].name
             pieces.append(
-                StatePiece(retention.device, retention.past, retention.present, retention.region, read, held.name)
+                StatePiece(retention.device, retention.past, retention.present, retention.region, read, tensor.name)
             )
         return pieces
 
@@ -139,21 +142,21 @@ class _Placer:
         """Add the nodes of an assembly, shared by all readers on this device and lane."""
         if isinstance(tree, AssemblyLeaf):
             return self._add_local_slice(self._tensor_of_box(tree.box, place), tree.region, place)
-        at = (tree, place.device, place.lane)
-        if at not in self.shared_tensors:
+        cache_key = (tree, place.device, place.lane)
+        if cache_key not in self.shared_tensors:
             pieces = [self._add_assembly(child, key, place) for child in tree.children]
             name = name or self.builder.unique_tensor_name(f"{key.tensor}@{place.device}&")
-            self.shared_tensors[at] = self.builder.add_concat(pieces, tree.axis, place, name)
-        return self.shared_tensors[at]
+            self.shared_tensors[cache_key] = self.builder.add_concat(pieces, tree.axis, place, name)
+        return self.shared_tensors[cache_key]
 
-    def _add_local_slice(self, held: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
+    def _add_local_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
         """Add a slice on the reader's device, shared by all readers in that lane."""
-        if held.region == region:
-            return held
-        at = (held.name, region, place.device, place.lane)
-        if at not in self.shared_tensors:
-            self.shared_tensors[at] = self.builder.add_slice(held, region, place)
-        return self.shared_tensors[at]
+        if tensor.region == region:
+            return tensor
+        cache_key = (tensor.name, region, place.device, place.lane)
+        if cache_key not in self.shared_tensors:
+            self.shared_tensors[cache_key] = self.builder.add_slice(tensor, region, place)
+        return self.shared_tensors[cache_key]
 
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
         """Return the tensor of a box; for a received box, the slice that its sender computes once."""
@@ -164,13 +167,15 @@ class _Placer:
                     box.key.tensor, box.region, self._dtype(box.key.tensor)
                 )
             return self.tensor_of_task[box.key, box.task]
-        at = (box.origin, box.region)
-        if at not in self.shared_tensors:
+        cache_key = (box.origin, box.region)
+        if cache_key not in self.shared_tensors:
             run, _, position, _ = place.step_key
-            early = NodePlacement(box.origin.device, box.origin.lane, (run, -1, position, 0))
-            behind = self.placement_of_task.get(box.origin.task, early)
-            self.shared_tensors[at] = self.wire_casts.narrow(self._tensor_of_box(box.origin, place), box, early, behind)
-        return self.wire_casts.widen(self.shared_tensors[at], box.key, place)
+            slice_placement = NodePlacement(box.origin.device, box.origin.lane, (run, -1, position, 0))
+            producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
+            self.shared_tensors[cache_key] = self.wire_casts.narrow(
+                self._tensor_of_box(box.origin, place), box, slice_placement, producer_placement
+            )
+        return self.wire_casts.widen(self.shared_tensors[cache_key], box.key, place)
 
     def _place_task(self, task: Task) -> None:
         """Add the task's inputs, then its nodes: pieces, or unchanged nodes of a layer that stays whole."""
@@ -179,28 +184,30 @@ class _Placer:
         place = NodePlacement(task.device, task.lane, turn, task_id(task))
         self.placement_of_task[task_id(task)] = place
         reads = self.routing.reads.get(task_id(task), {})
-        held = {key.tensor: self._add_assembly(tree, key, place) for key, tree in reads.items() if key.reduce is None}
+        tensors = {
+            key.tensor: self._add_assembly(tree, key, place) for key, tree in reads.items() if key.reduce is None
+        }
         if task.kind == "merger":
             layer = self.layers.layer_by_name[task.layer]
             anchor = layer.nodes[layer.anchor]
             tensor, operator = self.layers.cut_output(anchor), self.layers.rule_of(anchor).merge_operator
             partials = sorted((key for key in reads if key.reduce is not None), key=lambda key: key.reduce or (0, 0))
             terms = [self._add_assembly(reads[key], key, place) for key in partials]
-            held[tensor] = self.builder.add_merge(terms, operator, place, self._tensor_name(TensorKey(tensor), task))
-        for work in task.nodes:
-            if work.piece is None:
-                self._place_whole_node(work.node, held, task, place)
+            tensors[tensor] = self.builder.add_merge(terms, operator, place, self._tensor_name(TensorKey(tensor), task))
+        for task_node in task.nodes:
+            if task_node.piece is None:
+                self._place_whole_node(task_node.node, tensors, task, place)
             else:
-                self._place_node(work.node, work.piece, held, task, place)
-        self.tensor_of_task |= {(key, task_id(task)): held[key.tensor] for key in task.outputs}
+                self._place_node(task_node.node, task_node.piece, tensors, task, place)
+        self.tensor_of_task |= {(key, task_id(task)): tensors[key.tensor] for key in task.outputs}
 
     def _place_node(
-        self, node: Node, piece: Piece, held: dict[str, PlacedTensor], task: Task, place: NodePlacement
+        self, node: Node, piece: Piece, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement
     ) -> None:
         """Add one node on regions of its inputs, with changed inputs, output, attributes and operator."""
         output, (target,) = self.layers.cut_output(node), task.outputs
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
-        inputs = self._node_inputs(node, piece, held, place)
+        inputs = self._node_inputs(node, piece, tensors, place)
         raw = (
             name
             if piece.written_region in (None, piece.out)
@@ -220,9 +227,11 @@ class _Placer:
             self.builder.add_table_lookup(
                 node.name, called, inputs[0], read, (table.shape or ())[0], written, place, piece
             )
-        held[output] = self.builder.add_slice(written, piece.out, place, name)
+        tensors[output] = self.builder.add_slice(written, piece.out, place, name)
 
-    def _node_inputs(self, node: Node, piece: Piece, held: dict[str, PlacedTensor], place: NodePlacement) -> list[str]:
+    def _node_inputs(
+        self, node: Node, piece: Piece, tensors: dict[str, PlacedTensor], place: NodePlacement
+    ) -> list[str]:
         """Return the inputs of a node's copy; '' for omitted ones."""
         inputs: list[str] = []
         beyond = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
@@ -236,25 +245,25 @@ class _Placer:
                 whole = need == self.facts.initializer_regions[tensor]
                 inputs.append(tensor if whole else self.builder.add_constant(WeightSlice(tensor, need)))
             elif need is not None:
-                inputs.append(self._add_local_slice(held[tensor], need, place).name)
+                inputs.append(self._add_local_slice(tensors[tensor], need, place).name)
         while inputs and not inputs[-1]:
             inputs.pop()
         return inputs
 
-    def _place_whole_node(self, node: Node, held: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
+    def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
         """Add an unchanged node of a layer that stays whole, with the names of its inputs on this device."""
         for tensor in filter(None, node.outputs):
             shape = self.layers.tensors[
                 tensor
             ].shape  # A tensor without a shape is only read on its own device, by its name.
-            held[tensor] = PlacedTensor(
+            tensors[tensor] = PlacedTensor(
                 self._tensor_name(TensorKey(tensor), task), full_region(shape or ()), self._dtype(tensor)
             )
-            known = held[tensor] if shape is not None else self.facts.value_infos.get(tensor)
+            known = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if known is not None:
-                self.builder.tensor_knowledge[held[tensor].name] = known
+                self.builder.tensor_knowledge[tensors[tensor].name] = known
         self.captured_names.update(node.inputs)  # includes initializers that only bodies read
-        names, proto = {tensor: placed.name for tensor, placed in held.items()}, self.facts.nodes[node.name]
+        names, proto = {tensor: placed.name for tensor, placed in tensors.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)
 
@@ -272,9 +281,9 @@ class _Placer:
                 continue
             place = NodePlacement(delivery.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
             name = output if first else self.builder.unique_tensor_name(f"{output}@{delivery.device}")
-            held = self._add_assembly(delivery.assembly, TensorKey(output), place, name)
-            if held.name != name:
-                self.builder.add_identity(held, place, name, held.name)
+            tensor = self._add_assembly(delivery.assembly, TensorKey(output), place, name)
+            if tensor.name != name:
+                self.builder.add_identity(tensor, place, name, tensor.name)
             if not first:
                 extra[name] = output
         return extra

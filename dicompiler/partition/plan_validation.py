@@ -143,15 +143,15 @@ def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> Non
         )
     extent = reduction_length(layers, layer)
     for region in mergers:
-        at, must = 0, f"over {_format_intervals(region)} they must cover 0..{extent}"
+        covered, requirement = 0, f"over {_format_intervals(region)} they must cover 0..{extent}"
         aligned = ((part.reduce, align_region(layers, layer, part.region or whole)) for part in partials)
         for start, stop in sorted({reduce for reduce, of in aligned if reduce and intersect(of, region) is not None}):
-            if start != at:
-                fault = f"{'overlap' if start < at else 'leave a gap'} at {min(at, start)}"
-                raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges {fault}: {must} exactly once")
-            at = stop
-        if at != extent:
-            raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {at}: {must}")
+            if start != covered:
+                fault = f"{'overlap' if start < covered else 'leave a gap'} at {min(covered, start)}"
+                raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges {fault}: {requirement} exactly once")
+            covered = stop
+        if covered != extent:
+            raise DicompilerError(f"plan: layers.{layer.name}: reduce ranges end at {covered}: {requirement}")
 
 
 def _format_intervals(region: Region) -> str:

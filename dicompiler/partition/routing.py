@@ -61,9 +61,9 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
     roles: list[Routing] = []
-    for way in plan.roles_by_failure:
-        with failure_plan_in_errors(plan, way.failed):
-            roles.append(changed(_route_role(layers, way.plan, hosts or {}), failed=way.failed))
+    for role in plan.roles_by_failure:
+        with failure_plan_in_errors(plan, role.failed):
+            roles.append(changed(_route_role(layers, role.plan, hosts or {}), failed=role.failed))
     return changed(roles[0], other_roles=tuple(roles[1:]))
 
 
@@ -81,9 +81,9 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
     Raises:
         DicompilerError: As for `route`, or the plan names a device that the platform does not have.
     """
-    for way in plan.roles_by_failure:
-        with failure_plan_in_errors(plan, way.failed):
-            for name in (*way.plan.devices, *way.failed):
+    for role in plan.roles_by_failure:
+        with failure_plan_in_errors(plan, role.failed):
+            for name in (*role.plan.devices, *role.failed):
                 platform.device(name)
     return route(layers, plan, platform.host_of)
 
@@ -131,8 +131,8 @@ class _Router:
             for task in self._only_live(tasks):
                 self._add_reads(task, (*task.needs.items(), *task.state_needs.items()))
                 for key, region in task.state_needs.items():
-                    at = key.tensor, task.device
-                    self.state_regions[at] = bounding_region((self.state_regions.get(at), region)) or region
+                    state = key.tensor, task.device
+                    self.state_regions[state] = bounding_region((self.state_regions.get(state), region)) or region
             backwards.append(tasks)
         for name in self.layers.inputs:
             region = full_region(self.layers.tensors[name].shape or ())
@@ -154,14 +154,16 @@ class _Router:
 
     def _serve_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
         """Assemble a tensor for all of its readers in layer order, then for the sinks if it is a model output."""
-        held: dict[str, list[Box]] = {}
+        received_by_device: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
-            tree = self._assemble(need, (task.device, task.lane), boxes, held, f"{task.layer!r} on {task.device}")
+            tree = self._assemble(
+                need, (task.device, task.lane), boxes, received_by_device, f"{task.layer!r} on {task.device}"
+            )
             self.reads.setdefault(task_id(task), {})[key] = tree
         if key.reduce is None and (past := self.state_input_of.get(key.tensor)):
             for device in [device for name, device in self.wanted_state_regions if name == past]:
                 region = self.wanted_state_regions[past, device]
-                tree = self._assemble(region, (device, 0), boxes, held, f"the state {past!r} on {device}")
+                tree = self._assemble(region, (device, 0), boxes, received_by_device, f"the state {past!r} on {device}")
                 self.state_retentions.append(StateRetention(device, past, key.tensor, region, tree))
             return []
         if key.reduce is not None or key.tensor not in self.output_rank:
@@ -173,7 +175,9 @@ class _Router:
             return [OutputDelivery(key.tensor, box.device, None)]
         return [
             OutputDelivery(
-                key.tensor, sink, self._assemble(full_region(shape), (sink, 0), boxes, held, f"the sink {sink}")
+                key.tensor,
+                sink,
+                self._assemble(full_region(shape), (sink, 0), boxes, received_by_device, f"the sink {sink}"),
             )
             for sink in self.plan.sink
         ]
@@ -191,7 +195,7 @@ class _Router:
             self._serve_readers(key, boxes)
 
     def _assemble(
-        self, need: Region, at: DeviceLane, boxes: Sequence[Box], held: dict[str, list[Box]], reader: str
+        self, need: Region, at: DeviceLane, boxes: Sequence[Box], received_by_device: dict[str, list[Box]], reader: str
     ) -> Assembly:
         """Assemble a needed region from boxes.
 
@@ -199,7 +203,7 @@ class _Router:
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
-        for i, box in enumerate((*boxes, *held.get(device, ()))):
+        for i, box in enumerate((*boxes, *received_by_device.get(device, ()))):
             assert box.region is not None
             overlap = need if need == box.region else intersect(need, box.region)  # an empty tensor overlaps itself
             if overlap is not None:
@@ -223,7 +227,7 @@ class _Router:
                 len(self.received),
             )
             children = tuple([self._assemble(cut, at, one, {}, reader) for cut, one in pieces])
-            held.setdefault(device, []).extend(self.received[before:])
+            received_by_device.setdefault(device, []).extend(self.received[before:])
             return AssemblyConcat(row[0], children)
         _, box, overlap = (
             overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._piece_rank(at, *one))
@@ -233,12 +237,14 @@ class _Router:
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
                 cuts = [with_interval(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
-                return AssemblyConcat(axis, tuple(self._assemble(cut, at, near, held, reader) for cut in cuts))
+                return AssemblyConcat(
+                    axis, tuple(self._assemble(cut, at, near, received_by_device, reader) for cut in cuts)
+                )
         if box.origin is None:
             self.live_tasks.add(box.task)
         if box.device != device:
             box = Box(box.key, overlap, device, lane, origin=box)
-            held.setdefault(device, []).append(box)
+            received_by_device.setdefault(device, []).append(box)
             self.received.append(box)
         return AssemblyLeaf(box, overlap)
 
@@ -259,10 +265,12 @@ class _Router:
         live.sort(key=lambda task: (runs[task_id(task)], task.lane))
         delivered = tuple(sorted(deliveries, key=lambda delivery: self.output_rank[delivery.output]))
         dropped = tuple(task_id(task) for task in tasks if task_id(task) not in self.live_tasks)
-        keepings = tuple(sorted(self.state_retentions, key=lambda one: (self.device_rank[one.device], one.past)))
+        retentions = tuple(
+            sorted(self.state_retentions, key=lambda retention: (self.device_rank[retention.device], retention.past))
+        )
         received = tuple(self.received)
         return Routing(
-            self.layers, tuple(live), self.reads, delivered, received, dropped, runs, state_retentions=keepings
+            self.layers, tuple(live), self.reads, delivered, received, dropped, runs, state_retentions=retentions
         )
 
 
@@ -287,10 +295,11 @@ def _cover_along_axis(
 
 
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
-    """Cover an interval greedily by the best pieces, and what is left on both sides of each by the next best ones.
+    """Cover an interval greedily by the best pieces.
 
-    The nearest piece comes first, then the piece with the largest missing part, then the first one in order. Thousands
-    of pieces need neither recursion nor much more time per piece.
+    What is left on both sides of a piece is covered by the next best ones. The nearest piece comes first, then the piece
+    with the largest missing part, then the first one in order. Thousands of pieces need neither recursion nor much more
+    time per piece.
 
     Args:
         need: The interval.
@@ -322,7 +331,7 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
 
 
 def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
-    """Return (start, stop, number of the gap) of the largest overlap of a piece with a gap; the first of equal ones."""
+    """Return (start, stop, number of the gap) of the largest overlap of a piece with a gap."""
     best, gap = None, max(0, bisect_right(starts, piece[0]) - 1)
     while gap < len(starts) and starts[gap] < piece[1]:
         low, high = max(starts[gap], piece[0]), min(stops[gap], piece[1])

@@ -49,7 +49,7 @@ def build_program(
     ) in (
         by_end.items()
     ):  # The next device comes first, so that in an all-to-all exchange each link carries one message at a time.
-        own.sort(key=lambda one: (index[one.receiver] - index[device]) % len(index))
+        own.sort(key=lambda transfer: (index[transfer.receiver] - index[device]) % len(index))
     order: list[tuple[int, int]] = []
     for nodes in _group_into_segments(graph):
         device = graph.nodes[nodes[0]].placement.device
@@ -82,9 +82,11 @@ def _read_placed_model(model: Model) -> PlacedGraph:
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     nodes = []
     for node in graph.node:
-        said = read_annotation(node)
-        place = NodePlacement(said.device, said.lane, part=said.part)
-        nodes.append(PlacedNode(place, said.origin, tuple(tensors_read(node)), tuple(node.output), op=node.op_type))
+        annotation = read_annotation(node)
+        place = NodePlacement(annotation.device, annotation.lane, part=annotation.part)
+        nodes.append(
+            PlacedNode(place, annotation.origin, tuple(tensors_read(node)), tuple(node.output), op=node.op_type)
+        )
     return PlacedGraph(
         nodes,
         {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
@@ -106,8 +108,8 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     - at a change of the lane.
     Each segment depends only on earlier ones.
     """
-    places, maker = [node.placement for node in graph.nodes], graph.producer
-    sends = {at for at, *_ in graph.sends}
+    places, producer_of = [node.placement for node in graph.nodes], graph.producer
+    sends = {producer for producer, *_ in graph.sends}
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # last segment by device
     sending: dict[str, bool] = {}  # True if that segment ends with a tensor that another device needs
@@ -118,9 +120,12 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
         product, group = products.get(unit[0]), current.get(device, [])
         sent = not sends.isdisjoint(unit) or (product is not None and product == last.get(device))
         read = [
-            at for i in unit for name in graph.node_reads[i] if group and (at := maker.get(name, FROM_INPUT)) > group[0]
+            producer
+            for i in unit
+            for name in graph.node_reads[i]
+            if group and (producer := producer_of.get(name, FROM_INPUT)) > group[0]
         ]
-        newer = any(places[at].device != device for at in read)
+        newer = any(places[producer].device != device for producer in read)
         if not group or newer or (sending[device] and not sent) or places[group[-1]].lane != lane:
             group = current[device] = []
             groups.append(group)
@@ -134,8 +139,8 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 def _find_products(graph: PlacedGraph, sends: Collection[int]) -> dict[int, str]:
     """Return nodes on the path from a matrix product to a sent tensor, with the product's other operand."""
     found: dict[int, str] = {}
-    for at in sends:
-        chain = [at] if at != FROM_INPUT else []
+    for producer in sends:
+        chain = [producer] if producer != FROM_INPUT else []
         while chain and len(names := graph.node_reads[chain[-1]]) == 1:
             if graph.nodes[chain[-1]].operator in ("MatMul", "Gemm"):
                 found.update(dict.fromkeys(chain, names[0]))
@@ -194,8 +199,8 @@ def _build_device_program(
     steps += sends(graph.inputs)
     for k, segment in enumerate(segments):
         steps += [Step("run", k), *sends(segment.outputs)]
-    made = {name for segment in segments for name in segment.outputs}
-    sinks = {name: output for name, output in graph.sinks.items() if name in made}
+    computed = {name for segment in segments for name in segment.outputs}
+    sinks = {name: output for name, output in graph.sinks.items() if name in computed}
     read = {
         name
         for name in graph.unsized_inputs

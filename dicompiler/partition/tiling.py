@@ -80,8 +80,8 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
     labels: dict[str, int] = {}
     for axis in cuttable_axes(layers, layer):
         first, last = (
-            make_share_task(layers, layer, LayerShare(with_interval(full_region(shape), axis, at)))
-            for at in ((0, 1), (shape[axis] - 1, shape[axis]))
+            make_share_task(layers, layer, LayerShare(with_interval(full_region(shape), axis, interval)))
+            for interval in ((0, 1), (shape[axis] - 1, shape[axis]))
         )
         # Only axes on which the first and the last element read different regions are cut: a Slice never reads all.
         cut = {

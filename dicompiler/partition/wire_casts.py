@@ -38,57 +38,59 @@ class WireCasts:
             tuple[str, str, int], PlacedTensor
         ] = {}  # narrow tensor, device, lane → what its readers there share
 
-    def narrow(self, held: PlacedTensor, box: Box, early: NodePlacement, behind: NodePlacement) -> PlacedTensor:
-        """Return the tensor that is sent for a box of `held`: sliced, then narrowed.
+    def narrow(
+        self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
+    ) -> PlacedTensor:
+        """Return the tensor that is sent for a box of `tensor`: sliced, then narrowed.
 
-        The cast of a slice comes after all slices at `early`, so that their transfers still leave together. The cast of
+        The cast of a slice comes after all slices at `slice_placement`, so that their transfers still leave together. The cast of
         a whole tensor directly follows the node that computes it.
 
         Args:
-            held: Tensor of which the box is a region.
+            tensor: Tensor of which the box is a region.
             box: The box.
-            early: Placement of the slice.
-            behind: Placement of the node that computes `held`.
+            slice_placement: Placement of the slice.
+            producer_placement: Placement of the node that computes `tensor`.
         """
         assert box.region is not None
-        piece, kind = self.builder.add_slice(held, box.region, early), self.kinds.get(box.key.tensor)
+        piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
         if kind is None:
             return piece
-        run, lane, position, phase = (behind if piece is held else early).step_key
-        place = early._replace(step_key=(run, lane, LAST_POSITION if lane < 0 else position, phase))
-        made = PlacedTensor(
+        run, lane, position, phase = (producer_placement if piece is tensor else slice_placement).step_key
+        placement = slice_placement._replace(step_key=(run, lane, LAST_POSITION if lane < 0 else position, phase))
+        narrowed = PlacedTensor(
             self.builder.unique_tensor_name(f"{piece.name}~{kind}"),
             piece.region,
             sent_dtype(self.layers, box.key.tensor),
         )
-        return self._convert(piece, made, place, box.key, "QuantizeLinear")
+        return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 
     def widen(self, sent: PlacedTensor, key: TensorKey, place: NodePlacement) -> PlacedTensor:
         """Return the received box in its own type, shared by all readers on this device and lane."""
         if key.tensor not in self.kinds:
             return sent
-        at = (sent.name, place.device, place.lane)
-        if at not in self.wide:
-            held = PlacedTensor(
+        cache_key = (sent.name, place.device, place.lane)
+        if cache_key not in self.wide:
+            widened = PlacedTensor(
                 self.builder.unique_tensor_name(f"{sent.name}@{place.device}"),
                 sent.region,
                 self.layers.tensors[key.tensor].dtype,
             )
-            self.wide[at] = self._convert(sent, held, place, key, "DequantizeLinear")
-        return self.wide[at]
+            self.wide[cache_key] = self._convert(sent, widened, place, key, "DequantizeLinear")
+        return self.wide[cache_key]
 
     def _convert(
-        self, held: PlacedTensor, made: PlacedTensor, place: NodePlacement, key: TensorKey, quantised: str
+        self, tensor: PlacedTensor, converted: PlacedTensor, placement: NodePlacement, key: TensorKey, quantize_op: str
     ) -> PlacedTensor:
         origin = range_name(key)
         if self.kinds[key.tensor] != "int8":
-            return self.builder.add_node("Cast", [held.name], made, place, origin, to=made.dtype)
+            return self.builder.add_node("Cast", [tensor.name], converted, placement, origin, to=converted.dtype)
         scale, zero = int8_scale_and_zero_point(self.wire.ranges.get(origin, PLACEHOLDER_RANGE))
         names = (
             self.builder.add_constant(np.array(scale, np.float32), f"{origin}~scale"),
             self.builder.add_constant(np.array(zero, np.int8), f"{origin}~zero"),
         )
-        return self.builder.add_node(quantised, [held.name, *names], made, place, origin)
+        return self.builder.add_node(quantize_op, [tensor.name, *names], converted, placement, origin)
 
 
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:

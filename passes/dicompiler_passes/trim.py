@@ -70,7 +70,7 @@ class Trim(Pass):
             (SINGLE_DEVICE,),
             (SINGLE_DEVICE,),
         )
-        model = remove_annotations(partition(replace(state, plan=plan), quiet=True, sound=False).model)
+        model = remove_annotations(partition(replace(state, plan=plan), quiet=True, check_narrowing=False).model)
         # Mark the new Slices, so that a device is sent only the sliced region of a tensor that several devices hold.
         old_nodes = {node.name for layer in layers.layers for node in layer.nodes}
         formed = form_layers(model, registry().operator_rules)

@@ -53,19 +53,19 @@ def output(tmp_path: Path) -> Path:
     return place
 
 
-def test_the_list_names_what_is_ours_the_main_file_first(output: Path) -> None:
+def test_lists_generated_files_with_the_main_file_first(output: Path) -> None:
     assert tracked_files(output) == ("main.json", "pi01/a.bin", "pi01/b.bin", "pi02/c.bin")
     assert held(output) == FIRST
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
 
-def test_the_same_again_touches_nothing(output: Path) -> None:
+def test_writing_the_same_content_changes_nothing(output: Path) -> None:
     before = stamps(output)
     write(output, FIRST)
     assert stamps(output) == before
 
 
-def test_files_that_are_the_same_stay_and_the_main_one_is_new(output: Path) -> None:
+def test_keeps_equal_files_and_replaces_the_main_file(output: Path) -> None:
     before = stamps(output)
     write(output, {**FIRST, "pi01/b.bin": "B"})
     after = stamps(output)
@@ -75,13 +75,13 @@ def test_files_that_are_the_same_stay_and_the_main_one_is_new(output: Path) -> N
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
 
-def test_a_mode_that_is_another_counts_as_a_change(output: Path) -> None:
+def test_a_different_file_mode_counts_as_a_change(output: Path) -> None:
     (output / "pi01" / "a.bin").chmod(0o600)
     write(output, FIRST)
     assert (output / "pi01" / "a.bin").stat().st_mode & 0o777 == (output / "main.json").stat().st_mode & 0o777
 
 
-def test_what_is_no_more_goes_and_what_is_not_ours_stays(output: Path) -> None:
+def test_removes_old_generated_files_and_keeps_other_files(output: Path) -> None:
     (output / "pi02" / "build" / "empty").mkdir(parents=True)
     (output / "pi02" / "build" / "own.o").write_text("own")
     (output / "notes.txt").write_text("notes")
@@ -106,7 +106,7 @@ OTHERS = st.dictionaries(st.sampled_from(["x", "d/x", "e/y/z", "g/x"]), st.just(
 
 @settings(max_examples=60, deadline=None)
 @given(outputs=st.lists(st.tuples(OURS, OTHERS), min_size=2, max_size=4))
-def test_whatever_is_written_ours_is_new_and_the_rest_as_it_was(
+def test_replaces_generated_files_and_keeps_all_others(
     outputs: list[tuple[dict[str, str], dict[str, str]]],
 ) -> None:
     with tempfile.TemporaryDirectory() as temporary:
@@ -139,7 +139,7 @@ def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_what_cannot_be_linked_is_copied_with_its_times() -> None:
+def test_copies_files_with_their_times_if_links_are_not_allowed() -> None:
     with tempfile.TemporaryDirectory() as temporary:  # pytest's directories are for one user
         Path(temporary).chmod(0o777)
         output = Path(temporary, "out")
@@ -154,7 +154,7 @@ def test_what_cannot_be_linked_is_copied_with_its_times() -> None:
             assert (output / "notes.txt").stat().st_uid == NOBODY != owner
 
 
-def test_another_file_system_in_an_output_is_left_alone(output: Path) -> None:
+def test_does_not_touch_a_mounted_file_system(output: Path) -> None:
     (output / "mounted").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "none", output / "mounted"], check=True)
     try:
@@ -168,7 +168,7 @@ def test_another_file_system_in_an_output_is_left_alone(output: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pi03", "pi03/d.bin"])
-def test_what_is_not_ours_is_never_overwritten(output: Path, name: str) -> None:
+def test_never_overwrites_files_of_the_user(output: Path, name: str) -> None:
     (output / name).parent.mkdir(exist_ok=True)
     (output / name).write_text("own")
     before = stamps(output)
@@ -180,14 +180,14 @@ def test_what_is_not_ours_is_never_overwritten(output: Path, name: str) -> None:
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
 
-def test_a_directory_that_is_not_ours_does_not_become_a_file(output: Path) -> None:
+def test_never_replaces_a_directory_of_the_user_by_a_file(output: Path) -> None:
     (output / "d.bin").mkdir()
     with pytest.raises(DicompilerError, match=r"d\.bin: dicompiler did not write it"):
         write(output, {**FIRST, "d.bin": "d"})
     assert held(output) == FIRST
 
 
-def test_a_failure_leaves_what_was_there(output: Path) -> None:
+def test_a_failure_leaves_the_old_output(output: Path) -> None:
     (output / "notes.txt").write_text("notes")
     before = stamps(output)
 
@@ -202,7 +202,7 @@ def test_a_failure_leaves_what_was_there(output: Path) -> None:
     assert [path.name for path in output.parent.iterdir()] == ["out"]
 
 
-def test_an_output_without_its_main_file_is_filled_again(output: Path) -> None:
+def test_rewrites_an_output_without_its_main_file(output: Path) -> None:
     (output / "main.json").unlink()  # `make clean` may know just this one
     before = stamps(output)
     write(output, FIRST)
@@ -210,14 +210,14 @@ def test_an_output_without_its_main_file_is_filled_again(output: Path) -> None:
     assert stamps(output)["pi01/a.bin"] == before["pi01/a.bin"]
 
 
-def test_a_link_to_an_output_stays_a_link(output: Path) -> None:
+def test_keeps_a_symbolic_link_to_an_output(output: Path) -> None:
     link = output.parent / "link"
     link.symlink_to(output)
     write(link, {"main.json": "2"})
     assert link.is_symlink() and held(output) == {"main.json": "2"}
 
 
-def test_places_that_are_not_ours_are_refused(tmp_path: Path) -> None:
+def test_rejects_existing_foreign_paths(tmp_path: Path) -> None:
     place = tmp_path / "place"
     (place / "inner").mkdir(parents=True)
     write(place, {})  # a directory without a file is nothing
@@ -236,7 +236,7 @@ def test_places_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         check_output_directory(place, "main.json", "output")
 
 
-def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> None:
+def test_a_single_file_with_equal_bytes_keeps_its_time(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for text, new in (("one", True), ("one", False), ("two", True)):
         if path.exists():
@@ -247,7 +247,7 @@ def test_a_single_file_with_the_same_bytes_keeps_its_time(tmp_path: Path) -> Non
         assert (path.stat().st_mtime != 1e9) == new
 
 
-def test_an_earlier_output_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaces_an_earlier_output_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def renamed(self: Path, target: Path, rename: Callable[[Path, Path], Path] = Path.rename) -> Path:
         assert self.name not in ("new", "out"), "for a moment nothing is there"
         return rename(self, target)
@@ -290,7 +290,7 @@ def writer(output: Path, how: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.parametrize("how", ["inside", "between", "behind"])
-def test_what_killed_writers_left_goes_with_the_next(how: str, output: Path) -> None:
+def test_removes_scratch_directories_of_killed_writers(how: str, output: Path) -> None:
     (output / "notes.txt").write_text("notes")
     for _ in range(3):
         assert writer(output, how).wait(20) == -9
@@ -299,7 +299,7 @@ def test_what_killed_writers_left_goes_with_the_next(how: str, output: Path) -> 
     assert held(output) == {"main.json": "2", "notes.txt": "notes"}
 
 
-def test_what_a_living_writer_writes_stays(output: Path) -> None:
+def test_keeps_scratch_directories_of_running_writers(output: Path) -> None:
     with writer(output, "waits") as living:
         assert living.stdout is not None and living.stdout.readline() == b"inside\n"
         write(output, {"main.json": "2"})
@@ -310,7 +310,7 @@ def test_what_a_living_writer_writes_stays(output: Path) -> None:
     assert (output / "main.json").stat().st_size == 100_000
 
 
-def test_what_is_not_ours_beside_an_output_stays(output: Path) -> None:
+def test_keeps_foreign_files_next_to_an_output(output: Path) -> None:
     names = [".out.abcdefgh", ".out.12345678", ".outs.abcdefgh", ".out.abc", "out.abcdefgh"]
     for name in names:
         (output.parent / name / "new").mkdir(parents=True)
@@ -324,7 +324,7 @@ def test_what_is_not_ours_beside_an_output_stays(output: Path) -> None:
     assert all((output.parent / name / "new" / "mine.txt").is_file() for name in names)
 
 
-def test_files_of_killed_writers_go_with_the_next(tmp_path: Path) -> None:
+def test_removes_scratch_files_of_killed_writers(tmp_path: Path) -> None:
     script = (
         "import os, sys; sys.path[:0] = sys.argv[2:]\nfrom pathlib import Path\n"
         "from dicompiler.base.atomic_output import atomic_file\n"

@@ -9,7 +9,7 @@ from dicompiler.base.captured_output import KEPT_BYTES, CapturedOutput
 from dicompiler_targets.sockets.device_process import DeviceProcess
 
 
-def test_of_what_a_device_writes_the_beginning_and_the_end_are_kept() -> None:
+def test_keeps_start_and_end_of_the_output() -> None:
     loop = "for _ in range(300):\n  os.write(1, bytes(1 << 20))"
     code = f"import os\nos.write(1, b'begin')\n{loop}\nos.write(2, b'\\nthe \\x1bend')"
     popen = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -11,7 +11,7 @@ from dicompiler.base.errors import DicompilerError, PluginError, RunError, Usage
 NAMES = st.text(st.characters(categories=["L"]), min_size=1, max_size=12)
 
 
-def test_a_wrong_call_ends_with_2_and_every_other_mistake_with_1() -> None:
+def test_exit_codes_are_2_for_usage_errors_and_1_otherwise() -> None:
     codes = {kind.__name__: kind.exit_code for kind in (DicompilerError, UsageError, PluginError, RunError)}
     assert codes == {"DicompilerError": 1, "UsageError": 2, "PluginError": 1, "RunError": 1}
     assert all(issubclass(kind, DicompilerError) for kind in (UsageError, PluginError, RunError))
@@ -25,18 +25,18 @@ def test_a_wrong_call_ends_with_2_and_every_other_mistake_with_1() -> None:
         ([], " (there are none)"),
     ],
 )
-def test_a_near_name_is_proposed_and_otherwise_all_are_listed(known: list[str], expected: str) -> None:
+def test_suggests_a_near_name_or_lists_all_names(known: list[str], expected: str) -> None:
     assert did_you_mean("tile-heigth", known) == expected
 
 
-def test_at_most_twelve_names_are_listed() -> None:
+def test_lists_at_most_twelve_names() -> None:
     names = [f"{letter * 3}" for letter in "abcdefghijklmn"]
     assert did_you_mean("?", names[:12]) == f" (known: {', '.join(names[:12])})"
     assert did_you_mean("?", names) == f" (known: {', '.join(names[:12])}, …)"
 
 
 @given(NAMES, st.lists(NAMES, max_size=20))
-def test_a_known_name_is_nearest_to_itself_in_any_order(name: str, others: list[str]) -> None:
+def test_suggests_the_name_itself_in_any_order(name: str, others: list[str]) -> None:
     assert (
         did_you_mean(name, [*others, name])
         == f" (did you mean {name!r}?)"
@@ -45,12 +45,12 @@ def test_a_known_name_is_nearest_to_itself_in_any_order(name: str, others: list[
 
 
 @given(st.text("ab\u00e9 \t\r\n\v\f\x1c\x85\u2028\u2029\u3000"))
-def test_any_text_becomes_one_line_that_says_the_same_words(text: str) -> None:
+def test_one_line_keeps_all_words(text: str) -> None:
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     assert line.split() == text.split()
     assert one_line(line) == line
 
 
-def test_a_notebook_shows_the_line_alone() -> None:
+def test_notebooks_show_only_the_line() -> None:
     assert UsageError("run: no\nframes")._render_traceback_() == ["UsageError: run: no frames"]

@@ -63,7 +63,7 @@ def ask_everything(layers: LayerGraph) -> None:
     build_cost_tables(Problem(layers, Platform.load("rpi4x2")), ChoiceSet(extra_rows=1))
 
 
-def test_the_same_is_worked_out_once_for_an_object_and_anew_for_its_equal() -> None:
+def test_computes_once_per_object_and_again_for_an_equal_object() -> None:
     number = Number(3)
     assert assert_type(number.times(4), list[int]) is number.times(4)
     assert number.times(4) == [12] != number.times(5)
@@ -72,13 +72,13 @@ def test_the_same_is_worked_out_once_for_an_object_and_anew_for_its_equal() -> N
     assert assert_type(divided(number, 2), float | None) == 1.5
 
 
-def test_what_cannot_be_worked_out_is_not_remembered_and_leaves_its_own_error_alone() -> None:
+def test_does_not_store_errors() -> None:
     with pytest.raises(ZeroDivisionError) as raised:
         divided(Number(3), 0)
     assert raised.value.__context__ is None
 
 
-def test_what_is_remembered_is_neither_pickled_nor_copied() -> None:
+def test_stored_results_are_neither_pickled_nor_copied() -> None:
     layers = vgg16()
     before = len(pickle.dumps(layers))
     ask_everything(layers)
@@ -88,7 +88,7 @@ def test_what_is_remembered_is_neither_pickled_nor_copied() -> None:
         assert network_digest(other) == network_digest(layers)
 
 
-def test_layers_that_nobody_holds_are_freed_whatever_was_asked_of_them() -> None:
+def test_unreferenced_layers_are_freed_despite_stored_results() -> None:
     layers = vgg16()
     ask_everything(layers)
     gone = weakref.ref(layers), weakref.ref(layers.layers[0])

@@ -13,18 +13,18 @@ WEIGHTS = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_name_alone_has_the_weight_1(name: str) -> None:
+def test_a_single_objective_has_weight_1(name: str) -> None:
     assert objective_terms(name) == {name: 1.0}
 
 
-def test_a_sum_has_the_weights_that_are_written_blanks_or_not() -> None:
+def test_parses_weighted_sums_with_and_without_blanks() -> None:
     assert objective_terms("latency+0.5*energy") == {"latency": 1.0, "energy": 0.5}
     assert objective_terms(" 2 * throughput + 1e-9*memory ") == {"throughput": 2.0, "memory": 1e-9}
     assert objective_terms("1e+3*latency+1E+2*energy") == {"latency": 1000.0, "energy": 100.0}
 
 
 @given(st.dictionaries(st.sampled_from(OBJECTIVES), WEIGHTS, min_size=1))
-def test_any_weights_are_read_back_from_their_text_in_order(weights: dict[str, float]) -> None:
+def test_weights_round_trip_in_order(weights: dict[str, float]) -> None:
     read = objective_terms("+".join(f"{weight!r}*{name}" for name, weight in weights.items()))
     assert list(read.items()) == list(weights.items())
 
@@ -47,7 +47,7 @@ def test_any_weights_are_read_back_from_their_text_in_order(weights: dict[str, f
         ("much*energy", "weight 'much' is not a number above 0"),
     ],
 )
-def test_what_is_no_sum_of_objectives_is_refused(text: str, expected: str) -> None:
+def test_rejects_invalid_objectives(text: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         objective_terms(text)
     assert expected in str(caught.value)

@@ -34,30 +34,30 @@ def canonical_texts(draw: st.DrawFn) -> str:
 
 @given(specs)
 @example(Spec("a", (("x", ()), ("y", ("",)), ("z", ('"', "\\", "é\u2028\ud800")))))
-def test_spec_to_text_and_back_is_the_same_spec(spec: Spec) -> None:
+def test_specs_round_trip_through_text(spec: Spec) -> None:
     assert parse_spec(str(spec)) == spec
 
 
 @given(canonical_texts())
 @example("tile-height{layers=conv1..conv4,conv6/a:0 parts=4}")
 @example('place{layers="a b","" device=}')
-def test_text_to_spec_and_back_is_the_same_text(text: str) -> None:
+def test_texts_round_trip_through_specs(text: str) -> None:
     assert str(parse_spec(text)) == text
 
 
 @given(st.lists(specs, min_size=1, max_size=3).map(tuple))
-def test_pipeline_to_text_and_back_is_the_same_pipeline(pipeline: tuple[Spec, ...]) -> None:
+def test_pipelines_round_trip_through_text(pipeline: tuple[Spec, ...]) -> None:
     assert parse_pipeline(",".join(map(str, pipeline))) == pipeline
 
 
 @given(st.lists(canonical_texts(), min_size=1, max_size=3).map(",".join))
 @example("infer-shapes,form-layers,tile-height{layers=conv1..conv4 parts=4},partition")
-def test_pipeline_text_to_pipeline_and_back_is_the_same_text(text: str) -> None:
+def test_pipeline_texts_round_trip(text: str) -> None:
     assert ",".join(map(str, parse_pipeline(text))) == text
 
 
 @given(st.text() | st.text(alphabet='ab12{}=," \\.-'))
-def test_any_text_is_read_the_same_again_or_refused_with_a_column_on_one_line(text: str) -> None:
+def test_any_text_round_trips_or_is_rejected_with_its_column(text: str) -> None:
     try:
         pipeline = parse_pipeline(text)
     except UsageError as error:
@@ -69,7 +69,7 @@ def test_any_text_is_read_the_same_again_or_refused_with_a_column_on_one_line(te
     assert "\n" not in message
 
 
-def test_blanks_between_things_do_not_matter() -> None:
+def test_ignores_blanks_between_tokens() -> None:
     assert ",".join(map(str, parse_pipeline("  a{ x=1 } ,\n b{}\t"))) == "a{x=1},b"
     assert str(parse_spec(' a{  x="1"   y=2,3\n} ')) == "a{x=1 y=2,3}"
 
@@ -93,14 +93,14 @@ def test_blanks_between_things_do_not_matter() -> None:
         ('a{x="\\q"}', 6, "a whole quoted value", "'\\\\'"),
     ],
 )
-def test_a_mistake_is_named_with_its_column(text: str, column: int, expected: str, found: str) -> None:
+def test_errors_name_the_column(text: str, column: int, expected: str, found: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_pipeline(text)
     assert str(caught.value).startswith(f"pipeline '{text}': expected {expected}")
     assert f" at column {column}, found {found}" in str(caught.value)
 
 
-def test_parse_takes_one_spec_only() -> None:
+def test_parse_spec_rejects_a_pipeline() -> None:
     with pytest.raises(UsageError, match=r"strategy 'a,b': expected '\{' or the end at column 2, found ','"):
         parse_spec("a,b", "strategy")
 
@@ -108,7 +108,7 @@ def test_parse_takes_one_spec_only() -> None:
 @pytest.mark.parametrize(
     ("name", "options"), [("", ()), ("a b", ()), ("a", (("x", ()), ("x", ()))), ("a", (("-", ()),))]
 )
-def test_a_spec_that_could_not_be_written_cannot_be_made(name: str, options: tuple[Any, ...]) -> None:
+def test_rejects_specs_without_text_form(name: str, options: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="not a spec"):
         Spec(name, options)
 
@@ -145,11 +145,11 @@ class Everything:
         limit=st.none() | st.integers(),
     )
 )
-def test_instance_to_text_and_back_is_the_same_instance(instance: Everything) -> None:
+def test_instances_round_trip_through_text(instance: Everything) -> None:
     assert instantiate(Everything, parse_spec(str(spec_of(instance)))) == instance
 
 
-def test_only_options_that_differ_from_their_default_are_written_in_field_order() -> None:
+def test_writes_only_non_default_options_in_field_order() -> None:
     assert str(spec_of(Everything())) == "everything"
     assert str(spec_of(Everything(limit=None, parts=3, exact=False))) == "everything{parts=3 exact=false limit=}"
 
@@ -190,7 +190,7 @@ class Needy:
         (Needy, "needy{parts=0}", "'needy': parts must be at least 1"),
     ],
 )
-def test_a_wrong_option_is_named_with_what_was_expected(cls: type, text: str, message: str) -> None:
+def test_errors_name_the_option_and_the_expected_value(cls: type, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         instantiate(cls, parse_spec(text))
     assert str(caught.value) == message
@@ -201,7 +201,7 @@ def test_a_required_option_has_no_default() -> None:
     assert str(spec_of(Needy(4))) == "needy{parts=4}"
 
 
-def test_a_field_whose_type_has_no_text_is_named() -> None:
+def test_reports_fields_without_text_form() -> None:
     @dataclass(frozen=True)
     class Odd:
         table: dict[str, int] = field(default_factory=dict)
@@ -212,7 +212,7 @@ def test_a_field_whose_type_has_no_text_is_named() -> None:
         options_of(int)
 
 
-def test_the_one_value_without_text_is_refused() -> None:
+def test_rejects_none_for_an_option_with_several_values() -> None:
     @dataclass(frozen=True)
     class Choosy:
         name: ClassVar[str] = "choosy"

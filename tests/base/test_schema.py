@@ -37,7 +37,7 @@ def part(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_a_good_document_passes() -> None:
+def test_accepts_a_valid_document() -> None:
     validate(PLAN, "plan", "plan.json")
     assert PLAN["sink"] == ["pi01"]
 
@@ -94,13 +94,11 @@ def test_a_good_document_passes() -> None:
         ),
     ],
 )
-def test_each_mistake_names_place_cause_and_what_is_allowed(
-    change: Callable[[dict[str, Any]], object], expected: str
-) -> None:
+def test_errors_name_place_cause_and_allowed_values(change: Callable[[dict[str, Any]], object], expected: str) -> None:
     assert message(change) == expected
 
 
-def test_a_wrong_version_is_told_before_all_that_follows_from_it() -> None:
+def test_reports_a_wrong_version_first() -> None:
     assert "format dicompiler.plan/9" in message(lambda d: d.update(format="dicompiler.plan/9", layers=[], extra=1))
 
 
@@ -115,12 +113,12 @@ def test_reports_a_renamed_key_with_its_new_name() -> None:
     assert str(caught.value) == "p.toml: network: unknown key 'message': it is now called 'message_overhead'"
 
 
-def test_a_misspelt_key_is_told_rather_than_the_missing_one() -> None:
+def test_reports_a_misspelt_key_instead_of_the_missing_one() -> None:
     text = message(lambda d: part(d).update(devic=part(d).pop("device")))
     assert "unknown key 'devic' (did you mean 'device'?)" in text
 
 
-def test_an_enumeration_names_its_values() -> None:
+def test_lists_the_values_of_an_enumeration() -> None:
     document = {
         "host": [{"name": "a", "memory": "1 GiB"}],
         "device": [{"name": "a", "rate": "1 GFLOP/s"}],
@@ -131,16 +129,16 @@ def test_an_enumeration_names_its_values() -> None:
     assert str(caught.value) == 'p.toml: network.kind: "swich" is not allowed (allowed: switch, shared, gateway)'
 
 
-def test_a_document_that_is_no_object_has_no_key_path() -> None:
+def test_omits_the_key_path_of_the_whole_document() -> None:
     with pytest.raises(DicompilerError, match=r"^plan.json: expected an object, got the list \[\]$"):
         validate([], "plan", "plan.json")
 
 
-def test_long_values_are_cut_short() -> None:
+def test_shortens_long_values() -> None:
     assert len(message(lambda d: d.update(format="x" * 500))) < 200
 
 
-def test_key_paths_quote_what_is_no_plain_key() -> None:
+def test_key_paths_quote_unusual_keys() -> None:
     assert format_key_path(["layers", "conv-1_a", 0, "region"]) == "layers.conv-1_a[0].region"
     assert format_key_path(["layers", "block/conv.1", 2]) == "layers['block/conv.1'][2]"
     assert format_key_path([]) == ""
@@ -163,7 +161,7 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_schema_is_valid_and_says_what_each_key_means(name: str) -> None:
+def test_every_schema_is_valid_and_describes_each_key(name: str) -> None:
     from jsonschema import Draft202012Validator
 
     document = load_schema(name)
@@ -177,7 +175,7 @@ def test_every_schema_is_valid_and_says_what_each_key_means(name: str) -> None:
     assert silent == []
 
 
-def test_json_is_read(tmp_path: Path) -> None:
+def test_reads_json(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(PLAN), encoding="utf-8")
     assert load_json(path) == PLAN
@@ -193,7 +191,7 @@ def test_json_is_read(tmp_path: Path) -> None:
         (b"[" * 100_000, ": nested too deeply: it is not a file of dicompiler"),
     ],
 )
-def test_what_is_not_json_is_told_with_its_place(tmp_path: Path, content: bytes, expected: str) -> None:
+def test_reports_invalid_json_with_its_position(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(content)
     with pytest.raises(DicompilerError) as caught:
@@ -201,7 +199,7 @@ def test_what_is_not_json_is_told_with_its_place(tmp_path: Path, content: bytes,
     assert str(caught.value).startswith(f"{path}{expected}")
 
 
-def test_a_missing_file_and_a_directory_are_told(tmp_path: Path) -> None:
+def test_reports_a_missing_file_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"nowhere\.json: no such file$"):
         load_json(tmp_path / "nowhere.json")
     with pytest.raises(DicompilerError, match="cannot be read: Is a directory"):

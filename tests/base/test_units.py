@@ -45,7 +45,7 @@ from dicompiler.base.units import (
         (".5 kW", POWER, 500.0),
     ],
 )
-def test_numbers_with_units_are_read_in_base_units(text: str, quantity: Quantity, value: float) -> None:
+def test_parses_quantities_to_base_units(text: str, quantity: Quantity, value: float) -> None:
     assert parse_quantity(text, quantity, "p") == value
 
 
@@ -70,7 +70,7 @@ def test_numbers_with_units_are_read_in_base_units(text: str, quantity: Quantity
         ("1e-99 Mbit/s", BANDWIDTH, "'1e-99 Mbit/s' is too small for a bandwidth"),
     ],
 )
-def test_a_wrong_quantity_names_key_cause_and_units(text: object, quantity: Quantity, expected: str) -> None:
+def test_errors_name_key_cause_and_units(text: object, quantity: Quantity, expected: str) -> None:
     with pytest.raises(DicompilerError) as caught:
         parse_quantity(text, quantity, "p.toml: device[0].rate")
     message = str(caught.value)
@@ -79,7 +79,7 @@ def test_a_wrong_quantity_names_key_cause_and_units(text: object, quantity: Quan
     assert "\n" not in message
 
 
-def test_bytes_are_whole_and_at_least_one() -> None:
+def test_byte_counts_are_integers_of_at_least_one() -> None:
     assert parse_bytes("1.5 KiB", "p") == 1536
     with pytest.raises(DicompilerError, match="one byte or more"):
         parse_bytes("0.5 B", "p")
@@ -97,7 +97,7 @@ def test_bytes_are_whole_and_at_least_one() -> None:
         (2.7, POWER, "2.7 W"),
     ],
 )
-def test_numbers_are_written_in_the_unit_that_makes_them_short(value: float, quantity: Quantity, text: str) -> None:
+def test_formats_quantities_in_the_shortest_unit(value: float, quantity: Quantity, text: str) -> None:
     assert format_quantity(value, quantity) == text
 
 
@@ -105,12 +105,12 @@ def test_numbers_are_written_in_the_unit_that_makes_them_short(value: float, qua
     st.floats(MIN_QUANTITY, MAX_QUANTITY) | st.integers(1, 2**62).map(float),
     st.sampled_from([COMPUTE_RATE, BANDWIDTH, TIME, POWER]),
 )
-def test_what_is_written_is_read_back_as_the_same_number(value: float, quantity: Quantity) -> None:
+def test_quantities_round_trip(value: float, quantity: Quantity) -> None:
     assert parse_quantity(format_quantity(value, quantity), quantity, "p") == value
 
 
 @given(st.integers(1, 2**52))
-def test_byte_counts_are_read_back_as_the_same_number(value: int) -> None:
+def test_byte_counts_round_trip(value: int) -> None:
     assert parse_bytes(format_quantity(value, MEMORY), "p") == value
 
 

@@ -16,7 +16,7 @@ def test_built_in_platforms_round_trip(name: str) -> None:
     assert platform_from_toml(platform_to_toml(platform), "x.toml") == platform
 
 
-def test_built_in_platforms_have_the_papers_figures_and_say_so() -> None:
+def test_built_in_platforms_have_the_numbers_of_the_papers() -> None:
     pi = Platform.load("rpi4x4")
     assert [host.name for host in pi.hosts] == ["pi01", "pi02", "pi03", "pi04"]
     assert {device.rate for device in pi.devices} == {13.6e9}
@@ -39,14 +39,14 @@ def test_built_in_platforms_have_the_papers_figures_and_say_so() -> None:
         ("quantum", "rpi3xN, rpi4xN, jetson-nxN"),
     ],
 )
-def test_an_unknown_name_is_a_usage_error_with_the_nearest(name: str, hint: str) -> None:
+def test_suggests_the_nearest_platform_name(name: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         Platform.load(name)
     assert f"unknown platform {name!r}" in str(caught.value)
     assert hint in str(caught.value)
 
 
-def test_built_in_microcontrollers_have_their_makers_figures() -> None:
+def test_built_in_microcontrollers_have_the_vendors_numbers() -> None:
     names = ("nano33x2", "stm32f746x1", "stm32h743x3", "esp32s3x1", "rp2040x4")
     found = [Platform.load(name) for name in names]
     assert [(platform.hosts[0].ram, platform.hosts[0].flash) for platform in found] == [

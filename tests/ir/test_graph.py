@@ -55,7 +55,7 @@ def texts(model: Model) -> list[str]:
     return [f"{n.op_type}({', '.join(n.input)}) {', '.join(n.output)}" for n in nodes]
 
 
-def test_no_edit_reaches_the_model_that_the_graph_was_made_of() -> None:
+def test_edits_never_reach_the_original_model() -> None:
     model = branched()
     before, weights = model.proto.SerializeToString(), dict(model.weights)
     graph = model.graph()
@@ -73,7 +73,7 @@ def test_no_edit_reaches_the_model_that_the_graph_was_made_of() -> None:
     assert dict(model.weights) == weights
 
 
-def test_a_renamed_node_and_what_is_renamed_in_it_keep_documentation_and_metadata() -> None:
+def test_renamed_nodes_keep_documentation_and_metadata() -> None:
     model = chain()
     graph = model.graph()
     graph.nodes[0].name = "product"
@@ -86,7 +86,7 @@ def test_a_renamed_node_and_what_is_renamed_in_it_keep_documentation_and_metadat
     assert [node.metadata_props[0].value for node in new.proto.graph.node] == ["0", "1", "2"]
 
 
-def test_another_node_of_the_same_name_and_operator_keeps_documentation_and_of_another_operator_does_not() -> None:
+def test_a_new_node_inherits_documentation_only_from_the_same_operator() -> None:
     model = chain()
     graph = model.graph()
     for index, op in ((1, "Add"), (2, "Sigmoid")):
@@ -98,7 +98,7 @@ def test_another_node_of_the_same_name_and_operator_keeps_documentation_and_of_a
     assert [node.doc_string for node in new] == ["about 0", "about 1", ""]
 
 
-def test_weights_are_the_same_objects_after_an_edit_and_are_renamed_without_a_copy() -> None:
+def test_edits_and_renames_do_not_copy_weights() -> None:
     model = chain()
     graph = model.graph()
     graph.nodes[0].inputs[1].name = "kernel"
@@ -109,7 +109,7 @@ def test_weights_are_the_same_objects_after_an_edit_and_are_renamed_without_a_co
     assert list(new.initializers()) == ["kernel", "b"]
 
 
-def test_whoever_reads_a_substituted_tensor_reads_the_other_also_within_bodies() -> None:
+def test_replace_uses_includes_control_flow_bodies() -> None:
     model = branched()
     graph = model.graph()
     graph.replace_uses(graph.nodes[0].outputs[0], graph.inputs[1])
@@ -120,14 +120,14 @@ def test_whoever_reads_a_substituted_tensor_reads_the_other_also_within_bodies()
     new.check("substituted")
 
 
-def test_a_substituted_tensor_stays_an_output_of_the_graph() -> None:
+def test_replace_uses_keeps_graph_outputs() -> None:
     model = load("g (float[3] x) => (float[3] a, float[3] y) { a = Identity (x) y = Relu (a) }")
     graph = model.graph()
     graph.replace_uses(graph.nodes[0].outputs[0], graph.inputs[0])
     assert texts(model.with_graph(graph)) == ["Identity(x) a", "Relu(x) y"]
 
 
-def test_pruning_drops_dead_nodes_and_unread_initializers_but_not_the_captured() -> None:
+def test_prune_keeps_captured_initializers() -> None:
     model = branched()
     model.proto.graph.node.insert(0, helper.make_node("Neg", ["x"], ["dead"], name="dead"))
     model.proto.graph.initializer.append(numpy_helper.from_array(np.float32([1]), "nobody"))
@@ -139,7 +139,7 @@ def test_pruning_drops_dead_nodes_and_unread_initializers_but_not_the_captured()
     assert [node.op_type for node in new.proto.graph.node] == ["Relu", "If"]
 
 
-def test_a_new_initializer_comes_after_those_that_there_were_in_the_order_of_putting() -> None:
+def test_new_initializers_are_appended_in_order() -> None:
     model = chain()
     graph = model.graph()
     second, first = (
@@ -154,7 +154,7 @@ def test_a_new_initializer_comes_after_those_that_there_were_in_the_order_of_put
     new.check("put")
 
 
-def test_a_settled_tensor_is_an_initializer_for_all_its_readers_and_for_the_outputs() -> None:
+def test_make_constant_affects_all_readers_and_outputs() -> None:
     model = load("g (float[3] x) => (float[3] a, float[3] y) { a = Neg (x) y = Add (a, a) }")
     graph = model.graph()
     node = graph.nodes[0]
@@ -181,7 +181,7 @@ def test_a_constant_becomes_a_variable_and_back() -> None:
     assert dict(new.with_graph(again).initializers()) == dict(model.initializers())
 
 
-def test_names_in_use_are_those_of_every_tensor_also_within_bodies() -> None:
+def test_unused_names_avoid_tensors_of_bodies() -> None:
     graph = branched().graph()
     for name in ("x", "a", "k", "q", "r", "m", "spare", "y"):
         assert graph.unused_tensor_name(name) == f"{name}_1"
@@ -189,7 +189,7 @@ def test_names_in_use_are_those_of_every_tensor_also_within_bodies() -> None:
     assert graph.unused_node_name("a") == "a_1"
 
 
-def test_a_changed_shape_keeps_documentation_and_what_is_noted_of_an_axis() -> None:
+def test_a_changed_shape_keeps_documentation_and_denotations() -> None:
     model = load("g (float[n, 3] x) => (float[n, 3] y) { y = Relu (x) }")
     value = model.proto.graph.input[0]
     value.doc_string = "pictures"
@@ -205,7 +205,7 @@ def test_a_changed_shape_keeps_documentation_and_what_is_noted_of_an_axis() -> N
 
 
 @pytest.mark.parametrize("dtype", ["FLOAT8E4M3FNUZ", "BFLOAT16", "INT4", "STRING"])
-def test_a_changed_shape_keeps_a_type_that_numpy_does_not_know(dtype: str) -> None:
+def test_a_changed_shape_keeps_types_unknown_to_numpy(dtype: str) -> None:
     model = load("g (float[n] x) => (float[n] y) { y = Identity (x) }")
     kind = model.proto.graph.input[0].type.tensor_type
     kind.elem_type = TensorProto.DataType.Value(dtype)
@@ -216,7 +216,7 @@ def test_a_changed_shape_keeps_a_type_that_numpy_does_not_know(dtype: str) -> No
     assert new.shape.dim[0].dim_value == 4
 
 
-def test_values_that_are_no_tensors_survive_beside_a_change() -> None:
+def test_values_that_are_not_tensors_survive_edits() -> None:
     model = load(
         """g (seq(float[2]) s, optional(float[2]) o, float[2] x) => (seq(float[2]) t, float[2] y)
         { t = SequenceInsert (s, x) y = Relu (x) }"""
@@ -230,7 +230,7 @@ def test_values_that_are_no_tensors_survive_beside_a_change() -> None:
     assert new.input[1].type == model.proto.graph.input[1].type
 
 
-def test_an_initializer_that_is_an_input_too_is_no_fixed_value_and_stays_an_input() -> None:
+def test_an_initializer_that_is_also_an_input_is_not_constant() -> None:
     model = load("g (float[3] x, float[3] w) => (float[3] y) <float[3] w = {1, 2, 3}> { y = Add (x, w) }", ir=3)
     graph = model.graph()
     assert not graph.is_constant(graph.nodes[0].inputs[1])
@@ -241,7 +241,7 @@ def test_an_initializer_that_is_an_input_too_is_no_fixed_value_and_stays_an_inpu
 
 
 @pytest.mark.parametrize("make", [chain, branched])
-def test_a_copy_that_graphsurgeon_makes_loses_nothing(make: Any) -> None:
+def test_graphsurgeon_copies_lose_nothing(make: Any) -> None:
     model = make()
     graph = model.graph().copy()
     assert not isinstance(graph, ModelGraph)
@@ -249,7 +249,7 @@ def test_a_copy_that_graphsurgeon_makes_loses_nothing(make: Any) -> None:
     assert dict(model.with_graph(graph).weights) == dict(model.weights)
 
 
-def test_graphsurgeons_own_steps_work_on_the_graph() -> None:
+def test_graphsurgeon_methods_work_on_the_graph() -> None:
     model = branched()
     graph = model.graph()
     graph.nodes.reverse()
@@ -262,7 +262,7 @@ def test_graphsurgeons_own_steps_work_on_the_graph() -> None:
     assert [(t.dtype, t.shape) for t in model.graph().inputs] == [(t.dtype, t.shape) for t in wanted.inputs]
 
 
-def test_a_copied_node_keeps_attributes_and_documentation() -> None:
+def test_copied_nodes_keep_attributes_and_documentation() -> None:
     model = load("g (float[2, 3] x) => (float[3, 2] y) { y = Transpose <perm = [1, 0]> (x) }")
     graph = model.graph()
     (node,) = graph.nodes
@@ -276,7 +276,7 @@ def test_a_copied_node_keeps_attributes_and_documentation() -> None:
     assert (first.attribute, first.doc_string) == (second.attribute, second.doc_string)
 
 
-def test_a_body_that_graphsurgeon_made_itself_is_exported_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exports_bodies_made_by_graphsurgeon(capsys: pytest.CaptureFixture[str]) -> None:
     model = load("g (bool c, float[3] x) => (float[3] y) { y = Relu (x) }")
     graph = model.graph()
     inner = [gs.Variable(name, np.float32, [3]) for name in ("p", "q")]

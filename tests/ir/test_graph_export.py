@@ -18,7 +18,7 @@ LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 
 @pytest.mark.parametrize("make", [small, body_model, rich_model])
 @pytest.mark.parametrize("touch", [False, True], ids=["untouched", "values read"])
-def test_the_graphsurgeon_view_loses_nothing(make: Any, touch: bool) -> None:
+def test_round_trip_through_the_graph_loses_nothing(make: Any, touch: bool) -> None:
     model = Model.load(make())
     graph = model.graph()
     if touch:
@@ -31,7 +31,7 @@ def test_the_graphsurgeon_view_loses_nothing(make: Any, touch: bool) -> None:
     assert again.digest() == model.digest()
 
 
-def test_every_light_model_survives_the_graphsurgeon_view() -> None:
+def test_light_models_round_trip_through_the_graph() -> None:
     files = sorted(LIGHT.glob("*.onnx"))
     assert len(files) == 9
     for file in files:
@@ -40,7 +40,7 @@ def test_every_light_model_survives_the_graphsurgeon_view() -> None:
         assert model.with_graph(model.graph()).proto == model.proto, file.name
 
 
-def test_every_operator_model_of_the_onnx_package_survives_load_and_view(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operator_models_of_onnx_round_trip_through_the_graph(capsys: pytest.CaptureFixture[str]) -> None:
     files = sorted(LIGHT.parent.glob("*/*/model.onnx"))
     assert len(files) > 100
     for file in files:
@@ -53,7 +53,7 @@ def test_every_operator_model_of_the_onnx_package_survives_load_and_view(capsys:
     assert capsys.readouterr().out == ""
 
 
-def test_a_changed_graph_keeps_all_that_it_did_not_change() -> None:
+def test_edits_keep_everything_else() -> None:
     model = Model.load(rich_model())
     graph = model.graph()
     graph.nodes[0].outputs[0].name = "hidden"
@@ -75,7 +75,7 @@ def test_a_changed_graph_keeps_all_that_it_did_not_change() -> None:
     assert "w" in model.weights
 
 
-def test_renaming_in_the_view_does_not_reach_the_model() -> None:
+def test_renames_in_the_graph_do_not_reach_the_model() -> None:
     proto = small()
     before = proto.SerializeToString()
     model = Model.load(proto)
@@ -89,7 +89,7 @@ def test_renaming_in_the_view_does_not_reach_the_model() -> None:
     assert proto.SerializeToString() == before
 
 
-def test_a_constant_captured_only_by_a_body_stays_an_initializer_of_the_outer_graph() -> None:
+def test_constants_captured_by_a_body_stay_in_the_outer_graph() -> None:
     model = Model.load(body_model())
     graph = model.graph()
     graph.nodes[0].attrs["note"] = 1  # some change, so that nothing is passed through as a whole

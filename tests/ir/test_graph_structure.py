@@ -21,7 +21,7 @@ from dicompiler.ir.onnx.graph_structure import (
 from dicompiler.ir.onnx.model import Model
 
 
-def test_the_digest_is_of_the_structure_only() -> None:
+def test_digest_covers_only_the_structure() -> None:
     def digest(text: str = "Add", **weights: np.ndarray) -> str:
         model = small(**weights)
         model.graph.node[1].op_type = text
@@ -36,7 +36,7 @@ def test_the_digest_is_of_the_structure_only() -> None:
     assert first != digest(w=np.zeros((64, 8), np.float64))
 
 
-def test_the_digest_counts_attributes_shapes_and_names_and_not_documentation() -> None:
+def test_digest_ignores_documentation() -> None:
     reference = Model.load(rich_model()).digest()
 
     def changed(change: Any) -> str:
@@ -89,19 +89,19 @@ def nested() -> onnx.ModelProto:
     return onnx.parser.parse_model(NESTED)
 
 
-def test_bodies_are_those_of_a_node_and_not_those_within_them() -> None:
+def test_bodies_do_not_include_nested_bodies() -> None:
     relu, choice = nested().graph.node
     assert list(control_flow_bodies(relu)) == []
     assert [body.name for body in control_flow_bodies(choice)] == ["t", "e"]
 
 
-def test_captures_are_what_bodies_read_and_nothing_inside_makes() -> None:
+def test_captures_are_read_but_not_computed_by_bodies() -> None:
     relu, choice = nested().graph.node
     assert captured_names(relu) == set()
     assert captured_names(choice) == {"a", "c", "x"}
 
 
-def test_reads_are_inputs_and_what_bodies_take_from_around_them_not_what_they_make_under_the_same_name() -> None:
+def test_tensors_read_exclude_names_redefined_in_bodies() -> None:
     relu, choice = nested().graph.node
     assert list(tensors_read(relu)) == ["x"]
     assert set(tensors_read(choice)) == {"c", "x", "a"}
@@ -112,7 +112,7 @@ def test_reads_are_inputs_and_what_bodies_take_from_around_them_not_what_they_ma
     assert list(tensors_read(model.graph.node[0])) == ["c", "x"]
 
 
-def test_a_renamed_capture_is_renamed_wherever_it_is_captured_and_nowhere_else() -> None:
+def test_renames_captures_only_where_they_are_captured() -> None:
     choice = nested().graph.node[1]
     rename_captures(choice, {"a": "b", "x": "z", "q": "no"})
     then, other = control_flow_bodies(choice)

@@ -26,27 +26,27 @@ def diamond() -> LayerGraph:
     return formed(DIAMOND)
 
 
-def test_the_producer_of_a_tensor_is_the_layer_that_it_leaves(diamond: LayerGraph) -> None:
+def test_producer_is_the_layer_that_computes_the_tensor(diamond: LayerGraph) -> None:
     assert "x" not in diamond.producer
     for layer in diamond.layers:
         assert diamond.producer[layer.output] is layer is diamond.layer_by_name[layer.name]
 
 
-def test_the_consumers_are_all_that_read_it_in_layer_order(diamond: LayerGraph) -> None:
+def test_consumers_are_all_readers_in_layer_order(diamond: LayerGraph) -> None:
     for tensor in ("x", *diamond.producer):
         readers = tuple(layer for layer in diamond.layers if tensor in layer.inputs)
         assert diamond.consumers.get(tensor, ()) == readers
     assert len(diamond.consumers["a"]) == 3
 
 
-def test_positions_are_those_of_layer_order_and_every_input_comes_from_before(diamond: LayerGraph) -> None:
+def test_inputs_come_from_earlier_layers(diamond: LayerGraph) -> None:
     assert [diamond.position[layer.name] for layer in diamond.layers] == list(range(len(diamond.layers)))
     for layer in diamond.layers:
         for tensor in set(layer.inputs) - set(diamond.inputs):
             assert diamond.position[diamond.producer[tensor].name] < diamond.position[layer.name]
 
 
-def test_an_operator_without_a_rule_is_computed_whole(diamond: LayerGraph) -> None:
+def test_operators_without_a_rule_are_computed_whole(diamond: LayerGraph) -> None:
     node = diamond.layers[0].nodes[0]
     assert diamond.rule_of(node).piece is not whole_tensor
     bare = LayerGraph(diamond.layers, diamond.tensors, diamond.inputs, diamond.outputs)
@@ -55,7 +55,7 @@ def test_an_operator_without_a_rule_is_computed_whole(diamond: LayerGraph) -> No
     assert bare.cut_output(node) == "a"
 
 
-def test_all_of_an_output_is_the_node_as_it_stands_whatever_its_rule_changes(diamond: LayerGraph) -> None:
+def test_the_full_output_is_computed_by_the_unchanged_node(diamond: LayerGraph) -> None:
     node = diamond.layers[0].nodes[0]
     everything, half = full_region((1, 4, 6, 6)), ((0, 1), (0, 4), (0, 3), (0, 6))
     rule = OperatorRule("MaxPool", lambda _, region, __: Piece(region, (region,), {"pads": [0, 0, 0, 0]}))
@@ -65,7 +65,7 @@ def test_all_of_an_output_is_the_node_as_it_stands_whatever_its_rule_changes(dia
     assert layers.make_piece(node, everything, (0, 2)).attributes
 
 
-def test_an_operation_has_the_tensors_of_its_node_and_none_where_one_is_left_out() -> None:
+def test_omitted_inputs_of_an_operation_are_none() -> None:
     layers = formed(
         '<ir_version: 8, opset_import: ["": 17]> g (float[4] x) => (float[4] y) { y = Clip (x, , m) }', m=()
     )
@@ -77,7 +77,7 @@ def test_an_operation_has_the_tensors_of_its_node_and_none_where_one_is_left_out
     assert [operation.has_input(index) for index in range(4)] == [True, False, True, False]
 
 
-def test_a_pickled_graph_has_all_of_it_and_what_was_asked_of_it_is_not_taken_along() -> None:
+def test_pickled_graphs_have_no_stored_results() -> None:
     layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("pool", 2, 2, 0), ("flatten",), ("fc", 5)])
     before = pickle.dumps(layers)
     for layer in layers.layers:

@@ -16,7 +16,7 @@ from dicompiler.ir.onnx.loader import external_files
 from dicompiler.ir.onnx.model import PLACEHOLDER_LOCATION, Model
 
 
-def test_small_external_data_and_that_of_attributes_comes_into_the_skeleton(tmp_path: Path) -> None:
+def test_loads_small_external_data_into_the_skeleton(tmp_path: Path) -> None:
     model = small()
     (tmp_path / "m.bin").write_bytes(np.arange(8, dtype=np.float32).tobytes())
     model.graph.node.append(helper.make_node("Constant", [], ["c"], value=helper.make_tensor("", 1, [8], [0.0] * 8)))
@@ -30,7 +30,7 @@ def test_small_external_data_and_that_of_attributes_comes_into_the_skeleton(tmp_
     np.testing.assert_array_equal(numpy_helper.to_array(loaded.proto.graph.node[-1].attribute[0].t), np.arange(8))
 
 
-def test_unnamed_nodes_take_their_first_outputs_name_and_namesakes_a_number() -> None:
+def test_names_unnamed_nodes_and_numbers_duplicates() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[4] x) => (float[4] e)
@@ -42,7 +42,7 @@ def test_unnamed_nodes_take_their_first_outputs_name_and_namesakes_a_number() ->
     assert model.graph.node[1].name == ""
 
 
-def test_tensors_that_are_called_as_onnxruntimes_casts_get_other_names() -> None:
+def test_renames_tensors_with_reserved_names() -> None:
     """onnxruntime refuses a model where it would cast `a` to a name that is there ("Duplicate definition of name")."""
     casts = "InsertedPrecisionFreeCast_"
     text = f"""<ir_version: 8, opset_import: ["": 17]> g (float16[8, 300] x, bool c) => (float16[8, 300] {casts}y)
@@ -73,14 +73,14 @@ def test_tensors_that_are_called_as_onnxruntimes_casts_get_other_names() -> None
     np.testing.assert_array_equal(result, x)
 
 
-def test_a_missing_file_names_it(tmp_path: Path) -> None:
+def test_reports_a_missing_file(tmp_path: Path) -> None:
     message = message_of(tmp_path / "none.onnx")
     assert "none.onnx" in message
     assert "No such file" in message
     assert "cannot read" in message_of(tmp_path)
 
 
-def test_data_of_the_wrong_length_is_refused() -> None:
+def test_rejects_data_of_the_wrong_length() -> None:
     model = small()
     model.graph.initializer[1].dims[0] = 63
     message = message_of(model)
@@ -89,13 +89,13 @@ def test_data_of_the_wrong_length_is_refused() -> None:
     assert "2048" in message
 
 
-def test_data_inside_that_does_not_fit_its_shape_is_refused() -> None:
+def test_rejects_embedded_data_of_the_wrong_size() -> None:
     model = small()
     model.graph.initializer[0].dims[0] = 9
     assert "'b' is damaged" in message_of(model)
 
 
-def test_names_must_be_utf8_and_documentation_is_made_so() -> None:
+def test_rejects_names_and_repairs_documentation_that_are_not_utf8() -> None:
     data = small().SerializeToString()
     assert "not UTF-8" in message_of(data.replace(b"MatMul", b"MatM\xff\xfe"))
     model = small()
@@ -105,7 +105,7 @@ def test_names_must_be_utf8_and_documentation_is_made_so() -> None:
     assert loaded.with_graph(loaded.graph()).proto == loaded.proto
 
 
-def test_two_initializers_of_one_name_are_refused() -> None:
+def test_rejects_duplicate_initializers() -> None:
     model = small()
     model.graph.initializer.append(model.graph.initializer[0])
     assert "'b'" in message_of(model)
@@ -125,15 +125,13 @@ def test_two_initializers_of_one_name_are_refused() -> None:
         ({"length": "2047"}, "2047"),
     ],
 )
-def test_external_data_that_is_missing_or_wrong_is_refused(
-    entries: dict[str, str], expected: str, tmp_path: Path
-) -> None:
+def test_rejects_missing_or_invalid_external_data(entries: dict[str, str], expected: str, tmp_path: Path) -> None:
     message = message_of(external(tmp_path, **entries))
     assert "'w'" in message
     assert expected in message
 
 
-def test_external_data_must_not_leave_the_directory_by_a_link(tmp_path: Path) -> None:
+def test_rejects_links_out_of_the_model_directory(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     path = external(tmp_path / "model")
     (tmp_path / "model/weights.bin").rename(tmp_path / "elsewhere.bin")
@@ -141,12 +139,12 @@ def test_external_data_must_not_leave_the_directory_by_a_link(tmp_path: Path) ->
     assert "link" in message_of(path)
 
 
-def test_external_data_without_a_directory_is_refused(tmp_path: Path) -> None:
+def test_rejects_external_data_without_a_directory(tmp_path: Path) -> None:
     assert "path" in message_of(external(tmp_path).read_bytes())
 
 
 @pytest.mark.parametrize(("ir", "opset", "what"), [(99, 17, "IR version 99"), (8, 99, "opset 99")])
-def test_a_version_that_onnxruntime_is_too_old_for_is_refused_with_its_limit(ir: int, opset: int, what: str) -> None:
+def test_rejects_versions_that_onnxruntime_does_not_support(ir: int, opset: int, what: str) -> None:
     model = small()
     model.ir_version, model.opset_import[0].version = ir, opset
     message = message_of(model)
@@ -160,7 +158,7 @@ def test_a_version_that_onnxruntime_is_too_old_for_is_refused_with_its_limit(ir:
     assert str(limit + 1) in message_of(model)
 
 
-def test_the_files_of_external_data_are_named_once_in_order(tmp_path: Path) -> None:
+def test_lists_external_files_once_in_order(tmp_path: Path) -> None:
     assert external_files(external(tmp_path)) == (tmp_path / "weights.bin",)
     inline = tmp_path / "inline.onnx"
     inline.write_bytes(small().SerializeToString())

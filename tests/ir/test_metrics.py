@@ -13,19 +13,19 @@ BUSY = DeviceMetrics("busy", 100, 0.5, 200, 30, 8, 0, 0.1, {"idle": 0.25, "": 0.
 BOTH = Metrics((IDLE, BUSY), latency_s=2.0, period_s=0.5, energy_j=3.0, memory=1230, total_bytes=8)
 
 
-def test_a_device_needs_its_weights_its_activations_and_what_is_added() -> None:
+def test_total_memory_adds_weights_activations_and_overhead() -> None:
     assert (BUSY.memory, BUSY.total_memory) == (230, 1230)
     assert (IDLE.memory, IDLE.total_memory) == (15, 15)
     assert (BUSY.wait_s, IDLE.wait_s) == (0.375, 0.0)
 
 
-def test_a_device_is_known_by_its_name_and_the_busiest_computes_longest() -> None:
+def test_busiest_device_computes_longest() -> None:
     assert BOTH.device("busy") is BUSY
     assert BOTH.device("none") is None
     assert BOTH.busiest_device is BUSY
 
 
-def test_what_is_added_replaces_what_was_and_changes_nothing_else() -> None:
+def test_with_overhead_replaces_only_the_overhead() -> None:
     changed = BOTH.with_overhead({"idle": 7, "busy": 0})
     assert [device.overhead_bytes for device in changed.devices] == [7, 0]
     assert [device.memory for device in changed.devices] == [15, 230]
@@ -33,7 +33,7 @@ def test_what_is_added_replaces_what_was_and_changes_nothing_else() -> None:
     assert BUSY.overhead_bytes == 1000
 
 
-def test_each_objective_is_a_number_of_its_own_and_a_sum_their_weighted_sum() -> None:
+def test_objective_values_are_metrics_or_their_weighted_sum() -> None:
     assert [BOTH.objective_value(name) for name in OBJECTIVES] == [2.0, 0.5, 3.0, 1230, 8]
     assert BOTH.objective_value("latency+0.5*energy") == 3.5
     assert BOTH.objective_value("10*throughput+2*communication") == 21.0

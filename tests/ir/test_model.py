@@ -16,7 +16,7 @@ from dicompiler.ir.onnx.model import Model
 
 
 @pytest.mark.parametrize("make", [small, body_model, rich_model])
-def test_load_then_save_gives_the_same_message(make: Any, tmp_path: Path) -> None:
+def test_saving_a_loaded_model_gives_the_same_message(make: Any, tmp_path: Path) -> None:
     original = make()
     for node in original.graph.node:
         node.name = node.name or node.output[0]
@@ -29,7 +29,7 @@ def test_load_then_save_gives_the_same_message(make: Any, tmp_path: Path) -> Non
         assert Model.load(source).to_bytes() == (tmp_path / "again.onnx").read_bytes()
 
 
-def test_sparse_initializers_are_known_by_their_dense_values() -> None:
+def test_sparse_initializers_have_dense_values() -> None:
     model = Model.load(rich_model())
     np.testing.assert_array_equal(model.array("scarce"), np.float32([[0, 5, 0, 6], [0, 0, 0, 0]]))
     assert model.initializers()["scarce"] == (TensorProto.FLOAT, (2, 4))
@@ -62,7 +62,7 @@ def test_tensors_gives_types_shapes_and_small_values() -> None:
     assert tensors["bigger"].value is None
 
 
-def test_light_is_without_weights_and_legal() -> None:
+def test_the_copy_without_weights_is_valid() -> None:
     model = Model.load(rich_model())
     light = model.without_weights()
     assert light.ByteSize() < 4000
@@ -71,7 +71,7 @@ def test_light_is_without_weights_and_legal() -> None:
     Model.load(small()).check("small")
 
 
-def test_an_unknown_initializer_names_the_nearest() -> None:
+def test_suggests_the_nearest_initializer() -> None:
     with pytest.raises(DicompilerError, match="did you mean 'bias'"):
         Model.load(parsed(small_text(), bias=np.ones(400, np.float32))).array("bais")
 
@@ -90,7 +90,7 @@ def test_check_names_the_place_and_the_cause() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_saving_where_there_is_no_directory_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+def test_saving_to_a_missing_directory_fails_cleanly(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match="cannot write"):
         Model.load(small()).save(tmp_path / "none" / "m.onnx")
     assert list(tmp_path.iterdir()) == []

@@ -58,31 +58,31 @@ def names(lineage: NodeOrigins, node: str) -> list[str]:
     return [layer.name for layer in lineage.layers_of(node)]
 
 
-def test_a_node_that_stays_is_in_its_layer_and_an_absorbed_one_in_its_anchors(lineage: NodeOrigins) -> None:
+def test_nodes_are_found_in_their_layers(lineage: NodeOrigins) -> None:
     assert [names(lineage, node) for node in ("concat", "conv", "scale", "relu")] == [["concat"], *[["conv"]] * 3]
 
 
-def test_a_folded_node_follows_what_read_it_by_way_of_other_folded_ones(lineage: NodeOrigins) -> None:
+def test_folded_nodes_map_to_their_remaining_readers(lineage: NodeOrigins) -> None:
     assert [names(lineage, node) for node in ("const", "axes", "unsqueeze")] == [["conv"]] * 3
 
 
-def test_a_split_is_all_its_slices(lineage: NodeOrigins) -> None:
+def test_a_split_maps_to_all_of_its_slices(lineage: NodeOrigins) -> None:
     assert names(lineage, "split") == ["split_0", "split_1"]
     assert lineage.origin_of["split_1"] == "split"
     assert list(lineage.added_nodes) == ["split_0", "split_1", "constant"]
 
 
-def test_an_output_that_became_constant_is_the_identity_that_gives_it(lineage: NodeOrigins) -> None:
+def test_a_constant_output_maps_to_its_identity(lineage: NodeOrigins) -> None:
     assert names(lineage, "constants") == names(lineage, "one") == ["constant"]
 
 
-def test_what_nobody_reads_is_in_no_layer_but_was_in_the_file(lineage: NodeOrigins) -> None:
+def test_unread_nodes_are_in_the_file_but_in_no_layer(lineage: NodeOrigins) -> None:
     for node in ("dead", "shape", "size"):
         assert names(lineage, node) == [] and node in lineage.first_output_by_name
     assert names(lineage, "never") == [] and "never" not in lineage.first_output_by_name
 
 
-def test_a_new_node_with_a_lost_nodes_name_is_not_taken_for_it() -> None:
+def test_a_new_node_does_not_inherit_the_name_of_a_removed_one() -> None:
     text = TEXT.replace("[dead]", "[split_0]")
     proto = onnx.parser.parse_model(text)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((6, 4, 3, 3), np.float32), "w"))
@@ -92,7 +92,7 @@ def test_a_new_node_with_a_lost_nodes_name_is_not_taken_for_it() -> None:
     assert names(found, "split") == ["split_0", "split_1"] and names(found, "split_0") == []
 
 
-def test_without_a_file_every_node_is_its_own(lineage: NodeOrigins) -> None:
+def test_without_a_file_each_node_is_its_own_origin(lineage: NodeOrigins) -> None:
     alone = NodeOrigins(lineage.layers)
     assert names(alone, "split_0") == ["split_0"] and names(alone, "relu") == ["conv"]
     assert alone.added_nodes == {} and names(alone, "unsqueeze") == []
@@ -111,7 +111,7 @@ class Anew(Pass):
         return PipelineState(Model.load(proto))
 
 
-def test_passes_that_rename_all_and_keep_nothing_lose_no_name(model: Model) -> None:
+def test_names_survive_passes_that_rename_all_nodes(model: Model) -> None:
     first, *rest = make_pipeline("normalise,infer-shapes,form-layers")
     made = PassManager([first, Anew(), *rest]).run(PipelineState(model))
     assert made.layers is not None
@@ -120,7 +120,7 @@ def test_passes_that_rename_all_and_keep_nothing_lose_no_name(model: Model) -> N
     assert names(found, "split") == ["renamed/split_0", "renamed/split_1"]
 
 
-def test_layers_are_named_by_any_node_of_the_file_in_pipelines(model: Model) -> None:
+def test_pipelines_select_layers_by_any_node_of_the_file(model: Model) -> None:
     def plan(layers: str) -> object:
         text = f"normalise,infer-shapes,form-layers,place{{layers={layers} device=d1}}"
         return PassManager(make_pipeline(text)).run(PipelineState(model)).plan

@@ -14,18 +14,18 @@ NODE = Node("node", "Thing", "", 17, {"mode": "sum"}, ("x", "", "n", "axes"), ("
 OPERATION = Operation(NODE, (X, None, OPEN, AXES), (TensorInfo("y", TensorProto.FLOAT, (2, 5)),))
 
 
-def test_a_small_constant_has_its_value_and_nothing_else_has_one() -> None:
+def test_only_small_constants_have_a_value() -> None:
     values = [OPERATION.constant_value(index) for index in range(5)]
     assert [value is None for value in values] == [True, True, True, False, True]
     assert values[3] is AXES.value
 
 
-def test_an_attribute_that_is_left_out_has_the_default() -> None:
+def test_missing_attributes_have_the_default() -> None:
     assert OPERATION.attribute("mode", "mean") == "sum"
     assert OPERATION.attribute("axis", -1) == -1
 
 
-def test_a_whole_operator_gives_all_of_its_output_for_any_part_and_reads_all_inputs() -> None:
+def test_whole_tensor_computes_everything_for_any_region() -> None:
     for region in (((0, 1), (0, 1)), ((0, 2), (0, 5))):
         piece = whole_tensor(OPERATION, region, None)
         assert piece.out == ((0, 2), (0, 5))

@@ -12,7 +12,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform
 
 
-def test_what_is_not_made_yet_is_none_and_a_further_step_leaves_the_earlier_one_alone() -> None:
+def test_missing_results_are_none_and_earlier_states_do_not_change() -> None:
     first = PipelineState(Model.load(small()))
     second = dataclasses.replace(first, platform=uniform_platform(2))
     assert second.model is first.model

@@ -24,7 +24,7 @@ DESIGN = """
 """
 
 
-def test_a_hand_written_plan_is_read(tmp_path: Path) -> None:
+def test_reads_a_plan_written_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(DESIGN, encoding="utf-8")
     plan = load_plan(path)
@@ -33,7 +33,7 @@ def test_a_hand_written_plan_is_read(tmp_path: Path) -> None:
     assert plan.layers["fc7"] == (Part("pi01", None, (0, 2048)), Part("pi02", None, (2048, 4096)), Part("pi01"))
 
 
-def test_the_file_has_a_line_for_each_part_and_keeps_the_order() -> None:
+def test_writes_one_line_per_part_in_order() -> None:
     text = dumps(plan_from_json(json.loads(DESIGN)))
     parts = [line for line in text.splitlines() if '"region"' in line]
     assert len(parts) == 7
@@ -65,7 +65,7 @@ PLANS = st.builds(
 
 
 @given(PLANS)
-def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
+def test_plans_round_trip(plan: Plan) -> None:
     assert plan_from_json(json.loads(dumps(plan))) == plan
     assert dumps(plan_from_json(json.loads(dumps(plan)))) == dumps(plan)
 
@@ -88,7 +88,7 @@ def test_any_plan_reads_back_as_it_was(plan: Plan) -> None:
         ('"fc7"', '"fc6"', "key 'fc6' appears twice"),
     ],
 )
-def test_a_wrong_plan_file_names_file_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
+def test_errors_name_file_and_key(tmp_path: Path, old: str, new: str, expected: str) -> None:
     path = tmp_path / "plan.json"
     assert DESIGN.count(old) == 1
     path.write_text(DESIGN.replace(old, new), encoding="utf-8")
@@ -106,7 +106,7 @@ TWO = Plan(
 )
 
 
-def test_roles_are_the_plan_renamed_but_source_and_sink_stay() -> None:
+def test_roles_rename_all_devices_except_source_and_sink() -> None:
     first, second, third = TWO.roles
     assert first == replace(TWO, replicas=())
     assert second == Plan({"conv": (Part("c"), Part("d")), "pool": (Part("d"),)}, ("a",), ("b",))
@@ -115,7 +115,7 @@ def test_roles_are_the_plan_renamed_but_source_and_sink_stay() -> None:
     assert first.roles == (first,)
 
 
-def test_devices_that_only_a_role_without_them_names_take_no_part() -> None:
+def test_devices_without_a_role_are_not_listed() -> None:
     assert replace(TWO, source=("x",), sink=("x",), replicas=({"a": "c", "b": "d"},)).devices == ("x", "c", "d")
 
 
@@ -123,14 +123,14 @@ RENAMINGS = st.lists(st.dictionaries(st.text(min_size=1, max_size=4), st.text(mi
 
 
 @given(RENAMINGS)
-def test_a_plan_with_replicas_reads_back_as_it_was(replicas: list[dict[str, str]]) -> None:
+def test_plans_with_replicas_round_trip(replicas: list[dict[str, str]]) -> None:
     plan = replace(TWO, replicas=tuple(replicas))
     assert plan_from_json(json.loads(dumps(plan))) == plan
     assert ("replicas" in json.loads(dumps(plan))) == bool(replicas)
 
 
 @given(PLANS, PLANS, st.lists(st.tuples(DEVICES, PLANS), max_size=3), RENAMINGS)
-def test_a_plan_with_plans_for_losses_reads_back_as_it_was(
+def test_plans_with_failure_plans_round_trip(
     plan: Plan, first: Plan, more: list[tuple[tuple[str, ...], Plan]], replicas: list[dict[str, str]]
 ) -> None:
     losses = [
@@ -161,7 +161,7 @@ def test_a_plan_with_plans_for_losses_reads_back_as_it_was(
         ),
     ],
 )
-def test_losses_that_are_wrong_are_refused(failures: str, message: str) -> None:
+def test_rejects_invalid_failure_plans(failures: str, message: str) -> None:
     text = dumps(replace(TWO, replicas=())).replace('"sink"', f'"failures": {failures}, "sink"', 1)
     with pytest.raises(DicompilerError) as raised:
         plan_from_json(json.loads(text))
@@ -177,7 +177,7 @@ def test_losses_that_are_wrong_are_refused(failures: str, message: str) -> None:
         ('[{"a": ""}]', "replicas[0].a: an empty text"),
     ],
 )
-def test_replicas_that_are_wrong_are_refused(replicas: str, message: str, tmp_path: Path) -> None:
+def test_rejects_invalid_replicas(replicas: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text(dumps(replace(TWO, replicas=())).replace('"sink"', f'"replicas": {replicas}, "sink"'))
     with pytest.raises(DicompilerError) as raised:

@@ -63,7 +63,7 @@ bandwidth = "20 Mbit/s"
 """
 
 
-def test_a_file_becomes_hosts_devices_and_a_network() -> None:
+def test_reads_hosts_devices_and_network() -> None:
     platform = platform_from_toml(TOML, "lab.toml")
     assert platform.name == "lab"
     assert platform.hosts == (Host("cam", 64 * 2**20), Host("pi01", 4 * 2**30))
@@ -78,19 +78,19 @@ def test_a_file_becomes_hosts_devices_and_a_network() -> None:
     assert platform.fastest_device.name == "pi01_gpu"
 
 
-def test_a_link_is_the_same_both_ways_and_one_host_needs_none() -> None:
+def test_links_are_symmetric_and_none_within_a_host() -> None:
     platform = platform_from_toml(TOML)
     assert platform.link("cam", "pi01_a") == platform.link("pi01_a", "cam") == Link(("pi01", "cam"), 2e7, 0.0005)
     assert platform.link("pi01_a", "pi01_gpu") is None
 
 
-def test_bytes_and_a_message_occupy_a_line_and_arrive_the_latency_later() -> None:
+def test_bytes_and_messages_occupy_a_link_without_its_latency() -> None:
     assert Link(("a", "b"), 8e6, 0.25).transfer_s(1_000_000) == 1.0
     assert Link(("a", "b"), 8e6, 0.25).transfer_s(1_000_000, 0.5) == 1.5
     assert Network("switch", 8e6).transfer_s(np.array([0.0, 1e6, 2e6])).tolist() == [0.0, 1.0, 2.0]
 
 
-def test_the_times_between_devices_are_those_of_their_links_and_none_on_one_host() -> None:
+def test_transfer_times_are_those_of_the_links() -> None:
     platform = platform_from_toml(TOML)
     byte, message, latency = platform.transfer_times
     assert byte.tolist() == [[0.0, 4e-7, 4e-7], [4e-7, 0.0, 0.0], [4e-7, 0.0, 0.0]]
@@ -132,7 +132,7 @@ def test_the_times_between_devices_are_those_of_their_links_and_none_on_one_host
         ('name = "pi01_gpu"', 'name = "pi 01"', "device[2].name: "),
     ],
 )
-def test_each_mistake_in_a_file_is_one_line(old: str, new: str, expected: str) -> None:
+def test_file_errors_have_one_line(old: str, new: str, expected: str) -> None:
     assert TOML.count(old) == 1
     with pytest.raises(DicompilerError) as caught:
         platform_from_toml(TOML.replace(old, new), "lab.toml")
@@ -142,19 +142,19 @@ def test_each_mistake_in_a_file_is_one_line(old: str, new: str, expected: str) -
     assert "\n" not in message
 
 
-def test_a_pair_of_hosts_has_one_link() -> None:
+def test_rejects_two_links_between_the_same_hosts() -> None:
     text = TOML + '\n[[link]]\nhosts = ["cam", "pi01"]\nlatency = "1 s"\n'
     with pytest.raises(DicompilerError, match=r"link\[1\]\.hosts: cam and pi01 have a link already"):
         platform_from_toml(text)
 
 
-def test_some_device_must_compute() -> None:
+def test_rejects_platforms_without_compute() -> None:
     text = TOML.replace("13.6 GFLOP/s", "0 FLOP/s").replace("20 GFLOP/s", "0 FLOP/s")
     with pytest.raises(DicompilerError, match="no device computes: give at least one a rate above 0 FLOP/s"):
         platform_from_toml(text, "lab.toml")
 
 
-def test_unknown_devices_and_hosts_name_the_nearest() -> None:
+def test_suggests_the_nearest_device_or_host() -> None:
     platform = platform_from_toml(TOML)
     with pytest.raises(DicompilerError, match=r"unknown device 'pi01_b' \(did you mean 'pi01_a'\?\)"):
         platform.device("pi01_b")
@@ -162,7 +162,7 @@ def test_unknown_devices_and_hosts_name_the_nearest() -> None:
         platform.host("pi02")
 
 
-def test_files_are_loaded_and_named_after_themselves(tmp_path: Path) -> None:
+def test_platforms_are_named_after_their_file(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
     path.write_text(TOML.replace('name = "lab"', ""), encoding="utf-8")
     assert Platform.load(str(path)) == Platform.load(path)
@@ -177,7 +177,7 @@ def test_files_are_loaded_and_named_after_themselves(tmp_path: Path) -> None:
         Platform.load(tmp_path / "bytes.toml")
 
 
-def test_further_families_and_formats_can_be_given(tmp_path: Path) -> None:
+def test_loads_from_additional_families_and_formats(tmp_path: Path) -> None:
     known = (
         PlatformFamily("tinyxN", "", uniform_platform),
         PlatformFormat("*.hosts", "", lambda path: uniform_platform(len(path.stem))),
@@ -188,7 +188,7 @@ def test_further_families_and_formats_can_be_given(tmp_path: Path) -> None:
         Platform.load("rpi4x4", known)
 
 
-def test_nameless_devices_are_equal_and_apart() -> None:
+def test_uniform_platform_has_equal_devices_on_separate_hosts() -> None:
     platform = uniform_platform(3)
     assert [device.name for device in platform.devices] == ["d0", "d1", "d2"]
     assert len({device.rate for device in platform.devices}) == 1
@@ -233,11 +233,11 @@ def platforms(draw: st.DrawFn) -> Platform:
 
 
 @given(platforms())
-def test_any_platform_is_written_as_text_that_reads_back_as_it(platform: Platform) -> None:
+def test_platforms_round_trip(platform: Platform) -> None:
     assert platform_from_toml(platform_to_toml(platform), "x.toml") == platform
 
 
-def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
+def test_with_flash_memory_is_only_ram() -> None:
     text = 'network = {kind = "switch", bandwidth = "1 Mbit/s"}\n'
     text += 'host = [{name = "a", memory = "256 KiB", flash = "2 MiB"}]\ndevice = [{name = "a", rate = "1 MFLOP/s"}]\n'
     host = platform_from_toml(text, "x.toml").hosts[0]
@@ -246,7 +246,7 @@ def test_with_flash_memory_is_ram_alone_and_both_are_the_host_s() -> None:
         platform_from_toml(text.replace("2 MiB", "0 KiB"), "x.toml")
 
 
-def test_a_platform_is_a_file_unless_a_family_knows_its_name() -> None:
+def test_unknown_names_are_files() -> None:
     doors = (*builtin_families(), PlatformFormat("*.txt", "", lambda path: path))
     assert platform_file("rpi4x2", doors) is None
     for name in ("rpi4x2.toml", "dir/rpi4x2", "hosts.txt", "unknown"):

@@ -23,7 +23,7 @@ def program(*names: str) -> Program:
     ("dtype", "nbytes"),
     [(TensorProto.FLOAT, 60), (TensorProto.FLOAT16, 30), (TensorProto.BOOL, 15), (TensorProto.INT4, 8)],
 )
-def test_a_value_has_the_bytes_of_its_packed_tensor(dtype: int, nbytes: int) -> None:
+def test_nbytes_counts_packed_elements(dtype: int, nbytes: int) -> None:
     assert TensorSpec("x", dtype, (3, 5)).nbytes == nbytes
     assert TensorSpec("x", dtype, (0, 5)).nbytes == 0
 
@@ -34,7 +34,7 @@ def test_a_program_of_one_role_is_that_role() -> None:
     assert one.all_transfers == one.transfers
 
 
-def test_transfers_of_all_roles_are_numbered_through_in_order_of_the_roles() -> None:
+def test_transfers_are_numbered_through_all_roles() -> None:
     whole = replace(program("x", "y"), other_roles=(program("u"), program(), program("v", "w")))
     assert [len(role.transfers) for role in whole.roles] == [2, 1, 0, 2]
     assert all(role.other_roles == () for role in whole.roles)

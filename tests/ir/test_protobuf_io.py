@@ -59,7 +59,7 @@ def test_external_data_is_mapped_and_written_back_aligned(tmp_path: Path) -> Non
     np.testing.assert_array_equal(*results)
 
 
-def test_over_two_gigabytes_the_model_is_loaded_viewed_and_checked_but_not_serialised(tmp_path: Path) -> None:
+def test_models_over_two_gigabytes_load_and_check_but_do_not_serialize(tmp_path: Path) -> None:
     rows = 2**22  # 2**22 x 160 float32 = 2.5 GiB, as a hole in a sparse file
     model = small()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = rows
@@ -81,7 +81,7 @@ def test_over_two_gigabytes_the_model_is_loaded_viewed_and_checked_but_not_seria
     assert not (tmp_path / "x.onnx").exists()
 
 
-def test_what_is_not_onnx_is_refused(tmp_path: Path) -> None:
+def test_rejects_files_that_are_not_onnx(tmp_path: Path) -> None:
     data = small().SerializeToString()
     for content in (b"", b"hello, world", b"\x00" * 64, b"\xff" * 64, b"\x08\x08", data[:-1], data[: len(data) // 2]):
         path = tmp_path / "m.onnx"
@@ -92,7 +92,7 @@ def test_what_is_not_onnx_is_refused(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(st.data())
-def test_damaged_bytes_end_in_a_model_or_in_one_line(data: st.DataObject) -> None:
+def test_damaged_bytes_give_a_model_or_an_error_of_one_line(data: st.DataObject) -> None:
     content = bytearray(small().SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, 120) | st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -104,7 +104,7 @@ def test_damaged_bytes_end_in_a_model_or_in_one_line(data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("make", [small, body_model, rich_model])
-def test_what_is_written_beside_its_weights_reads_back_as_the_same_model(make: Any, tmp_path: Path) -> None:
+def test_models_with_external_weights_round_trip(make: Any, tmp_path: Path) -> None:
     model = Model.load(make())
     paths = model.save(tmp_path / "m.onnx", external=True)
     assert [path.name for path in paths] == ["m.onnx", "m.onnx.data"]
@@ -114,7 +114,7 @@ def test_what_is_written_beside_its_weights_reads_back_as_the_same_model(make: A
 
 
 @given(st.integers(0, 2**63 - 1))
-def test_a_varint_has_seven_bits_a_byte_lowest_first(value: int) -> None:
+def test_varints_have_seven_bits_per_byte_lowest_first(value: int) -> None:
     encoded = encode_varint(value)
     assert sum((byte & 0x7F) << 7 * place for place, byte in enumerate(encoded)) == value
     assert [byte >> 7 for byte in encoded] == [1] * (len(encoded) - 1) + [0]

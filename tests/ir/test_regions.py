@@ -39,7 +39,7 @@ def elements(region: Region) -> set[tuple[int, ...]]:
 
 
 @given(regions(2))
-def test_the_common_part_holds_just_what_both_hold(pair: tuple[Region, Region]) -> None:
+def test_intersection_contains_exactly_the_common_elements(pair: tuple[Region, Region]) -> None:
     a, b = pair
     common = intersect(a, b)
     assert (set() if common is None else elements(common)) == elements(a) & elements(b)
@@ -48,13 +48,13 @@ def test_the_common_part_holds_just_what_both_hold(pair: tuple[Region, Region]) 
 
 
 @given(regions(2))
-def test_what_is_contained_is_all_inside(pair: tuple[Region, Region]) -> None:
+def test_contained_regions_are_subsets(pair: tuple[Region, Region]) -> None:
     outer, inner = pair
     assert contains(outer, inner) == (elements(inner) <= elements(outer))
 
 
 @given(regions(3))
-def test_the_bounding_region_is_the_smallest_that_contains_all(three: tuple[Region, ...]) -> None:
+def test_bounding_region_is_minimal(three: tuple[Region, ...]) -> None:
     box = bounding_region((None, *three))
     if box is None:
         assert all(map(is_empty, three))
@@ -66,7 +66,7 @@ def test_the_bounding_region_is_the_smallest_that_contains_all(three: tuple[Regi
 
 
 @given(regions(3))
-def test_bounding_does_not_depend_on_order_or_grouping(three: tuple[Region, ...]) -> None:
+def test_bounding_region_is_associative_and_commutative(three: tuple[Region, ...]) -> None:
     a, b, c = three
     assert bounding_region((a, b, c)) == bounding_region((c, a, b)) == bounding_region((bounding_region((a, b)), c))
     assert bounding_region(()) is None
@@ -83,7 +83,7 @@ def test_volume_and_shape_count_the_elements(pair: tuple[Region, Region]) -> Non
 
 
 @given(regions(2))
-def test_a_shifted_region_cuts_the_same_out_of_the_piece_as_out_of_the_whole(pair: tuple[Region, Region]) -> None:
+def test_relative_regions_select_the_same_elements(pair: tuple[Region, Region]) -> None:
     origin, other = pair
     region = intersect(origin, other)
     if region is None:
@@ -95,20 +95,20 @@ def test_a_shifted_region_cuts_the_same_out_of_the_piece_as_out_of_the_whole(pai
     assert relative_to(region, full_region(whole.shape)) == region
 
 
-def test_rank_0_has_one_element_and_is_no_none() -> None:
+def test_rank_0_has_one_element_and_is_not_none() -> None:
     assert (volume(()), is_empty(()), full_region(()), region_shape(())) == (1, False, (), ())
     assert intersect((), ()) == bounding_region([()]) == ()
     assert contains((), ())
 
 
 @pytest.mark.parametrize("function", [contains, intersect, relative_to])
-def test_regions_of_two_ranks_have_nothing_to_do_with_each_other(function: object) -> None:
+def test_rejects_regions_of_different_ranks(function: object) -> None:
     with pytest.raises(ValueError, match="zip"):
         function(((0, 2),), ((0, 2), (0, 2)))  # type: ignore[operator]
 
 
 @given(st.integers(0, 200), st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
-def test_shares_tile_the_extent_and_are_off_by_less_than_one(extent: int, weights: list[float]) -> None:
+def test_proportional_intervals_are_rounded_by_less_than_one(extent: int, weights: list[float]) -> None:
     cuts = split_proportionally(extent, weights)
     assert [start for start, _ in cuts] == [0, *(stop for _, stop in cuts[:-1])]
     assert cuts[-1][1] == extent
@@ -116,6 +116,6 @@ def test_shares_tile_the_extent_and_are_off_by_less_than_one(extent: int, weight
         assert abs(stop - start - extent * weight / sum(weights)) < 1 + 1e-9
 
 
-def test_equal_shares_differ_by_one_at_most_the_earlier_ones_larger() -> None:
+def test_equal_weights_differ_by_at_most_one() -> None:
     assert split_proportionally(10, (1, 1, 1)) == ((0, 4), (4, 7), (7, 10))
     assert split_proportionally(2, (1, 1, 1)) == ((0, 1), (1, 2), (2, 2))

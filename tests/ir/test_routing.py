@@ -24,14 +24,14 @@ def take(start: int, stop: int) -> AssemblyLeaf:
     return AssemblyLeaf(held, held.region)
 
 
-def test_the_leaves_of_an_assembly_stand_in_the_order_in_which_they_are_joined() -> None:
+def test_assembly_leaves_are_in_order() -> None:
     first, second, third = take(0, 2), take(2, 3), take(3, 8)
     tree = AssemblyConcat(2, (first, AssemblyConcat(3, (second,)), AssemblyConcat(2, (third, first))))
     assert assembly_leaves(tree) == (first, second, third, first)
     assert assembly_leaves(second) == (second,)
 
 
-def test_all_bytes_are_those_of_the_boxes_that_travel() -> None:
+def test_total_bytes_are_those_of_the_received_boxes() -> None:
     boxes = (box(0, 2), box(2, 3))
     routing = Routing(LAYERS, (), {}, (), boxes, (), {})
     assert [routing.nbytes(entry) for entry in boxes] == [4 * volume(entry.region or ()) for entry in boxes]
@@ -39,7 +39,7 @@ def test_all_bytes_are_those_of_the_boxes_that_travel() -> None:
     assert Routing(LAYERS, (), {}, (), (), (), {}).total_bytes == 0
 
 
-def test_the_first_role_is_the_routing_without_the_others() -> None:
+def test_the_first_role_has_no_other_roles() -> None:
     other = Routing(LAYERS, (), {}, (), (box(0, 2),), (), {})
     whole = Routing(LAYERS, (), {}, (), (), (), {}, (other,))
     assert whole.roles == (replace(whole, other_roles=()), other)

@@ -32,7 +32,7 @@ REGIONS = (
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("region", REGIONS)
-def test_a_cut_is_what_numpy_cuts(dtype: type, region: tuple[tuple[int, int], ...]) -> None:
+def test_take_region_matches_numpy_slicing(dtype: type, region: tuple[tuple[int, int], ...]) -> None:
     array = np.random.default_rng(0).integers(-2, 3, (6, 5, 8)).astype(dtype)
     expected = array[tuple(slice(*interval) for interval in region)]
     cut = Weight.from_array(array).take_region(region)
@@ -43,7 +43,7 @@ def test_a_cut_is_what_numpy_cuts(dtype: type, region: tuple[tuple[int, int], ..
     assert cut.nbytes == len(cut.data) == raw_nbytes(cut.dtype, cut.shape)
 
 
-def test_a_cut_of_a_cut_is_a_view_of_the_same_memory() -> None:
+def test_regions_of_regions_share_memory() -> None:
     array = np.arange(6 * 5 * 8, dtype=np.float32).reshape(6, 5, 8)
     cut = Weight.from_array(array).take_region(((1, 6), (1, 5), (0, 8))).take_region(((2, 4), (0, 3), (3, 7)))
     assert np.array_equal(cut.array(), array[3:5, 1:4, 3:7])
@@ -51,7 +51,7 @@ def test_a_cut_of_a_cut_is_a_view_of_the_same_memory() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 2**19), (2**19, 3), (70, 5, 1000), (2, 3, 2**18)])
-def test_chunks_are_small_whatever_the_shape(shape: tuple[int, ...]) -> None:
+def test_chunks_are_small_for_any_shape(shape: tuple[int, ...]) -> None:
     array = np.arange(math.prod(shape), dtype=np.float32).reshape(shape)
     weight = Weight.from_array(array)
     cuts = [
@@ -66,7 +66,7 @@ def test_chunks_are_small_whatever_the_shape(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_a_model_with_cut_weights_is_written_and_read_again(tmp_path: Path, external: bool) -> None:
+def test_models_with_weight_regions_round_trip(tmp_path: Path, external: bool) -> None:
     array = np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
     cut = Weight.from_array(array).take_region(((0, 200), (7, 260)))
     proto = onnx.parser.parse_model(
@@ -97,7 +97,7 @@ def test_a_model_with_cut_weights_is_written_and_read_again(tmp_path: Path, exte
         ("int2", 4),
     ],
 )
-def test_a_weight_of_any_type_has_the_raw_bytes_that_onnx_gives_it(dtype: str, nbytes: int) -> None:
+def test_weights_of_any_type_have_the_raw_bytes_of_onnx(dtype: str, nbytes: int) -> None:
     array = (np.arange(15).reshape(3, 5) % 2).astype(getattr(ml_dtypes, dtype, None) or dtype)
     weight = Weight.from_array(array)
     tensor = numpy_helper.from_array(array)
@@ -111,14 +111,14 @@ def test_a_weight_of_any_type_has_the_raw_bytes_that_onnx_gives_it(dtype: str, n
 
 @settings(deadline=None)
 @given(hnp.arrays(st.sampled_from(["<f4", ">f4", "<i8", "?"]), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0)))
-def test_weight_of_an_array_gives_it_back(array: np.ndarray) -> None:
+def test_arrays_round_trip_through_weights(array: np.ndarray) -> None:
     for given_array in (array, array.T, np.asfortranarray(array)):
         back = Weight.from_array(given_array).array()
         assert back.shape == given_array.shape
         np.testing.assert_array_equal(back, given_array)
 
 
-def test_stub_is_the_tensor_of_a_weight_without_its_data() -> None:
+def test_placeholder_has_no_data() -> None:
     weight = Weight.from_array(np.ones((2, 3), np.float32))
     tensor = make_placeholder("w", weight)
     assert is_placeholder(tensor)

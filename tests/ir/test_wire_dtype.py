@@ -38,7 +38,7 @@ PLAN = Plan({"conv": (Part("a"),)}, ("a",), ("a",))
         ({"*": "float16", "b": "int8", "a": "float32"}, (("*", "float16"), ("a", "float32"), ("b", "int8"))),
     ],
 )
-def test_text_and_mappings_say_in_which_types(given: Any, types: tuple[tuple[str, str], ...]) -> None:
+def test_parses_text_and_mappings(given: Any, types: tuple[tuple[str, str], ...]) -> None:
     wire = parse_wire_format(given)
     assert wire is not None and wire.dtypes == types
     assert parse_wire_format(str(wire)) == wire
@@ -54,7 +54,7 @@ def test_text_and_mappings_say_in_which_types(given: Any, types: tuple[tuple[str
         ("a=int8,a=float16", "wire: 'a' has two types: give one"),
     ],
 )
-def test_what_is_no_type_is_refused(given: str, expected: str) -> None:
+def test_rejects_unknown_types(given: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_wire_format(given)
     assert str(caught.value).startswith(expected)
@@ -68,14 +68,14 @@ def test_what_is_no_type_is_refused(given: str, expected: str) -> None:
         WireFormat((("*", "int8"), ("conv", "float32")), {"x": (-1.5, 2.25), "t+0:4": (0.1, 1e-30)}),
     ],
 )
-def test_a_plan_reads_back_with_its_wire(wire: WireFormat) -> None:
+def test_plans_round_trip_with_their_wire_format(wire: WireFormat) -> None:
     plan = replace(PLAN, wire_format=wire)
     assert plan_from_json(json.loads(dumps(plan))) == plan
     assert ("wire_dtype" in json.loads(dumps(plan))) == bool(wire.dtypes)
 
 
 @pytest.mark.parametrize("wire", ["float8", "exact", {}, {"conv": "int4"}, 16])
-def test_a_plan_with_another_type_is_refused_with_its_place(wire: Any) -> None:
+def test_rejects_plans_with_unknown_wire_types(wire: Any) -> None:
     with pytest.raises(DicompilerError, match=r"my\.json: wire_dtype"):
         plan_from_json({**json.loads(dumps(PLAN)), "wire_dtype": wire}, "my.json")
 
@@ -88,7 +88,7 @@ def test_a_plan_with_another_type_is_refused_with_its_place(wire: Any) -> None:
         ("bfloat16,x=float32", {"x": "FLOAT", "r": "BFLOAT16", "wide": "BFLOAT16"}),
     ],
 )
-def test_what_can_be_narrowed_is_and_all_else_travels_as_it_is(given: str, sent: dict[str, str]) -> None:
+def test_narrows_only_float_tensors(given: str, sent: dict[str, str]) -> None:
     wire = parse_wire_format(given)
     assert wire is not None
     layers = with_wire_dtypes(formed(NETWORK), wire.dtypes)
@@ -99,13 +99,13 @@ def test_what_can_be_narrowed_is_and_all_else_travels_as_it_is(given: str, sent:
     assert dtype_name(sent_dtype(exact, "r")) == "FLOAT" and "r" in effective_wire_dtypes(exact)
 
 
-def test_a_name_that_is_no_layers_and_no_inputs_is_refused() -> None:
+def test_rejects_unknown_layer_names() -> None:
     with pytest.raises(UsageError, match=r"the network has no layer and no input 'Relu_9'"):
         with_wire_dtypes(formed(NETWORK), (("Relu_9", "float16"),))
 
 
 @pytest.mark.parametrize("measured", [(-1.0, 3.0), (0.5, 2.0), (-3.0, -1.0), (0.0, 0.0), (-1e-42, 1e-42), (-2, 2)])
-def test_the_256_steps_of_int8_hold_the_range_and_zero(measured: tuple[float, float]) -> None:
+def test_int8_steps_cover_the_range_and_zero(measured: tuple[float, float]) -> None:
     scale, zero = int8_scale_and_zero_point(measured)
     assert scale > 0 and -128 <= zero <= 127
     for value in (*measured, 0.0):

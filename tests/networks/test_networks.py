@@ -79,16 +79,14 @@ def multiplications(model: onnx.ModelProto) -> int:
 
 
 @pytest.mark.parametrize("name", MLPERF_TINY)
-def test_the_networks_of_mlperf_tiny_have_the_published_parameters_and_multiplications(name: str) -> None:
+def test_mlperf_tiny_networks_have_the_published_counts(name: str) -> None:
     model = networks.build(name)
     total = sum(math.prod(tensor.dims) for tensor in model.graph.initializer if tensor.dims)
     assert (total, multiplications(model)) == MLPERF_TINY[name]
 
 
 @pytest.mark.parametrize(("width", "size", "million_macs", "millions"), MOBILENET_V2)
-def test_mobilenet_v2_has_the_published_parameters_and_multiplications(
-    width: float, size: int, million_macs: int, millions: float
-) -> None:
+def test_mobilenet_v2_has_the_published_counts(width: float, size: int, million_macs: int, millions: float) -> None:
     model = networks.build("mobilenet_v2", width=width, size=size)
     kept = [t for t in model.graph.initializer if ".bn." not in t.name]
     assert round(sum(math.prod(tensor.dims) for tensor in kept) / 1e6, 2) == millions
@@ -96,11 +94,11 @@ def test_mobilenet_v2_has_the_published_parameters_and_multiplications(
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_number_of_parameters_is_the_published_one(name: str) -> None:
+def test_parameter_counts_are_the_published_ones(name: str) -> None:
     assert networks.count_parameters(name) == PUBLISHED[name]
 
 
-def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
+def test_yolov2_has_as_many_numbers_as_the_authors_weight_file() -> None:
     model = networks.build("yolov2", size=32)
     # yolov2.weights has 203 934 260 bytes: a head of 16, then float32, running statistics included.
     assert sum(np.prod(tensor.dims) for tensor in model.graph.initializer) == (203_934_260 - 16) // 4
@@ -137,7 +135,7 @@ def test_yolov2_has_as_many_numbers_as_its_authors_weight_file() -> None:
         ("whisper_tiny_encoder", {"size": 40, "width": 0.25}),
     ],
 )
-def test_a_network_is_legal_and_computes_something(name: str, options: dict[str, Any]) -> None:
+def test_networks_are_valid_and_give_plausible_outputs(name: str, options: dict[str, Any]) -> None:
     model = networks.build(name, 3, **options)
     onnx.checker.check_model(model, full_check=True)
     assert model.ir_version == 10
@@ -152,7 +150,7 @@ def test_a_network_is_legal_and_computes_something(name: str, options: dict[str,
 
 
 @pytest.mark.parametrize("name", ["squeezenet", "shufflenet"])
-def test_a_light_network_computes_something_other_for_each_seed(name: str) -> None:
+def test_light_networks_depend_on_the_seed(name: str) -> None:
     first, second = (next(iter(run(networks.build(f"light/{name}", seed)).values())) for seed in (0, 1))
     for output in (first, second):
         assert np.isfinite(output).all()
@@ -161,7 +159,7 @@ def test_a_light_network_computes_something_other_for_each_seed(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["densenet121", "inception_v1", "inception_v2"])
-def test_a_light_network_keeps_its_ir_and_loses_its_constant_weights(name: str) -> None:
+def test_light_networks_keep_their_ir_version_and_have_random_weights(name: str) -> None:
     model = networks.build_light(name, 0)
     onnx.checker.check_model(model)
     assert model.ir_version == 3
@@ -170,7 +168,7 @@ def test_a_light_network_keeps_its_ir_and_loses_its_constant_weights(name: str) 
     assert all(np.unique(weight).size > 0.99 * weight.size for weight in weights if 1 < weight.size < 1000)
 
 
-def test_every_light_network_of_the_onnx_package_is_known() -> None:
+def test_all_light_networks_of_the_onnx_package_are_listed() -> None:
     files = (Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx")
     names = sorted(path.stem.removeprefix("light_").removeprefix("bvlc_") for path in files)
     assert tuple(names) == networks.LIGHT_NAMES
@@ -180,7 +178,7 @@ LLAMA = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "vocabulary": 50}
 
 
 @pytest.mark.parametrize("opset", [17, 18])
-def test_a_decoder_with_caches_says_step_by_step_what_it_says_of_all_tokens(opset: int) -> None:
+def test_cached_decoder_steps_match_one_run_over_all_tokens(opset: int) -> None:
     tokens = np.array([[7, 3, 44, 9]])
     shape = {"size": 1, "past": 4, "opset": opset, **LLAMA}
     models = [
@@ -203,14 +201,14 @@ def test_a_decoder_with_caches_says_step_by_step_what_it_says_of_all_tokens(opse
             assert np.allclose(found[:, 0], expected[:, place], atol=1e-5)
 
 
-def test_both_kinds_of_passthrough_compute_the_same() -> None:
+def test_both_passthroughs_compute_the_same() -> None:
     small = {"size": 64, "width": 0.05, "classes": 2}
     both = ("space-to-depth", "reshape")
     first, second = (run(networks.build("yolov2", 1, passthrough=how, **small)) for how in both)
     assert np.array_equal(first["output"], second["output"])
 
 
-def test_another_layer_leaves_other_weights_alone() -> None:
+def test_another_layer_does_not_change_other_weights() -> None:
     small, large = (
         {tensor.name: tensor for tensor in networks.build(name, 5, size=32, width=0.05).graph.initializer}
         for name in ("vgg16", "vgg19")
@@ -220,7 +218,7 @@ def test_another_layer_leaves_other_weights_alone() -> None:
     assert all(small[name] == large[name] for name in shared)
 
 
-def test_the_bytes_do_not_depend_on_the_process() -> None:
+def test_bytes_do_not_depend_on_the_process() -> None:
     program = (
         "import hashlib; from dicompiler import networks\n"
         "for name in ('tiny', 'quirks', 'light/squeezenet'):\n"
@@ -264,12 +262,12 @@ def test_the_bytes_do_not_depend_on_the_process() -> None:
         ("bert_base", {"size": 513}, "network 'bert_base': size is 513: the model has 512 positions"),
     ],
 )
-def test_what_is_unknown_is_named_with_its_nearest(name: str, options: dict[str, Any], message: str) -> None:
+def test_suggests_the_nearest_network_or_option(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         networks.build(name, **options)
     assert str(caught.value).startswith(message)
 
 
-def test_an_image_that_is_too_small_names_the_layer() -> None:
+def test_reports_the_layer_for_too_small_images() -> None:
     with pytest.raises(DicompilerError, match="the image is too small at 'pool5'"):
         networks.build("vgg16", size=16)

@@ -12,7 +12,7 @@ from support.operator_cases import RuleCase, broadcastable, check_cut, integers
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_an_attention(data: st.DataObject) -> None:
+def test_computes_regions_of_attention(data: st.DataObject) -> None:
     """With heads as an axis or inside the last one, with fewer heads of keys than of queries, masks, causal or not."""
     draw = data.draw
     batch, shared, heads, rows, columns, depth = (draw(st.integers(1, 3)) for _ in range(6))
@@ -37,7 +37,7 @@ MS = "com.microsoft"
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_multi_head_attention(data: st.DataObject) -> None:
+def test_computes_regions_of_multi_head_attention(data: st.DataObject) -> None:
     draw = data.draw
     batch, heads, rows, columns, size = (draw(st.integers(1, 3)) for _ in range(5))
     values: list[Any] = [integers(draw, batch, n, heads * 2 * size, most=2) for n in (rows, columns, columns)]
@@ -57,7 +57,7 @@ def test_a_region_of_a_multi_head_attention(data: st.DataObject) -> None:
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_grouped_query_attention(data: st.DataObject) -> None:
+def test_computes_regions_of_grouped_query_attention(data: st.DataObject) -> None:
     """Without a past, and with one."""
     draw = data.draw
     batch, shared, heads, rows = (draw(st.integers(1, 3)) for _ in range(4))
@@ -78,7 +78,7 @@ def test_a_region_of_a_grouped_query_attention(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_rotary_positions(data: st.DataObject) -> None:
+def test_computes_regions_of_rotary_embedding(data: st.DataObject) -> None:
     draw = data.draw
     batch, heads, rows = (draw(st.integers(1, 3)) for _ in range(3))
     size, most, flat = 4, 6, draw(st.booleans())

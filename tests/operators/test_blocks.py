@@ -74,7 +74,7 @@ def model_of(name: str) -> Model:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_can_be_cut_throughout_and_computes_the_same(name: str) -> None:
+def test_blocks_can_be_split_and_compute_the_same(name: str) -> None:
     model = model_of(name)
     layers = form_layers(model, rules())
     assert all(cuttable_axes(layers, layer) for layer in layers.layers)
@@ -93,5 +93,5 @@ def test_a_block_can_be_cut_throughout_and_computes_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "count"), [("SiLU", 1), ("hard-swish", 1)])
-def test_an_activation_written_out_is_part_of_its_layer(name: str, count: int) -> None:
+def test_decomposed_activations_are_absorbed(name: str, count: int) -> None:
     assert len(form_layers(model_of(name), rules()).layers) == count

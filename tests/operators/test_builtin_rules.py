@@ -43,12 +43,12 @@ def test_every_rule_is_tested() -> None:
     assert {rule.op for rule in rules if rule.domain} == {*ORT_OPERATORS, *FUSED, *SAMPLES}
 
 
-def test_no_operator_has_two_rules() -> None:
+def test_operators_have_at_most_one_rule() -> None:
     keys = [(rule.domain, rule.op) for rule in builtin_rules()]
     assert len(keys) == len(set(keys))
 
 
-def test_every_function_of_one_number_has_a_rule() -> None:
+def test_every_unary_function_has_a_rule() -> None:
     """Such are the standard's operators with one input and one output of a type that they share, whose shape inference
     copies the shape: what is left without a rule must not be one of them."""
     rules = {rule.op for rule in builtin_rules()}

@@ -38,20 +38,20 @@ def convolutions(draw: st.DrawFn) -> RuleCase:
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_convolution(data: st.DataObject) -> None:
+def test_computes_regions_of_convolutions(data: st.DataObject) -> None:
     check_cut(data.draw(convolutions()), data.draw)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
-def test_a_region_of_a_pool(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_pools(op: str, data: st.DataObject) -> None:
     check_cut(data.draw(pools(op)), data.draw)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")))
-def test_a_region_of_a_global_pool(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_global_pools(op: str, data: st.DataObject) -> None:
     extents = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     x = integers(data.draw, 2, data.draw(st.integers(1, 5)), *extents)
     opset = data.draw(st.sampled_from(OPSETS))
@@ -59,7 +59,7 @@ def test_a_region_of_a_global_pool(op: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
-def test_a_stand_in_that_had_auto_pad_is_cut_by_rows(mode: str) -> None:
+def test_stand_ins_of_auto_pad_operators_can_be_split_by_rows(mode: str) -> None:
     x = np.zeros((1, 2, 7, 5), np.float32)
     case = RuleCase("AveragePool", (x,), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": mode})
     model, feed = check_model(case.model(), 0)
@@ -110,5 +110,5 @@ def transposed(draw: st.DrawFn) -> RuleCase:
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_transposed_convolution(data: st.DataObject) -> None:
+def test_computes_regions_of_transposed_convolutions(data: st.DataObject) -> None:
     check_cut(data.draw(transposed()), data.draw)

@@ -26,7 +26,7 @@ def reshaped(draw: Draw, shape: Sequence[int]) -> list[int]:
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_reshape(data: st.DataObject) -> None:
+def test_computes_regions_of_reshape(data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.lists(st.sampled_from((1, 2, 3, 4, 6)), min_size=1, max_size=4))
     target = reshaped(draw, shape)
@@ -39,7 +39,7 @@ def test_a_region_of_a_reshape(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_flatten(data: st.DataObject) -> None:
+def test_computes_regions_of_flatten(data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     opset = draw(st.sampled_from(OPSETS))
@@ -51,7 +51,7 @@ def test_a_region_of_a_flatten(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Squeeze", "Unsqueeze")))
-def test_a_region_of_a_squeeze(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_squeeze(op: str, data: st.DataObject) -> None:
     """The axes are an attribute before opset 13 and an input since."""
     draw = data.draw
     shape = draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
@@ -72,7 +72,7 @@ def test_a_region_of_a_squeeze(op: str, data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_transpose(data: st.DataObject) -> None:
+def test_computes_regions_of_transpose(data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     attributes = {"perm": draw(st.permutations(range(len(shape))))} if draw(st.booleans()) else {}
@@ -81,7 +81,7 @@ def test_a_region_of_a_transpose(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_concat(data: st.DataObject) -> None:
+def test_computes_regions_of_concat(data: st.DataObject) -> None:
     draw = data.draw
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     axis, count = draw(st.integers(0, len(shape) - 1)), draw(st.integers(1, 4))
@@ -94,7 +94,7 @@ def test_a_region_of_a_concat(data: st.DataObject) -> None:
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_an_expanded_tensor(data: st.DataObject) -> None:
+def test_computes_regions_of_expand(data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw)
     wanted = [draw(st.sampled_from((extent, 1))) for extent in shape]
@@ -106,7 +106,7 @@ def test_a_region_of_an_expanded_tensor(data: st.DataObject) -> None:
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_tiled_tensor(data: st.DataObject) -> None:
+def test_computes_regions_of_tile(data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw)
     repeats = np.array([draw(st.integers(1, 3)) for _ in shape], np.int64)
@@ -115,7 +115,7 @@ def test_a_region_of_a_tiled_tensor(data: st.DataObject) -> None:
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Gather", "GatherElements")))
-def test_a_region_of_gathered_elements(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_gather(op: str, data: st.DataObject) -> None:
     """Constant indices and computed ones; many constant ones too."""
     draw = data.draw
     shape, opset = shapes(draw), draw(st.sampled_from((9, 11, 13)))
@@ -135,7 +135,7 @@ def test_a_region_of_gathered_elements(op: str, data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("ScatterND", "ScatterElements")))
-def test_a_region_of_what_is_scattered_into(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_scatter(op: str, data: st.DataObject) -> None:
     """Places of one or more axes; along one axis, with places for all of the others or for some."""
     draw = data.draw
     shape = shapes(draw, 2)
@@ -156,7 +156,7 @@ def test_a_region_of_what_is_scattered_into(op: str, data: st.DataObject) -> Non
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("DepthToSpace", "SpaceToDepth")))
-def test_a_region_of_channels_moved_into_space_or_back(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_depth_to_space_and_back(op: str, data: st.DataObject) -> None:
     draw = data.draw
     size, channels, height, width = (draw(st.integers(1, 3)) for _ in range(4))
     opset = draw(st.sampled_from((9, 11, 13, 21)))

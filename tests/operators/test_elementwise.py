@@ -96,7 +96,7 @@ def exists(op: str, opset: int) -> bool:
 
 @pytest.mark.parametrize("opset", ELEMENTWISE_OPSETS)
 @pytest.mark.parametrize("op", [*UNARY_OPERATORS, *BROADCASTING_OPERATORS])
-def test_a_region_of_an_elementwise_operator_in_every_opset_that_has_it(op: str, opset: int) -> None:
+def test_computes_regions_of_elementwise_operators_in_every_opset(op: str, opset: int) -> None:
     ran = 0
 
     @settings(max_examples=5, deadline=None, derandomize=True)
@@ -119,7 +119,7 @@ def test_every_elementwise_operator_exists() -> None:
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
+def test_computes_regions_of_batch_normalization(data: st.DataObject) -> None:
     draw = data.draw
     shape = (draw(st.integers(1, 3)), draw(st.integers(1, 5)), *draw(st.lists(st.integers(1, 4), max_size=3)))
     vectors = [integers(draw, shape[1]) for _ in range(3)]
@@ -131,7 +131,7 @@ def test_a_region_of_a_batch_normalization(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_cast_to_the_type_of_another_tensor(data: st.DataObject) -> None:
+def test_computes_regions_of_cast_like(data: st.DataObject) -> None:
     draw = data.draw
     x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))) * 100
     like = np.zeros(draw(st.sampled_from(((), (3,), (2, 7)))), draw(st.sampled_from((np.int32, np.float64, np.uint8))))
@@ -141,14 +141,14 @@ def test_a_region_of_a_cast_to_the_type_of_another_tensor(data: st.DataObject) -
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_the_same_bits_as_another_type(data: st.DataObject) -> None:
+def test_computes_regions_of_bit_cast(data: st.DataObject) -> None:
     x = scales(data.draw, *data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     check_cut(RuleCase("BitCast", (x,), {"to": onnx.TensorProto.INT32}, 26), data.draw)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_dropout(data: st.DataObject) -> None:
+def test_computes_regions_of_dropout(data: st.DataObject) -> None:
     """Its rate is an attribute before opset 12; in training mode, an input since, it draws for the whole tensor."""
     draw = data.draw
     x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))

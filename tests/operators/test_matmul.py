@@ -16,7 +16,7 @@ from dicompiler_passes.form_layers import form_layers
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_gemm(data: st.DataObject) -> None:
+def test_computes_regions_of_gemm(data: st.DataObject) -> None:
     draw = data.draw
     rows, k, columns = (draw(st.integers(1, 6)) for _ in range(3))
     turn_a, turn_b = draw(st.booleans()), draw(st.booleans())
@@ -34,7 +34,7 @@ def test_a_region_of_a_gemm(data: st.DataObject) -> None:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_matrix_product(data: st.DataObject) -> None:
+def test_computes_regions_of_matmul(data: st.DataObject) -> None:
     draw = data.draw
     k = draw(st.integers(1, 6))
     batch = draw(st.lists(st.integers(1, 3), max_size=2))
@@ -55,7 +55,7 @@ EQUATIONS = (
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_an_einsum(data: st.DataObject) -> None:
+def test_computes_regions_of_einsum(data: st.DataObject) -> None:
     draw = data.draw
     equation = draw(st.sampled_from(EQUATIONS))
     extents = {letter: draw(st.integers(1, 4)) for letter in "bdehijkn"}
@@ -73,7 +73,7 @@ def test_a_region_of_an_einsum(data: st.DataObject) -> None:
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_product_with_weights_of_few_bits(data: st.DataObject) -> None:
+def test_computes_regions_of_matmul_nbits(data: st.DataObject) -> None:
     """Scales and zero points as vectors and as matrices, which can be cut by blocks as well, a last block that is not
     full, with a bias and without."""
     draw = data.draw
@@ -97,7 +97,7 @@ def test_a_region_of_a_product_with_weights_of_few_bits(data: st.DataObject) -> 
     check_stand_in(case, draw)
 
 
-def test_sums_of_weights_of_few_bits_are_cut_by_what_has_its_zero_points_in_one_byte() -> None:
+def test_matmul_nbits_sums_are_cut_at_whole_zero_point_bytes() -> None:
     """Five blocks of four bits: three bytes of zero points, of which the last holds one."""
     random = np.random.default_rng(0)
     weight, scales = random.integers(0, 256, (3, 5, 8)).astype(np.uint8), random.random((3, 5)).astype(np.float32)
@@ -115,7 +115,7 @@ def test_sums_of_weights_of_few_bits_are_cut_by_what_has_its_zero_points_in_one_
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_recurrent_layer(data: st.DataObject) -> None:
+def test_computes_regions_of_recurrent_layers(data: st.DataObject) -> None:
     """Directions and batch pass; biases, lengths, what steps begin with and functions by direction go with them."""
     draw = data.draw
     op, gates = draw(st.sampled_from((("LSTM", 4), ("GRU", 3), ("RNN", 1))))

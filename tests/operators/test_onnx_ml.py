@@ -25,7 +25,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("op", BODIES)
-def test_rows_of_samples_are_cut_and_exact(op: str) -> None:
+def test_samples_can_be_split_by_rows(op: str) -> None:
     columns = 1 if op == "LinearRegressor" else 4
     model = from_text(f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
         g (float[6, 4] x) => (float[6, {columns}] y) {{ ["node"] y = ai.onnx.ml.{op} {BODIES[op]} (x) }}""")
@@ -38,7 +38,7 @@ def test_rows_of_samples_are_cut_and_exact(op: str) -> None:
     assert (run_split(checked, layers, parts, feed) == run_model(checked, feed)["y"]).all()
 
 
-def test_a_forest_costs_what_a_sample_meets_of_it() -> None:
+def test_forests_cost_the_visited_nodes() -> None:
     layers = prepare(Model.load(MODERN["regression"]())).layers
     assert layers is not None
     nodes = {layer.nodes[0].op: layer.nodes[0] for layer in layers.layers}
@@ -54,7 +54,7 @@ def test_a_forest_costs_what_a_sample_meets_of_it() -> None:
 
 @pytest.mark.parametrize("index", ["5", "5, 1", "2, 3"])
 @pytest.mark.parametrize("rows", ["", "4, "])
-def test_features_are_picked_in_the_shape_that_onnxruntime_gives(rows: str, index: str) -> None:
+def test_array_feature_extractor_has_the_shape_of_onnxruntime(rows: str, index: str) -> None:
     """As scikit-learn's classes are: of a vector of labels by the column that ArgMax makes."""
     model = from_text(f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
         g (float[{rows}3] x, int64[{index}] i) => (y) {{ y = ai.onnx.ml.ArrayFeatureExtractor (x, i) }}""")

@@ -273,17 +273,17 @@ COSTLY = [node for node in NODES if node.cost != OpCost()]
 
 
 @pytest.mark.parametrize("node", NODES, ids=str)
-def test_a_node_costs_its_closed_form(node: Node) -> None:
+def test_node_costs_match_closed_forms(node: Node) -> None:
     assert effort(node.layers()) == node.cost
 
 
-def test_a_layer_of_resnet_costs_as_much_in_integers() -> None:
+def test_integer_layers_cost_as_much_as_float_layers() -> None:
     float_, *integers = CONVOLUTIONS[:3]
     assert effort(float_.layers()).multiply_adds == 115_605_504
     assert {effort(node.layers()).multiply_adds for node in integers} == {115_605_504}
 
 
-def test_every_way_of_counting_is_among_these() -> None:
+def test_every_cost_function_is_tested() -> None:
     ways = {
         (rule.domain, rule.op): getattr(rule.cost, "func", rule.cost)  # of a partial: what it calls
         for rule in builtin_rules()
@@ -311,7 +311,7 @@ def together(efforts: Sequence[OpCost]) -> OpCost:
 
 
 @pytest.mark.parametrize(("node", "axis"), [(node, axis) for node in COSTLY for axis in axes(node)], ids=str)
-def test_tiles_together_cost_what_the_whole_costs(node: Node, axis: int) -> None:
+def test_costs_of_tiles_add_up_to_the_whole(node: Node, axis: int) -> None:
     layers = node.layers()
     everything = full_region(output_shape(layers, layers.layers[0]))
     tiles = [with_interval(everything, axis, cut) for cut in halves(everything[axis][1])]
@@ -325,7 +325,7 @@ def reduced(node: Node) -> int:
 
 
 @pytest.mark.parametrize("node", [node for node in COSTLY if reduced(node)], ids=str)
-def test_ranges_of_input_channels_together_cost_what_the_whole_costs(node: Node) -> None:
+def test_costs_of_reduction_ranges_add_up_to_the_whole(node: Node) -> None:
     layers = node.layers()
     assert together([effort(layers, None, cut) for cut in halves(reduced(node))]) == node.cost
 
@@ -333,7 +333,7 @@ def test_ranges_of_input_channels_together_cost_what_the_whole_costs(node: Node)
 @pytest.mark.parametrize(
     ("kernel", "stride", "share"), [((1, 1), (2, 2), 0.25), ((3, 3), (2, 2), 1.0), ((1, 3), (2, 4), 0.375)]
 )
-def test_what_strides_leave_out_is_the_same_in_integers(
+def test_integer_convolutions_have_the_same_read_share(
     kernel: tuple[int, int], stride: tuple[int, int], share: float
 ) -> None:
     nodes = convolutions((1, 4, 9, 9), (4, 4, *kernel), (1, 4, 4, 4), 0, strides=stride)[:3]
@@ -346,19 +346,19 @@ def test_what_strides_leave_out_is_the_same_in_integers(
         assert reads is not None and reads(layers.operation_of(node)) == share
 
 
-def test_what_is_only_counted_stays_whole_as_an_operator_without_a_rule() -> None:
+def test_counted_operators_stay_whole() -> None:
     (layer,) = TRANSFORMED[0].layers().layers
     assert layer.whole_reason == "operator DFT has no rule"
     assert not any(rule.is_elementwise or rule.reduction_length for rule in builtin_rules() if not rule.can_cut)
 
 
-def test_convolutions_in_groups_are_of_a_kind_of_their_own_in_integers_too() -> None:
+def test_grouped_integer_convolutions_have_their_own_kind() -> None:
     kinds = [layer_kind(node.layers().layers[0]) for node in CONVOLUTIONS[:9]]
     assert kinds[:3] == ["Conv", "ConvInteger", "QLinearConv"]
     assert kinds[6:9] == ["GroupConv", "GroupConvInteger", "GroupQLinearConv"]
 
 
-def test_rules_can_be_sent_to_other_processes() -> None:
+def test_rules_can_be_pickled() -> None:
     for rule in builtin_rules():
         assert pickle.loads(pickle.dumps(rule)).op == rule.op
 
@@ -385,24 +385,24 @@ def counted_by(rule: OperatorRule) -> LayerGraph:
         return SCAN.layers({(each.value.domain, each.value.op): each.value for each in provided})
 
 
-def test_a_plugins_rule_says_what_its_operator_costs() -> None:
+def test_plugin_rules_define_costs() -> None:
     layers = counted_by(OperatorRule("Acme", rows, "com.example", cost=twice))
     assert effort(layers) == SCAN.cost
     assert effort(layers, ((0, 1), (0, 6))) == OpCost(12)
 
 
-def test_a_plugins_rule_can_count_what_it_does_not_cut() -> None:
+def test_plugin_rules_can_define_only_costs() -> None:
     layers = counted_by(OperatorRule("Acme", whole_tensor, "com.example", cost=twice))
     assert layers.layers[0].whole_reason == "operator com.example::Acme has no rule"
     assert effort(layers) == SCAN.cost
 
 
-def test_without_a_cost_of_its_own_each_element_counts() -> None:
+def test_the_default_cost_is_one_flop_per_element() -> None:
     assert effort(counted_by(OperatorRule("Acme", rows, "com.example"))) == OpCost(other_flops=24)
 
 
 @pytest.mark.parametrize("wrong", [None, 7, OpCost(-1), OpCost(0.5)])  # type: ignore[arg-type]
-def test_a_cost_that_is_none_is_the_plugins_fault(wrong: Any) -> None:
+def test_invalid_costs_are_plugin_errors(wrong: Any) -> None:
     layers = counted_by(OperatorRule("Acme", rows, "com.example", cost=lambda *_: wrong))
     with pytest.raises(PluginError, match=r"rule 'com.example::Acme' of plugin .*, for node 'node': its cost is"):
         effort(layers)

@@ -29,7 +29,7 @@ def factors(draw: Draw, dtype: Any, *shape: int) -> Array:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("QuantizeLinear", "DequantizeLinear")))
-def test_a_region_of_a_quantised_tensor(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_quantized_tensors(op: str, data: st.DataObject) -> None:
     """One scale, one for each index of an axis (since opset 13), or blocks along it (since 21; they stay whole)."""
     draw = data.draw
     opset = draw(st.sampled_from((10, 13, 19, 21)))
@@ -69,7 +69,7 @@ def convolution(draw: Draw, x_type: Any, w_type: Any) -> tuple[Array, Array, dic
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_convolution_of_integers(data: st.DataObject) -> None:
+def test_computes_regions_of_integer_convolutions(data: st.DataObject) -> None:
     draw = data.draw
     x, w, attributes = convolution(draw, np.uint8, draw(SIGNED))
     values: list[Array | None] = [x, w]
@@ -82,7 +82,7 @@ def test_a_region_of_a_convolution_of_integers(data: st.DataObject) -> None:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_quantised_convolution(data: st.DataObject) -> None:
+def test_computes_regions_of_quantized_convolutions(data: st.DataObject) -> None:
     draw = data.draw
     x, w, attributes = convolution(draw, draw(SIGNED), np.int8)
     each = draw(st.sampled_from(((), (w.shape[0],))))
@@ -102,7 +102,7 @@ def matrices(draw: Draw, a_type: Any, b_type: Any) -> tuple[Array, Array]:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_product_of_integer_matrices(data: st.DataObject) -> None:
+def test_computes_regions_of_integer_matmul(data: st.DataObject) -> None:
     draw = data.draw
     a, b = matrices(draw, draw(SIGNED), draw(SIGNED))
     values: list[Array | None] = [a, b]
@@ -115,7 +115,7 @@ def test_a_region_of_a_product_of_integer_matrices(data: st.DataObject) -> None:
 
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_product_of_quantised_matrices(data: st.DataObject) -> None:
+def test_computes_regions_of_quantized_matmul(data: st.DataObject) -> None:
     draw = data.draw
     a, b = matrices(draw, np.uint8, np.uint8)
     columns = draw(st.sampled_from(((), (b.shape[-1],)))) if b.ndim == 2 else ()

@@ -30,7 +30,7 @@ def lrns(draw: st.DrawFn) -> RuleCase:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(case=lrns(), data=st.data())
-def test_a_region_of_an_lrn(case: RuleCase, data: st.DataObject) -> None:
+def test_computes_regions_of_lrn(case: RuleCase, data: st.DataObject) -> None:
     check_cut(case, data.draw)
 
 
@@ -46,14 +46,14 @@ def softmaxes(draw: Draw, op: str) -> RuleCase:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Softmax", "LogSoftmax", "Hardmax")))
-def test_a_region_of_a_softmax(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_softmax(op: str, data: st.DataObject) -> None:
     check_cut(data.draw(softmaxes(op)), data.draw)
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "LRN", "Softmax", "LogSoftmax"])
-def test_a_region_of_what_stands_in_for_an_operator_that_rounds(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_stand_ins(op: str, data: st.DataObject) -> None:
     """A piece may have attributes that the whole leaves to their defaults (pads where it has auto_pad)."""
     drawn = pools(op) if op.endswith("Pool") else lrns() if op == "LRN" else softmaxes(op)
     check_stand_in(data.draw(drawn), data.draw)
@@ -61,7 +61,7 @@ def test_a_region_of_what_stands_in_for_an_operator_that_rounds(op: str, data: s
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_an_instance_normalization(data: st.DataObject) -> None:
+def test_computes_regions_of_instance_normalization(data: st.DataObject) -> None:
     draw = data.draw
     channels = draw(st.integers(1, 4))
     x = integers(draw, 2, channels, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
@@ -71,7 +71,7 @@ def test_a_region_of_an_instance_normalization(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_group_normalization(data: st.DataObject) -> None:
+def test_computes_regions_of_group_normalization(data: st.DataObject) -> None:
     """Scale and shift are per group in opset 18, per channel since 21."""
     draw = data.draw
     groups, each, opset = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.sampled_from((18, 21)))
@@ -85,7 +85,7 @@ def test_a_region_of_a_group_normalization(data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("LayerNormalization", "RMSNormalization")))
-def test_a_region_of_a_layer_normalization(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_layer_normalization(op: str, data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw, 2)
     axis = draw(st.integers(-len(shape), len(shape) - 1))
@@ -98,7 +98,7 @@ def test_a_region_of_a_layer_normalization(op: str, data: st.DataObject) -> None
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data(), simple=st.booleans())
-def test_a_region_of_a_normalised_sum(simple: bool, data: st.DataObject) -> None:
+def test_computes_regions_of_skip_normalization(simple: bool, data: st.DataObject) -> None:
     """onnxruntime's own: scale, shift (not of the simple one), and a bias that is added too."""
     draw = data.draw
     batch, rows, width = (draw(st.integers(1, 3)) for _ in range(3))
@@ -111,7 +111,7 @@ def test_a_region_of_a_normalised_sum(simple: bool, data: st.DataObject) -> None
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("MeanVarianceNormalization", "LpNormalization")))
-def test_a_region_of_a_normalization_without_weights(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_normalization_without_weights(op: str, data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw, 4, 4)
     attributes: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def test_a_region_of_a_normalization_without_weights(op: str, data: st.DataObjec
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_running_sum_or_product(data: st.DataObject) -> None:
+def test_computes_regions_of_cumulative_operators(data: st.DataObject) -> None:
     draw = data.draw
     shape = shapes(draw)
     axis = np.array(draw(st.integers(-len(shape), len(shape) - 1)), draw(st.sampled_from((np.int32, np.int64))))
@@ -136,7 +136,7 @@ def test_a_region_of_a_running_sum_or_product(data: st.DataObject) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_the_greatest_values(data: st.DataObject) -> None:
+def test_computes_regions_of_top_k(data: st.DataObject) -> None:
     draw = data.draw
     shape, opset = shapes(draw), draw(st.sampled_from((9, 10, 11, 24)))
     axis = draw(st.integers(0, len(shape) - 1))
@@ -176,7 +176,7 @@ def with_axes(draw: Draw, op: str, x: Any, axes: list[int], opset: int) -> RuleC
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("op", [*MERGE_OPERATORS, *UNMERGEABLE_REDUCTIONS])
-def test_a_region_of_a_reduction(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_reductions(op: str, data: st.DataObject) -> None:
     draw = data.draw
     x = integers(draw, *shapes(draw), most=2)
     x = np.abs(x) + 1 if op == "ReduceLogSum" else x
@@ -187,7 +187,7 @@ def test_a_region_of_a_reduction(op: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("op", "extent"), [("ReduceSum", 7), ("ReduceMax", 7), ("ReduceMean", None)])
-def test_the_first_reduced_axis_is_cut_where_parts_can_be_put_together(op: str, extent: int | None) -> None:
+def test_lip_cuts_the_first_reduced_axis_if_parts_can_be_merged(op: str, extent: int | None) -> None:
     case = RuleCase(op, (np.zeros((1, 3, 7, 5), np.float32), np.array([2, 3], np.int64)), {}, 18)
     layers = form_layers(case.model(), rules())
     assert reduction_length(layers, layers.layers[0]) == extent
@@ -195,7 +195,7 @@ def test_the_first_reduced_axis_is_cut_where_parts_can_be_put_together(op: str, 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("ArgMax", "ArgMin")))
-def test_a_region_of_the_place_of_an_extreme(op: str, data: st.DataObject) -> None:
+def test_computes_regions_of_arg_reductions(op: str, data: st.DataObject) -> None:
     draw = data.draw
     shape, opset = shapes(draw), draw(st.sampled_from((9, 11, 12, 13)))
     attributes: dict[str, Any] = {}

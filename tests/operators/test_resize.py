@@ -64,7 +64,7 @@ def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> RuleCase:
 @given(data=st.data())
 @pytest.mark.parametrize("linear", [False, True], ids=["nearest", "linear"])
 @pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 18, 19])
-def test_a_region_of_a_resampled_tensor(opset: int, linear: bool, data: st.DataObject) -> None:
+def test_computes_regions_of_resize(opset: int, linear: bool, data: st.DataObject) -> None:
     """Integers blended at powers of two stay exact; cubic weights and other factors round."""
     case = resampling(data.draw, opset, linear, sized=data.draw(st.booleans()))
     check_cut(RuleCase(case.op, case.values, case.attributes, case.opset, is_inexact=linear), data.draw)
@@ -73,7 +73,7 @@ def test_a_region_of_a_resampled_tensor(opset: int, linear: bool, data: st.DataO
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "pytorch_half_pixel"])
 @pytest.mark.parametrize("scale", [2.0, 4.0, 0.5])
-def test_an_image_that_grows_or_shrinks_is_cut_by_rows_and_columns(mode: str, coordinates: str, scale: float) -> None:
+def test_resized_images_can_be_split_by_rows_and_columns(mode: str, coordinates: str, scale: float) -> None:
     x = np.zeros((1, 2, 16, 16), np.float32)
     attributes = {"mode": mode, "coordinate_transformation_mode": coordinates}
     scales = np.array([1, 1, scale, scale], np.float32)
@@ -89,7 +89,7 @@ def test_an_image_that_grows_or_shrinks_is_cut_by_rows_and_columns(mode: str, co
         (0.5, {"mode": "linear", "antialias": 1}),
     ],
 )
-def test_an_axis_whose_tiles_would_be_resampled_otherwise_is_not_cut(scale: float, attributes: dict[str, Any]) -> None:
+def test_axes_with_inexact_tiles_are_not_cut(scale: float, attributes: dict[str, Any]) -> None:
     x = np.zeros((1, 2, 16, 16), np.float32)
     scales = np.array([1, 1, scale, scale], np.float32)
     assert allowed(RuleCase("Resize", (x, None, scales), attributes, 18)) == (1,)
@@ -97,7 +97,7 @@ def test_an_axis_whose_tiles_would_be_resampled_otherwise_is_not_cut(scale: floa
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_sampled_grid(data: st.DataObject) -> None:
+def test_computes_regions_of_grid_sample(data: st.DataObject) -> None:
     draw = data.draw
     batch, channels, *extents = (draw(st.integers(1, 4)) for _ in range(6))
     grid = integers(draw, batch, *extents[2:], 2, most=9) / np.float32(8)

@@ -39,7 +39,7 @@ def pads(draw: st.DrawFn) -> RuleCase:
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_padded_tensor(data: st.DataObject) -> None:
+def test_computes_regions_of_pad(data: st.DataObject) -> None:
     check_cut(data.draw(pads()), data.draw)
 
 
@@ -77,13 +77,13 @@ def slices(draw: st.DrawFn) -> RuleCase:
 
 @settings(max_examples=250, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_slice(data: st.DataObject) -> None:
+def test_computes_regions_of_slice(data: st.DataObject) -> None:
     check_cut(data.draw(slices()), data.draw)
 
 
 @settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_a_region_of_a_triangle(data: st.DataObject) -> None:
+def test_computes_regions_of_trilu(data: st.DataObject) -> None:
     draw = data.draw
     x = integers(draw, *draw(st.lists(st.integers(1, 6), min_size=2, max_size=4)))
     values = (x, np.array(draw(st.integers(-4, 4)), np.int64)) if draw(st.booleans()) else (x,)

@@ -33,7 +33,7 @@ def written(node: onnx.NodeProto) -> onnx.NodeProto:
 
 
 @given(ANNOTATIONS)
-def test_an_annotation_reads_back_as_it_was_written(annotation: NodeAnnotation) -> None:
+def test_annotations_round_trip(annotation: NodeAnnotation) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"], name="n")
     write_annotation(node, annotation)
     assert read_annotation(written(node)) == annotation
@@ -41,7 +41,7 @@ def test_an_annotation_reads_back_as_it_was_written(annotation: NodeAnnotation) 
 
 
 @given(ANNOTATIONS)
-def test_it_leaves_the_node_and_what_else_its_metadata_say_alone(annotation: NodeAnnotation) -> None:
+def test_annotations_keep_other_metadata(annotation: NodeAnnotation) -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"], name="n")
     node.metadata_props.add(key="trained", value="yes")
     before = written(node)
@@ -51,7 +51,7 @@ def test_it_leaves_the_node_and_what_else_its_metadata_say_alone(annotation: Nod
     assert node == before
 
 
-def test_a_node_on_no_device_has_no_annotation_and_belongs_to_no_part() -> None:
+def test_nodes_without_device_have_no_annotation() -> None:
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     assert read_part(node) is None
     with pytest.raises(KeyError):
@@ -59,9 +59,7 @@ def test_a_node_on_no_device_has_no_annotation_and_belongs_to_no_part() -> None:
 
 
 @given(st.lists(NAMES, min_size=1, unique=True).map(tuple), st.dictionaries(NAMES, NAMES))
-def test_sources_and_further_sinks_read_back_as_they_were_written(
-    source: tuple[str, ...], copies: dict[str, str]
-) -> None:
+def test_sources_and_sinks_round_trip(source: tuple[str, ...], copies: dict[str, str]) -> None:
     model = onnx.ModelProto()
     write_source_and_sinks(model, source, copies)
     assert read_source_and_sinks(onnx.ModelProto.FromString(model.SerializeToString())) == (source, copies)

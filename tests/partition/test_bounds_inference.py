@@ -34,7 +34,7 @@ def plain(layers: LayerGraph, layer: Layer, region: Region) -> ShareTask:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_what_comes_out_holds_what_was_asked_for_and_asking_for_it_gives_it(seed: int, rng: Random) -> None:
+def test_aligned_regions_contain_the_request_and_are_stable(seed: int, rng: Random) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
         region = random_region(rng, layers, layer)
@@ -46,7 +46,7 @@ def test_what_comes_out_holds_what_was_asked_for_and_asking_for_it_gives_it(seed
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_a_larger_region_needs_no_less(seed: int, rng: Random) -> None:
+def test_needs_grow_with_the_region(seed: int, rng: Random) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
         large = random_region(rng, layers, layer)
@@ -58,7 +58,7 @@ def test_a_larger_region_needs_no_less(seed: int, rng: Random) -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_two_parts_that_make_the_layer_hold_together_what_any_piece_across_both_needs(seed: int, rng: Random) -> None:
+def test_two_parts_together_need_at_least_what_a_piece_across_both_needs(seed: int, rng: Random) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
         whole = full_region(output_shape(layers, layer))
@@ -77,7 +77,7 @@ def test_two_parts_that_make_the_layer_hold_together_what_any_piece_across_both_
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(SEEDS)
-def test_the_axes_that_can_be_cut_are_those_that_do_not_come_out_in_full(seed: int) -> None:
+def test_cuttable_axes_do_not_extend_to_full_length(seed: int) -> None:
     layers = random_layers(seed)
     for layer in layers.layers:
         if layer.whole_reason:
@@ -90,13 +90,13 @@ def test_the_axes_that_can_be_cut_are_those_that_do_not_come_out_in_full(seed: i
 
 
 @pytest.mark.parametrize(("rows", "needed"), [((0, 1), (0, 2)), ((1, 3), (1, 6)), ((4, 5), (7, 9)), ((0, 5), (0, 9))])
-def test_a_strided_convolution_needs_its_rows_with_their_halo(rows: tuple[int, int], needed: tuple[int, int]) -> None:
+def test_strided_convolutions_need_a_halo(rows: tuple[int, int], needed: tuple[int, int]) -> None:
     (layer,) = CONVOLUTION.layers
     task = plain(CONVOLUTION, layer, ((0, 1), (0, 8), rows, (0, 3)))
     assert task.needs == {TensorKey("input"): ((0, 1), (0, 4), needed, (0, 6))}
 
 
-def test_partial_sums_are_of_the_anchor_over_a_range_and_the_mergers_do_the_rest() -> None:
+def test_partial_tasks_run_the_anchor_and_mergers_the_rest() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 5, 5] x, float[1, 6, 5, 5] z) => (float[1, 6, 5, 5] y)
         { c = Conv (x, w)  s = Add (c, z)  y = Relu (s) }""",
@@ -116,12 +116,12 @@ def test_partial_sums_are_of_the_anchor_over_a_range_and_the_mergers_do_the_rest
     assert merger.needs == {TensorKey("z"): half}
 
 
-def test_a_grouped_convolution_has_no_sum_that_can_be_cut() -> None:
+def test_grouped_convolutions_have_no_reduction_axis() -> None:
     layers = stack((1, 4, 9, 6), [("conv", 8, 3, 2, 1, 2), ("pool", 2, 2, 0)])
     assert [reduction_length(layers, layer) for layer in layers.layers] == [None, None]
 
 
-def test_a_layer_that_stays_whole_needs_all_of_its_inputs_for_any_part() -> None:
+def test_whole_layers_need_all_inputs() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[2, 4] x) => (float[2, 4] y) <int64[2] n = {4, 4}>
         { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, n) }"""

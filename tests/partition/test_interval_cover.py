@@ -24,7 +24,7 @@ def recursive(need: Interval, pieces: Pieces) -> list[tuple[Interval, int | None
     return [*left, ((low, high), i), *right]
 
 
-def test_pieces_are_taken_as_recursion_takes_them() -> None:
+def test_covers_an_interval_like_the_recursive_algorithm() -> None:
     draw = random.Random(1)
     for _ in range(3000):
         extent, pieces = draw.randint(1, 30), Pieces()

@@ -22,7 +22,7 @@ from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.executor import ProgramExecutor, run_model
 
 
-def test_one_renaming_of_nothing_changes_nothing() -> None:
+def test_an_empty_replica_changes_nothing() -> None:
     plain, dealt = lenet((), cluster("a", "b")), lenet(({},), cluster("a", "b"))
     assert plain.program is not None and dealt.program is not None
     assert plain.program.transfers == dealt.program.all_transfers
@@ -31,7 +31,7 @@ def test_one_renaming_of_nothing_changes_nothing() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-def test_every_role_of_any_plan_is_bit_equal_and_sends_what_was_predicted(seed: int) -> None:
+def test_all_roles_are_bit_equal_and_send_the_predicted_bytes(seed: int) -> None:
     compilation, model, rng = dealt(seed)
     program, routing, plan = compilation.program, compilation.routing, compilation.plan
     assert program is not None and routing is not None and plan is not None
@@ -54,7 +54,7 @@ def test_every_role_of_any_plan_is_bit_equal_and_sends_what_was_predicted(seed: 
     assert [t.index for t in program.all_transfers] == list(range(index))
 
 
-def test_equal_roles_are_made_once() -> None:
+def test_equal_roles_are_processed_once() -> None:
     result = lenet(({}, {"b": "c"}, {"b": "b"}), cluster("a", "b", "c"))
     assert result.program is not None
     first, _, third = result.program.roles
@@ -72,7 +72,7 @@ def test_without_a_plan_every_layer_is_on_one_device() -> None:
     ]
 
 
-def test_a_part_that_nobody_reads_is_told_of_unless_it_is_to_be_quiet(caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_of_unread_parts_unless_quiet(caplog: pytest.LogCaptureFixture) -> None:
     prepared = prepare(Model.load(networks.build("lenet", 0)))
     assert prepared.layers is not None
     plan = single_device_plan(prepared.layers, "d0")
@@ -86,7 +86,7 @@ def test_a_part_that_nobody_reads_is_told_of_unless_it_is_to_be_quiet(caplog: py
     assert caplog.messages == [f"partition: part 1 of layer {name!r} is never read and is omitted"]
 
 
-def test_the_program_has_the_devices_that_the_plan_names_and_the_model_before_is_kept() -> None:
+def test_the_program_has_the_plans_devices_and_keeps_the_reference() -> None:
     prepared = prepare(Model.load(networks.build("lenet", 0)))
     assert prepared.layers is not None
     plan = replace(single_device_plan(prepared.layers, "c"), source=("b",), sink=("b",))

@@ -19,7 +19,7 @@ from dicompiler.partition.lowering import partition
 from dicompiler.partition.tiling import single_device_plan, split_axis
 
 
-def test_whole_layers_keep_their_nodes_as_they_are() -> None:
+def test_whole_layers_keep_their_nodes() -> None:
     model = network()
     placed = place(model, Plan(WHOLE, ("a",), ("a",))).model
     for before, after in zip(model.proto.graph.node, placed.proto.graph.node, strict=True):
@@ -30,7 +30,7 @@ def test_whole_layers_keep_their_nodes_as_they_are() -> None:
         assert marks(after)[DEVICE_KEY] == "a"
 
 
-def test_cut_weights_are_just_the_part() -> None:
+def test_sliced_weights_contain_only_the_part() -> None:
     lop = (Part("a", ((0, 1), (0, 1), (0, 8), (0, 6))), Part("b", ((0, 1), (1, 4), (0, 8), (0, 6))))
     placed = place(network(), Plan({**WHOLE, "conv1": lop}, ("a",), ("a",))).model
     shapes = {name: shape for name, (_, shape) in placed.initializers().items() if name.startswith("w")}
@@ -38,7 +38,7 @@ def test_cut_weights_are_just_the_part() -> None:
     assert np.array_equal(placed.array("w[1:4, 0:4, 0:3, 0:3]"), network().array("w")[1:4])
 
 
-def test_large_weights_are_the_model_s_own_and_cuts_are_views_of_them() -> None:
+def test_large_weights_and_their_slices_are_views() -> None:
     prepared = prepare(Model.load(networks.build("lenet", 0)))
     layers, model = prepared.layers, prepared.model
     assert layers is not None
@@ -57,7 +57,7 @@ def test_large_weights_are_the_model_s_own_and_cuts_are_views_of_them() -> None:
         assert np.shares_memory(placed.weights[name].array(), original)
 
 
-def test_initializers_that_nobody_reads_any_more_are_left_out() -> None:
+def test_unread_initializers_are_dropped() -> None:
     halves = tuple(Part(d, ((0, 1), cut, (0, 8), (0, 6))) for d, cut in (("a", (0, 2)), ("b", (2, 4))))
     placed = place(network(), Plan({**WHOLE, "conv1": halves}, ("a",), ("a",))).model
     read = {name for node in placed.proto.graph.node for name in node.input}
@@ -65,6 +65,6 @@ def test_initializers_that_nobody_reads_any_more_are_left_out() -> None:
     assert "w" not in placed.initializers()
 
 
-def test_source_and_further_sinks_are_said_of_the_model() -> None:
+def test_sources_and_sinks_are_stored_in_metadata() -> None:
     placed = place(network(), Plan(WHOLE, ("a", "b"), ("a", "c"))).model
     assert read_source_and_sinks(placed.proto) == (("a", "b"), {"y@c": "y"})

@@ -23,7 +23,7 @@ def draft() -> PlacedGraphBuilder:
     return PlacedGraphBuilder(ModelFacts.from_model(network()))
 
 
-def test_a_name_that_the_model_or_the_draft_has_gets_a_number(draft: PlacedGraphBuilder) -> None:
+def test_taken_names_get_a_number(draft: PlacedGraphBuilder) -> None:
     assert [draft.unique_tensor_name(name) for name in ("new", "new", "t", "w", "new_1")] == [
         "new",
         "new_1",
@@ -33,7 +33,7 @@ def test_a_name_that_the_model_or_the_draft_has_gets_a_number(draft: PlacedGraph
     ]
 
 
-def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draft: PlacedGraphBuilder) -> None:
+def test_equal_constants_are_shared(draft: PlacedGraphBuilder) -> None:
     ones, twos = np.ones(2, np.float32), np.full(2, 2, np.float32)
     assert draft.add_constant((0, 3)) == draft.add_constant(np.array([0, 3]), "c") != draft.add_constant((3, 0))
     assert draft.add_constant(ones, "c") == draft.add_constant(ones.copy(), "c") != draft.add_constant(twos, "c")
@@ -41,14 +41,14 @@ def test_equal_constants_are_one_and_different_ones_have_names_of_their_own(draf
     assert len(draft.constants) == 5
 
 
-def test_a_cut_of_a_weight_is_made_once(draft: PlacedGraphBuilder) -> None:
+def test_weight_slices_are_shared(draft: PlacedGraphBuilder) -> None:
     region = ((1, 3), (0, 4), (0, 3), (0, 3))
     name = draft.add_constant(WeightSlice("w", region))
     assert draft.add_constant(WeightSlice("w", region)) == name
     assert draft.constants == {name: WeightSlice("w", region)}
 
 
-def test_a_slice_of_all_that_is_held_is_no_node(draft: PlacedGraphBuilder) -> None:
+def test_full_slices_add_no_node(draft: PlacedGraphBuilder) -> None:
     held = draft.declare("t", 1, WHOLE)
     assert draft.add_slice(held, WHOLE, AT) is held
     assert draft.nodes == []
@@ -56,14 +56,14 @@ def test_a_slice_of_all_that_is_held_is_no_node(draft: PlacedGraphBuilder) -> No
     assert [node.op for node in draft.nodes] == ["Slice"]
 
 
-def test_pieces_side_by_side_become_the_region_of_them_all(draft: PlacedGraphBuilder) -> None:
+def test_concatenated_pieces_cover_their_union(draft: PlacedGraphBuilder) -> None:
     bottom = ((0, 1), (0, 4), (3, 8), (0, 6))
     pieces = [draft.declare("top", 1, TOP), draft.declare("bottom", 1, bottom)]
     assert draft.add_concat(pieces, 2, AT, "both").region == WHOLE
 
 
 @pytest.mark.parametrize(("terms", "ops"), [(1, ["Identity"]), (2, ["Add"]), (4, ["Add"] * 3)])
-def test_partial_sums_are_added_in_their_order(draft: PlacedGraphBuilder, terms: int, ops: list[str]) -> None:
+def test_partial_sums_are_added_in_order(draft: PlacedGraphBuilder, terms: int, ops: list[str]) -> None:
     held = [draft.declare(f"p{index}", 1, WHOLE) for index in range(terms)]
     assert draft.add_merge(held, "Add", AT, "sum").name == "sum"
     assert [node.op for node in draft.nodes] == ops
@@ -71,7 +71,7 @@ def test_partial_sums_are_added_in_their_order(draft: PlacedGraphBuilder, terms:
     assert read == [entry.name for entry in held]
 
 
-def test_what_leads_to_no_output_is_left_out_and_the_rest_stands_in_step_order(draft: PlacedGraphBuilder) -> None:
+def test_keeps_only_live_nodes_in_step_order(draft: PlacedGraphBuilder) -> None:
     x = draft.declare("x", 1, WHOLE)
     late = NodePlacement("a", 0, (1, 0, 0, 1))
     middle = draft.unique_tensor_name("middle")
@@ -85,7 +85,7 @@ def test_what_leads_to_no_output_is_left_out_and_the_rest_stands_in_step_order(d
 
 
 @pytest.mark.parametrize("opset", [7, 9, 10, 11, 13, 17, 21])
-def test_slices_are_written_as_the_opset_wants_them(opset: int) -> None:
+def test_slices_match_the_opset(opset: int) -> None:
     halves = (rows("a", 0, 4), rows("b", 4, 8))
     sums = (Part("a", None, (0, 2)), Part("b", None, (2, 4)), Part("b"))
     model = network(opset)

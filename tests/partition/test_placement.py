@@ -13,7 +13,7 @@ from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor
 
 
-def test_one_slice_serves_all_who_receive_the_same_box() -> None:
+def test_receivers_of_the_same_box_share_a_slice() -> None:
     plan = Plan(
         {"conv1": (rows("a", 0, 8),), "conv2": (rows("b", 0, 4), rows("c", 0, 4), rows("a", 4, 8))}, ("a",), ("b", "c")
     )
@@ -22,7 +22,7 @@ def test_one_slice_serves_all_who_receive_the_same_box() -> None:
     assert [marks(n)[REGION_KEY] for n in slices].count("[0:1, 0:4, 0:4, 0:6]") == 1
 
 
-def test_every_sink_gets_every_output_and_the_first_bears_its_name() -> None:
+def test_every_sink_gets_every_output() -> None:
     placed = place(network(), Plan(WHOLE, ("a",), ("b", "a", "c")))
     assert [v.name for v in placed.model.proto.graph.output] == ["y", "y@a_1", "y@c"]
     program = build_program(placed.model, ("a", "b", "c"))
@@ -33,7 +33,7 @@ def test_every_sink_gets_every_output_and_the_first_bears_its_name() -> None:
     assert [value.name for value in program.outputs] == ["y"]
 
 
-def test_each_part_has_its_own_nodes_on_its_device_and_lane() -> None:
+def test_parts_have_nodes_on_their_device_and_lane() -> None:
     own = (rows("a", 0, 4), replace(rows("b", 4, 8), lane=2))
     placed = place(network(), Plan({"conv1": own, "conv2": own}, ("a",), ("a",))).model
     found = [read_annotation(node) for node in placed.proto.graph.node if node.op_type in ("Conv", "Relu")]
@@ -42,7 +42,7 @@ def test_each_part_has_its_own_nodes_on_its_device_and_lane() -> None:
         assert mine == [("conv1", ("conv1", index)), ("relu", ("conv1", index)), ("conv2", ("conv2", index))]
 
 
-def test_partial_sums_are_anchors_alone_and_the_merger_does_what_follows() -> None:
+def test_mergers_compute_the_absorbed_nodes() -> None:
     sums = (Part("a", None, (0, 1)), Part("b", None, (1, 4)), Part("b"))
     placed = place(network(), Plan({**WHOLE, "conv1": sums}, ("a",), ("a",))).model
     found = {read_annotation(node).part: [] for node in placed.proto.graph.node}

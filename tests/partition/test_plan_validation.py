@@ -45,7 +45,7 @@ def plan(**changed: tuple[Part, ...]) -> Plan:
     return Plan({**whole, **changed}, ("a",), ("a",))
 
 
-def test_a_fitting_plan_passes(layers: LayerGraph) -> None:
+def test_accepts_a_valid_plan(layers: LayerGraph) -> None:
     check_plan(layers, plan())
     check_plan(layers, plan(conv=(conv((1, (0, 2))), conv((1, (2, 4))))))
     check_plan(
@@ -73,19 +73,19 @@ def test_a_fitting_plan_passes(layers: LayerGraph) -> None:
         ({"conv": (conv(reduce=(0, 3)), Part("a"))}, "reduce ranges end at 3"),
     ],
 )
-def test_what_does_not_fit_is_named(layers: LayerGraph, changed: dict[str, tuple[Part, ...]], message: str) -> None:
+def test_rejects_invalid_plans(layers: LayerGraph, changed: dict[str, tuple[Part, ...]], message: str) -> None:
     with pytest.raises(DicompilerError) as raised:
         check_plan(layers, plan(**changed))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
-def test_source_and_sink_must_be_named(layers: LayerGraph) -> None:
+def test_rejects_missing_source_or_sink(layers: LayerGraph) -> None:
     with pytest.raises(DicompilerError, match="source and sink"):
         check_plan(layers, Plan(plan().layers, (), ("a",)))
 
 
-def test_a_layer_must_not_be_missing(layers: LayerGraph) -> None:
+def test_rejects_missing_layers(layers: LayerGraph) -> None:
     some = {name: parts for name, parts in plan().layers.items() if name != "grouped"}
     with pytest.raises(DicompilerError, match=r"layers\.grouped: missing"):
         check_plan(layers, Plan(some, ("a",), ("a",)))
@@ -120,13 +120,13 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
         ),
     ],
 )
-def test_each_plan_for_a_loss_must_be_whole(layers: LayerGraph, losses: tuple[FailurePlan, ...], message: str) -> None:
+def test_rejects_incomplete_failure_plans(layers: LayerGraph, losses: tuple[FailurePlan, ...], message: str) -> None:
     with pytest.raises(DicompilerError) as caught:
         route(layers, replace(plan(), failures=losses))
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_loss_of_a_device_that_there_is_not_is_named(layers: LayerGraph) -> None:
+def test_rejects_failures_of_unknown_devices(layers: LayerGraph) -> None:
     lost = replace(plan(), failures=(FailurePlan(("e",), replace(GOOD, source=("d1",), sink=("d1",))),))
     with pytest.raises(DicompilerError, match=r"failures\[0\]: uniform: unknown device '(d1|b|e)'"):
         route_on_platform(

@@ -33,7 +33,7 @@ def plan(first: tuple[Part, ...], second: tuple[Part, ...]) -> Plan:
     return Plan({"conv0": first, "conv1": second}, ("a",), ("a",))
 
 
-def test_height_tiles_exchange_just_the_halo_rows() -> None:
+def test_height_tiles_exchange_only_halo_rows() -> None:
     routing = route(
         formed(TWO, **WEIGHTS), plan((rows("a", 0, 4), rows("b", 4, 8)), (rows("a", 0, 4), rows("b", 4, 8)))
     )
@@ -43,14 +43,14 @@ def test_height_tiles_exchange_just_the_halo_rows() -> None:
     assert routing.total_bytes == 4 * (2 * 5 * 6 + 2 * 4 * 1 * 6 + 4 * 4 * 6)
 
 
-def test_fused_tiles_exchange_nothing_in_between() -> None:
+def test_fused_tiles_exchange_nothing() -> None:
     routing = route(
         formed(TWO, **WEIGHTS), plan((rows("a", 0, 5), rows("b", 3, 8)), (rows("a", 0, 4), rows("b", 4, 8)))
     )
     assert not [box for box in routing.received_boxes if box.key == TensorKey("t")]
 
 
-def test_the_readers_own_lane_comes_before_other_lanes_devices_and_hosts() -> None:
+def test_boxes_are_taken_from_own_lane_then_device_then_host() -> None:
     layers = formed(TWO, **WEIGHTS)
     whole = rows("a", 0, 8), rows("b", 0, 8), rows("c", 0, 8, 1), rows("c", 0, 8)
     for reader, expected in ((rows("c", 0, 8), "c"), (rows("b", 0, 8), "b"), (rows("d", 0, 8), "a")):
@@ -63,7 +63,7 @@ def test_the_readers_own_lane_comes_before_other_lanes_devices_and_hosts() -> No
     assert [box.origin.device for box in routing.received_boxes if box.origin and box.key == TensorKey("t")] == ["b"]
 
 
-def test_parts_that_nobody_reads_are_dropped_before_anything_is_counted() -> None:
+def test_unread_parts_are_dropped() -> None:
     layers = formed(TWO, **WEIGHTS)
     lean = plan((rows("a", 0, 8),), (rows("a", 0, 8),))
     fat = plan((rows("a", 0, 8), rows("b", 2, 4)), (rows("a", 0, 8),))
@@ -71,12 +71,12 @@ def test_parts_that_nobody_reads_are_dropped_before_anything_is_counted() -> Non
     assert route(layers, fat).total_bytes == route(layers, lean).total_bytes == 0
 
 
-def test_a_need_that_nobody_computes_is_named() -> None:
+def test_reports_regions_that_no_part_computes() -> None:
     with pytest.raises(DicompilerError, match=r"no part computes \[0:1, 0:4, 5:6, 0:6\] of 't', which 'conv1' on b"):
         route(formed(TWO, **WEIGHTS), plan((rows("a", 0, 5), rows("b", 6, 8)), (rows("a", 0, 4), rows("b", 4, 8))))
 
 
-def test_a_strided_reader_may_leave_a_row_to_nobody() -> None:
+def test_rows_skipped_by_strides_need_no_part() -> None:
     text = TWO.replace(
         "y = Conv <pads = [1, 1, 1, 1]> (t, v)", "y = MaxPool <kernel_shape = [1, 1], strides = [2, 1]> (t)"
     )
@@ -87,7 +87,7 @@ def test_a_strided_reader_may_leave_a_row_to_nobody() -> None:
     assert not [box for box in route(layers, own).received_boxes if box.key == TensorKey("t")]
 
 
-def test_partial_sums_are_read_range_by_range() -> None:
+def test_mergers_read_partial_sums_range_by_range() -> None:
     first = channels("a", 0, 2), channels("b", 2, 4)
     second = (Part("a", reduce=(0, 2)), Part("b", reduce=(2, 4)), channels("a", 0, 2), channels("b", 2, 4))
     routing = route(formed(TWO, **WEIGHTS), plan(first, second))
@@ -102,7 +102,7 @@ def test_partial_sums_are_read_range_by_range() -> None:
     ]
 
 
-def test_an_assembly_joins_along_one_axis_after_the_other() -> None:
+def test_assemblies_concatenate_axis_by_axis() -> None:
     corners = tuple(
         Part(device, ((0, 1), (0, 4), height, width))
         for device, height, width in (
@@ -125,7 +125,7 @@ def test_an_assembly_joins_along_one_axis_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-def test_thousands_of_pieces_are_joined_side_by_side_and_take_their_own_first(extra: int) -> None:
+def test_many_pieces_become_one_concatenation(extra: int) -> None:
     """Too many for a Join in a Join for each; with equal sizes of overlapping pieces the first devices' come first."""
     count = 1500
     graph = f"""

@@ -60,20 +60,20 @@ def nodes(made: Program, device: str) -> list[list[str]]:
     return [[node.op_type for node in segment.model.graph.node] for segment in own.segments]
 
 
-def test_one_device_is_one_segment() -> None:
+def test_one_device_has_one_segment() -> None:
     made = program(p1=(Part("a"),), p2=(Part("a"),), p3=(Part("a"),))
     assert nodes(made, "a") == [["MaxPool", "MaxPool", "MaxPool", "Sum"]]
     assert nodes(made, "b") == []
     assert not made.transfers
 
 
-def test_a_segment_closes_after_what_another_device_needs_and_sends_it_at_once() -> None:
+def test_segments_end_after_a_sent_tensor() -> None:
     made = program(p1=(Part("a"),), p2=(Part("b"),), p3=(Part("a"),))
     assert steps(made, "a") == ["receive b", "run a_000", "send a", "run a_001"]
     assert steps(made, "b") == ["receive a", "run b_000", "send b"]
 
 
-def test_a_segment_closes_before_a_node_that_needs_something_newer_than_its_start() -> None:
+def test_segments_end_before_a_newer_input() -> None:
     halves = rows("a", 0, 4), rows("b", 4, 8)
     made = program(p1=halves, p2=halves, p3=halves)
     for device in made.devices:
@@ -87,7 +87,7 @@ def test_a_segment_closes_before_a_node_that_needs_something_newer_than_its_star
     assert nodes(made, "a")[0] == ["Slice"]
 
 
-def test_keys_and_values_leave_together_first_to_the_next_device() -> None:
+def test_keys_and_values_are_sent_together() -> None:
     text = """
     <ir_version: 8, opset_import: ["" : 13]>
     net (float[1, 6, 4] x) => (float[1, 6, 4] y) {
@@ -110,14 +110,14 @@ def test_keys_and_values_leave_together_first_to_the_next_device() -> None:
     assert [(one.receiver, one.value.name) for one in sends] == pairs
 
 
-def test_receives_are_posted_before_anything_runs() -> None:
+def test_receives_come_first() -> None:
     halves = rows("a", 0, 4), rows("b", 4, 8)
     for device in program(p1=halves, p2=halves, p3=halves).devices:
         kinds = [step.kind for step in device.steps]
         assert kinds == sorted(kinds, key=lambda kind: kind != "receive")
 
 
-def test_a_segment_closes_where_the_lane_changes() -> None:
+def test_segments_end_at_lane_changes() -> None:
     lanes = rows("a", 0, 6, 0), rows("a", 2, 8, 1)
     made = program(p1=lanes, p2=(rows("a", 0, 5, 0), rows("a", 3, 8, 1)), p3=(rows("a", 0, 4, 0), rows("a", 4, 8, 1)))
     own = made.devices[0].segments
@@ -135,7 +135,7 @@ def test_a_segment_closes_where_the_lane_changes() -> None:
     assert not made.transfers
 
 
-def test_a_transfer_names_box_type_and_bytes() -> None:
+def test_transfers_have_name_type_and_bytes() -> None:
     made = program(p1=(Part("a"),), p2=(rows("b", 0, 2), rows("a", 2, 8)), p3=(Part("a"),))
     (there, back) = made.transfers
     assert (there.sender, there.receiver, there.value.shape, there.value.nbytes) == ("a", "b", (1, 4, 3, 6), 4 * 72)

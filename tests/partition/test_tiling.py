@@ -41,21 +41,21 @@ def tiny() -> LayerGraph:
     return layers
 
 
-def test_the_largest_set_of_an_exit_is_all_that_only_it_reads(tiny: LayerGraph) -> None:
+def test_sets_with_one_exit_are_accepted(tiny: LayerGraph) -> None:
     largest = {name: {layer.name for layer in chosen} for name, chosen in exits(tiny, "fused-height").items()}
     assert largest["concat"] == {"stem", "res1", "res2", "pool", "left", "right", "concat"}
     assert largest["res2"] == {"stem", "res1", "res2"}  # with the addition, which reads both ends of the residual
     assert "res1" not in largest  # the stem is read by the addition too
 
 
-def test_a_set_with_a_hole_has_two_exits(tiny: LayerGraph) -> None:
+def test_sets_with_a_hole_have_two_exits(tiny: LayerGraph) -> None:
     with pytest.raises(DicompilerError, match="one exit: exits of this set: stem, res2"):
         exit_layer(tiny, [tiny.layer_by_name["stem"], tiny.layer_by_name["res2"]])
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(SEEDS, st.lists(st.floats(0.1, 10), min_size=1, max_size=5))
-def test_shares_of_an_axis_tile_it_exactly(seed: int, weights: list[float]) -> None:
+def test_split_axis_covers_the_axis_exactly(seed: int, weights: list[float]) -> None:
     layers = random_layers(seed)
     for layer in cut_layers(layers):
         whole = full_region(output_shape(layers, layer))
@@ -68,7 +68,7 @@ def test_shares_of_an_axis_tile_it_exactly(seed: int, weights: list[float]) -> N
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(SEEDS, st.integers(1, 5))
-def test_tiles_go_to_the_devices_in_order_and_together_are_the_output(seed: int, count: int) -> None:
+def test_tiles_cover_the_output_in_device_order(seed: int, count: int) -> None:
     layers = random_layers(seed)
     names = [f"d{index}" for index in range(count)]
     for layer in cut_layers(layers):
@@ -85,7 +85,7 @@ def test_tiles_go_to_the_devices_in_order_and_together_are_the_output(seed: int,
             assert sum(map(volume, regions)) == volume(whole)
 
 
-def test_the_axes_are_followed_through_a_channel_shuffle() -> None:
+def test_named_axes_pass_through_a_channel_shuffle() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 6, 8, 4] x) => (float[1, 6, 8, 4] y)
         <int64[5] five = {1, 2, 3, 8, 4}, int64[4] four = {1, 6, 8, 4}>
@@ -95,7 +95,7 @@ def test_the_axes_are_followed_through_a_channel_shuffle() -> None:
     assert [dict(named_axes(layers)[name])["width"] for name in "xaby"] == [3, 4, 4, 3]
 
 
-def test_a_grid_tiles_the_output_row_by_row() -> None:
+def test_grid_tiles_cover_the_output_row_by_row() -> None:
     layers = stack((1, 3, 9, 8), [("conv", 4, 3, 1, 1, 1)])
     (layer,) = layers.layers
     assert [region[2:] for region in grid_tiles(layers, layer, 2, 2)] == [
@@ -108,7 +108,7 @@ def test_a_grid_tiles_the_output_row_by_row() -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(SEEDS, st.randoms(use_true_random=False))
-def test_a_fused_tile_holds_all_that_its_own_layers_need_in_between(seed: int, rng: Random) -> None:
+def test_fused_tiles_contain_all_intermediate_needs(seed: int, rng: Random) -> None:
     layers = random_layers(seed)
     allowed = {layer.name for layer in cut_layers(layers)}
     for last in cut_layers(layers):
@@ -124,7 +124,7 @@ def test_a_fused_tile_holds_all_that_its_own_layers_need_in_between(seed: int, r
                         assert contains(held[maker.name], need)
 
 
-def test_a_layer_that_stays_whole_cannot_be_in_a_fused_tile() -> None:
+def test_rejects_whole_layers_in_fused_tiles() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[2, 4] x) => (float[2, 4] y) <int64[2] n = {4, 4}>
         { y = ReverseSequence <batch_axis = 0, time_axis = 1> (x, n) }"""
@@ -133,7 +133,7 @@ def test_a_layer_that_stays_whole_cannot_be_in_a_fused_tile() -> None:
         fused_regions(layers, layers.layers, [((0, 1), (0, 4))])
 
 
-def test_a_whole_plan_names_one_device_for_everything() -> None:
+def test_single_device_plan_uses_one_device() -> None:
     layers = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1), ("flatten",), ("fc", 5)])
     plan = single_device_plan(layers, "pi")
     assert list(plan.layers) == [layer.name for layer in layers.layers]

@@ -53,7 +53,7 @@ def operators(program: Program, device: str) -> list[list[str]]:
     return [[node.op_type for node in segment.model.graph.node] for segment in segments]
 
 
-def test_what_several_devices_want_is_narrowed_once_and_each_widens_it_once() -> None:
+def test_narrows_once_for_all_receivers_and_widens_once_per_receiver() -> None:
     """And a graph input that goes on from its source is narrowed there; what a device makes for itself is not."""
     placed, program = split("float16", {"a": "p", "b": "q", "c": "r", "y": "q"})
     assert operators(program, "p") == [["Conv", "Cast"], ["Cast", "Identity"]]
@@ -66,7 +66,7 @@ def test_what_several_devices_want_is_narrowed_once_and_each_widens_it_once() ->
     assert operators(program, "q") == [["Cast", "Conv", "Cast"], ["MaxPool", "Cast"]]  # the first one for both
 
 
-def test_slices_for_several_devices_still_leave_together() -> None:
+def test_slices_for_several_devices_are_sent_together() -> None:
     parts = tuple(rows(name, start, stop) for name, start, stop in (("p", 0, 3), ("q", 3, 6), ("r", 6, 8)))
     plan = Plan({"conv1": (Part("q"),), "conv2": parts}, ("q",), ("r",))
     wide, narrow = (
@@ -77,7 +77,7 @@ def test_slices_for_several_devices_still_leave_together() -> None:
     assert narrow[0] == [*wide[0], "Cast", "Cast"]
 
 
-def test_a_layer_may_send_as_it_is() -> None:
+def test_single_layers_can_send_unchanged_tensors() -> None:
     _, program = split("float16,a=float32,x=bfloat16", {"a": "q", "b": "q", "c": "r", "y": "p"})
     assert {(t.sender, t.receiver): onnx.TensorProto.DataType.Name(t.value.dtype) for t in program.transfers} == {
         ("p", "q"): "BFLOAT16",
@@ -88,7 +88,7 @@ def test_a_layer_may_send_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(("wire", "close"), [("float16", 0.03), ("bfloat16", 0.3), ("int8", 0.7), ("float32", 1e-6)])
-def test_the_numbers_are_near_those_of_the_whole_network(wire: str, close: float) -> None:
+def test_narrowed_results_are_close_to_the_reference(wire: str, close: float) -> None:
     placed, program = split(wire, {"a": "q", "b": "r", "c": "q", "y": "p"})
     assert placed.plan is not None
     x = np.random.default_rng(0).uniform(-1, 1, (1, 2, 4, 4)).astype(np.float32)
@@ -106,12 +106,12 @@ def test_the_numbers_are_near_those_of_the_whole_network(wire: str, close: float
         ("bfloat16", 12, True, "wire: bfloat16 needs opset 13, but the model has 12"),
     ],
 )
-def test_what_cannot_be_narrowed_is_refused_in_words(wire: str, opset: int, ranges: bool, expected: str) -> None:
+def test_rejects_narrowing_without_ranges_or_operators(wire: str, opset: int, ranges: bool, expected: str) -> None:
     with pytest.raises(DicompilerError) as caught:
         split(wire, {"a": "p", "b": "q", "c": "p", "y": "p"}, opset, ranges)
     assert str(caught.value).startswith(expected)
 
 
-def test_nothing_is_asked_of_a_plan_by_which_nothing_travels() -> None:
+def test_plans_without_transfers_need_no_ranges() -> None:
     _, program = split("int8", dict.fromkeys("abcy", "p"), opset=9, ranges=False)
     assert not program.transfers and WireFormat() == parse_wire_format({})

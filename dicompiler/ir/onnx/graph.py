@@ -127,6 +127,12 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
     """Computed tensor; `info` is its message in the model, from which dtype and shape are read on demand."""
 
     def __init__(self, name: str, info: onnx.ValueInfoProto | None = None) -> None:
+        """Create a tensor.
+
+        Args:
+            name: Name of the tensor.
+            info: Its message in the model, if there is one.
+        """
         self.__dict__.update(name=name, info=info)
 
     def _late(self, name: str) -> Any:
@@ -214,6 +220,11 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
     """
 
     nodes: list[gs.Node]
+    source_graph: onnx.GraphProto
+    value_infos: dict[str, dict[str, onnx.ValueInfoProto]]
+    initializers: list[gs.Constant]
+    unread_initializers: list[gs.Constant]
+    overridable_names: set[str]
 
     def __init__(self, original: onnx.GraphProto, **parts: Any) -> None:
         """Create a graph from a message and the parts that graphsurgeon needs.
@@ -227,9 +238,9 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.value_infos = {
             place: {value.name: value for value in getattr(original, place)} for place in _VALUE_INFO_FIELDS
         }
-        self.initializers: list[gs.Constant] = []
-        self.unread_initializers: list[gs.Constant] = []
-        self.overridable_names: set[str] = set()
+        self.initializers = []
+        self.unread_initializers = []
+        self.overridable_names = set()
         self._taken: tuple[dict[str, int], dict[str, int]] | None = None
 
     def unused_tensor_name(self, wish: str) -> str:

@@ -49,15 +49,17 @@ def tensors_read(node: onnx.NodeProto) -> Iterator[str]:
 
 def describe_undefined_tensor(graph: onnx.GraphProto) -> str:
     """Describe the first tensor that is read or output but never defined; '' if there is none."""
-    made = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    made |= {tensor.values.name for tensor in graph.sparse_initializer}
-    made |= {name for node in graph.node for name in node.output}
+    defined = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    defined |= {tensor.values.name for tensor in graph.sparse_initializer}
+    defined |= {name for node in graph.node for name in node.output}
     for node in graph.node:
         for name in tensors_read(node):
-            if name not in made:
+            if name not in defined:
                 kinds = "neither an input nor a weight nor the output of a node"
                 return f"{node.op_type} {node.name!r} reads {name!r}, which is {kinds}"
-    return next((f"no node computes the output {value.name!r}" for value in graph.output if value.name not in made), "")
+    return next(
+        (f"no node computes the output {value.name!r}" for value in graph.output if value.name not in defined), ""
+    )
 
 
 def body_reads(node: onnx.NodeProto) -> dict[str, None]:

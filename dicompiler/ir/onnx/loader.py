@@ -219,37 +219,39 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
     Raises:
         DicompilerError: The nodes form a cycle.
     """
-    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    before = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
-    if all(i > max(made, default=-1) for i, made in enumerate(before)):
+    producer_index = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    dependencies = [
+        {producer_index[name] for name in tensors_read(node) if name in producer_index} for node in graph.node
+    ]
+    if all(i > max(needed, default=-1) for i, needed in enumerate(dependencies)):
         return
-    readers: list[list[int]] = [[] for _ in before]
-    for i, made in enumerate(before):
-        for producer in made:
+    readers: list[list[int]] = [[] for _ in dependencies]
+    for i, needed in enumerate(dependencies):
+        for producer in needed:
             readers[producer].append(i)
-    ready, order = [i for i, made in enumerate(before) if not made], list[int]()
+    ready, order = [i for i, needed in enumerate(dependencies) if not needed], list[int]()
     while ready:
         order.append(heapq.heappop(ready))
         for reader in readers[order[-1]]:
-            before[reader].discard(order[-1])
-            if not before[reader]:
+            dependencies[reader].discard(order[-1])
+            if not dependencies[reader]:
                 heapq.heappush(ready, reader)
-    if len(order) < len(before):
-        cycle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(before))
+    if len(order) < len(dependencies):
+        cycle = ", ".join(f"{graph.node[i].op_type} {graph.node[i].name!r}" for i in _find_cycle(dependencies))
         raise DicompilerError(f"{place}: not a valid ONNX model: these nodes form a cycle: {cycle}: export it again")
     nodes = [graph.node[i] for i in order]
     del graph.node[:]
     graph.node.extend(nodes)
 
 
-def _find_cycle(before: Sequence[set[int]]) -> list[int]:
+def _find_cycle(dependencies: Sequence[set[int]]) -> list[int]:
     """Return the nodes of a cycle, each after a node whose output it reads.
 
     `before` has, for each node, the nodes for which it still waits; a waiting node waits for another waiting node.
     """
-    path = [next(i for i, waiting in enumerate(before) if waiting)]
+    path = [next(i for i, waiting in enumerate(dependencies) if waiting)]
     while path[-1] not in path[:-1]:
-        path.append(min(before[path[-1]]))
+        path.append(min(dependencies[path[-1]]))
     return path[path.index(path[-1]) + 1 :][::-1]
 
 

@@ -288,9 +288,9 @@ class Model:
         return graph_structure.structural_digest(self.proto)
 
 
-def _describe_checker_error(said: str) -> str:
+def _describe_checker_error(message: str) -> str:
     """Return the checker's message on one line, starting with the node that it names."""
-    cause, _, context = said.partition("==>")
+    cause, _, context = message.partition("==>")
     cause, named = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
     return f"{named[2]} {named[1]!r}: {cause}" if named else cause
 

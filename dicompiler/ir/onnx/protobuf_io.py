@@ -48,15 +48,15 @@ def map_file(path: Path, description: str) -> memoryview:
         raise DicompilerError(f"{path}: cannot read {description}: {error.strerror or error}{more}") from error
 
 
-def _read_varint(data: memoryview, at: int, end: int) -> tuple[int, int]:
+def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
     """Return the number that starts at `at`, and the position after it."""
     value = shift = 0
-    while at < end and shift < 70:
-        byte = data[at]
+    while position < end and shift < 70:
+        byte = data[position]
         value |= (byte & 0x7F) << shift
-        at += 1
+        position += 1
         if byte < 0x80:
-            return value, at
+            return value, position
         shift += 7
     raise _ProtobufError
 
@@ -66,9 +66,9 @@ def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[in
 
     A field is (field number, wire type, start of the tag, start of the value, end of the value).
     """
-    at = start
-    while at < end:
-        tag, value = _read_varint(data, at, end)
+    position = start
+    while position < end:
+        tag, value = _read_varint(data, position, end)
         number, wire = tag >> 3, tag & 7
         if wire == _VARINT:
             _, stop = _read_varint(data, value, end)
@@ -81,8 +81,8 @@ def _iterate_fields(data: memoryview, start: int, end: int) -> Iterator[tuple[in
             raise _ProtobufError
         if number == 0 or stop > end:
             raise _ProtobufError
-        yield number, wire, at, value, stop
-        at = stop
+        yield number, wire, position, value, stop
+        position = stop
 
 
 def encode_varint(value: int) -> bytes:

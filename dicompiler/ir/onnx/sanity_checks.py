@@ -153,10 +153,10 @@ def _check_nodes(nodes: Iterable[onnx.NodeProto], place: str) -> None:
             where = f"{place}: {node.op_type} {_node_label(node)!r}: {attribute.name}"
             if attribute.name in limits and not attribute.ref_attr_name:
                 low, high = limits[attribute.name]
-                given = list(attribute.ints) if attribute.type == onnx.AttributeProto.INTS else [attribute.i]
-                if any(number < low or (high is not None and number > high) for number in given):
+                values = list(attribute.ints) if attribute.type == onnx.AttributeProto.INTS else [attribute.i]
+                if any(number < low or (high is not None and number > high) for number in values):
                     most = "" if high is None else f" and at most {high}"
-                    raise DicompilerError(f"{where} is {given}: each must be at least {low}{most}: correct the model")
+                    raise DicompilerError(f"{where} is {values}: each must be at least {low}{most}: correct the model")
             if limits is _WINDOW_LIMITS and attribute.name == "auto_pad" and attribute.s not in AUTO_PAD_MODES:
                 names = ", ".join(name.decode() for name in AUTO_PAD_MODES if name)
                 raise DicompilerError(f"{where} is {attribute.s.decode(errors='replace')!r}: it must be one of {names}")
@@ -183,7 +183,8 @@ def check_known_operators(model: onnx.ModelProto) -> None:
             if (node.domain, node.op_type) not in known:
                 raise DicompilerError(
                     f"model: {_node_label(node)!r}: onnxruntime {onnxruntime.__version__} has no operator "
-                    f"{node.op_type!r} of domain {node.domain!r}: export the model without it, or install an onnxruntime that has it"
+                    f"{node.op_type!r} of domain {node.domain!r}: export the model without it, or install an "
+                    "onnxruntime that has it"
                 )
 
 
