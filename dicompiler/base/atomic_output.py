@@ -108,8 +108,8 @@ def atomic_directory(output: Path, mark: str, what: str) -> Iterator[Path]:
     See `check_output_directory` for the directories that may be replaced.
 
     Generated files of the old directory that are not written again are removed; all other files in it are kept. A file
-    with the same bytes and mode is carried over with its times, except the main file `mark`, whose new time tells that
-    something changed. If nothing changed, `output` is not touched.
+    with the same bytes and mode is carried over with its times, except the main file `mark`, because its new time
+    indicates that something changed. If nothing changed, `output` is not touched.
     """
     place = output.resolve() if output.is_symlink() else output
     check_output_directory(output, mark, what)

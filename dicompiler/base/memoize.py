@@ -1,6 +1,6 @@
 """Memoization per instance: results that depend only on an immutable object are stored in that object.
 
-Decorate a function whose first argument is a `Memoizing` object (a layer graph, for instance) with `@memoized`.
+Use `@memoized` on functions with a `Memoizing` object (a layer graph, for instance) as the first argument.
 """
 
 from __future__ import annotations

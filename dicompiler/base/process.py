@@ -11,7 +11,8 @@ from contextlib import contextmanager, suppress
 def memory_limit(more: int) -> Iterator[None]:
     """Limit the memory that this process can allocate within the block.
 
-    The limit applies to all threads, so use it only for short calls. On systems without resource limits it has no effect.
+    The limit applies to all threads, so use it only for short calls. On systems without resource limits it has no
+    effect.
 
     Args:
         more: Bytes of address space that the process may add to what it uses now.

@@ -12,11 +12,11 @@ from dicompiler.ir.cluster import Device, Host, Network
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
-_PI_NETWORK = " Network: CoopAI's gateway, 100 Mbit/s for all together; it counts no latency."
+_PI_NETWORK = " Network: CoopAI's gateway, which all boards share at 100 Mbit/s, without latency."
 _PI3_DESCRIPTION = (
     "Raspberry Pi 3 B: four Cortex-A53 at 1.2 GHz, 1 GB (CoopAI, section V). 3.75 GFLOP/s: Linpack on 16 such boards"
     " reaches up to 60 GFLOP/s (Basford et al., Performance analysis of single board computer clusters, 2019). Memory:"
-    " no source, 2 GB/s is an assumption, a good half of what 32 bits of LPDDR2 at 900 MT/s carry. Power: 1.4 W idle,"
+    " 2 GB/s is an assumption, just over half of the peak of 32 bits of LPDDR2 at 900 MT/s. Power: 1.4 W idle,"
     " 3.7 W with four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
 _PI4_DESCRIPTION = (
@@ -28,11 +28,11 @@ _PI4_DESCRIPTION = (
 # 21.767 on the GPU, which are 91 and 342 GFLOP/s. Its largest energy per image times images/s of each kind is 10.7 W
 # (VGG-19 on the CPU) and 22.4 W (ResNet-101 on the GPU) for the whole board; less the idle share of the other device.
 _NX_DESCRIPTION = (
-    "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: what"
-    " ResNet-101 sustains in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, whose theoretical maximum is"
-    " 844.8). Active power: from the same table, 10.7 W and 22.4 W for the board. Idle power: no source, 2 W for"
-    " each is an assumption. Memory: 8 GB, the smaller of the two modules on sale (NVIDIA's data sheet; the paper's"
-    " boards had 16 GB); 51.2 GB/s for both, the peak of its 128 bits of LPDDR4x at 1600 MHz (the same sheet)."
+    "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: those"
+    " of ResNet-101 in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, with a theoretical maximum of"
+    " 844.8). Active power: from the same table, 10.7 W and 22.4 W for the board. Idle power: 2 W for each device is"
+    " an assumption. Memory: 8 GB, the smaller of the two modules on sale (NVIDIA's data sheet; the paper's boards had"
+    " 16 GB); 51.2 GB/s for both devices, the peak of 128 bits of LPDDR4x at 1600 MHz (the same data sheet)."
 )
 
 
@@ -88,9 +88,8 @@ class Microcontroller:
 
 
 _SERIAL_DESCRIPTION = (
-    " Rate: no source, an assumption: {cycles:g} cycles for a multiplication with its"
-    " addition; a profile of your own boards is better. Network: serial lines at 1 Mbaud, 8 of 10 bits of them data (an"
-    " assumption)."
+    " Rate: {cycles:g} cycles per multiply-add are an assumption; a profile of your own boards is better. Network:"
+    " serial links at 1 Mbaud with 8 data bits of 10 (an assumption)."
 )
 MICROCONTROLLERS = (
     Microcontroller(
@@ -100,23 +99,23 @@ MICROCONTROLLERS = (
     ),
     Microcontroller(
         "stm32f746x", "f746-", 320 * KIB, 1 * MIB, 216e6, 5,
-        "STM32F746: Cortex-M7 at 216 MHz, 320 KB RAM (SRAM1 240, SRAM2 16, DTCM 64, side by side), 1 MB flash (ST's"
+        "STM32F746: Cortex-M7 at 216 MHz, 320 KB RAM (SRAM1 240, SRAM2 16, DTCM 64, contiguous), 1 MB flash (ST's"
         " data sheet and RM0385).",
     ),
     Microcontroller(
         "stm32h743x", "h743-", 512 * KIB, 2 * MIB, 480e6, 5,
-        "STM32H743: Cortex-M7 at 480 MHz, 2 MB flash, 1 MB RAM, of which the largest piece is counted, 512 KB of AXI"
+        "STM32H743: Cortex-M7 at 480 MHz, 2 MB flash, 1 MB RAM, of which the largest piece is used, 512 KB of AXI"
         " SRAM (ST's data sheet and RM0433).",
     ),
     Microcontroller(
         "esp32s3x", "esp", 512 * KIB, 8 * MIB, 240e6, 10,
-        "ESP32-S3: two Xtensa LX7 at 240 MHz, one of them counted, 512 KB SRAM (Espressif's data sheet), 8 MB flash"
-        " beside the chip (module ESP32-S3-WROOM-1-N8).",
+        "ESP32-S3: two Xtensa LX7 at 240 MHz, of which one is used, 512 KB SRAM (Espressif's data sheet), 8 MB external"
+        " flash (module ESP32-S3-WROOM-1-N8).",
     ),
     Microcontroller(
         "rp2040x", "pico", 264 * KIB, 2 * MIB, 133e6, 100,
-        "RP2040: two Cortex-M0+ at 133 MHz without floating point, one of them counted, 264 KB SRAM (Raspberry Pi's"
-        " data sheet), 2 MB flash beside the chip (Raspberry Pi Pico).",
+        "RP2040: two Cortex-M0+ at 133 MHz without floating point, of which one is used, 264 KB SRAM (Raspberry Pi's"
+        " data sheet), 2 MB external flash (Raspberry Pi Pico).",
     ),
 )  # fmt: skip
 _GATEWAY_NETWORK = Network("gateway", 100e6)

@@ -112,7 +112,7 @@ class Network(TransferMedium):
 
     Attributes:
         kind: `switch`: every host has its own full-duplex link; `shared`: all hosts share one medium; `gateway`: all
-            data passes one gateway, whose bandwidth all hosts share.
+            data passes one gateway, and all hosts share its bandwidth.
         bandwidth: Bandwidth in bit/s.
         latency: Latency in seconds.
         links: Links that differ from the rest of the network.

@@ -22,7 +22,7 @@ class Layer:
     Attributes:
         name: Name of the layer, which is the name of the anchor node.
         nodes: The nodes, in topological order.
-        anchor: Index in `nodes` of the node whose output region is divided.
+        anchor: Index in `nodes` of the node that is divided by regions of its output.
         inputs: Tensors that the layer reads, without weights.
         outputs: Tensors that other layers, or the model's outputs, read. A layer that can be divided has exactly one.
         whole_reason: Reason why the layer can only be computed as a whole; '' if it can be divided.
@@ -37,7 +37,7 @@ class Layer:
 
     @property
     def output(self) -> str:
-        """The tensor whose regions a plan names: the layer's first output."""
+        """The layer's first output; the regions in a plan are regions of this tensor."""
         return self.outputs[0]
 
 
@@ -115,7 +115,7 @@ class LayerGraph(Memoizing):
         return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole_tensor, node.domain)
 
     def cut_output(self, node: Node) -> str:
-        """Return the output of a node whose regions its rule computes.
+        """Return the output of a node that its rule divides.
 
         Args:
             node: A node of a layer.

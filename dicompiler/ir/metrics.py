@@ -31,7 +31,7 @@ class DeviceMetrics:
         sent: Bytes sent to other devices, including those of the same host.
         received: Bytes received from other devices.
         link_s: Seconds for which its messages occupy a link; unknown (0) in an estimate.
-        waits: Seconds of waiting, by the device whose message it waits for ("": for the next frame); unknown in an
+        waits: Seconds of waiting, by the sender of the awaited message ("": for the next frame); unknown in an
             estimate.
         overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and the target's
             overhead (an estimate uses its lower bound). 0 if the target is unknown.

@@ -48,7 +48,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """First output of each layer node whose name is not in the file, by node name."""
+        """First output of each layer node with a name that the file does not have, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()
@@ -94,7 +94,7 @@ class NodeOrigins:
             name: Name of a node of the file or of a layer.
 
         Returns:
-            The layers, in layer order; () for an unknown name, or if nobody reads the node.
+            The layers, in layer order; () for an unknown name, or for an unread node.
         """
         return self._layers_by_name.get(self._successor_of.get(name, name), ())
 

@@ -76,7 +76,7 @@ class Operation(Memoizing):
         node: The node.
         inputs: Its input tensors; None for an omitted optional input.
         outputs: Its output tensors; None for an omitted optional output.
-        cut_output: Index of the output whose regions are computed.
+        cut_output: Index of the output that is divided.
     """
 
     node: Node
@@ -99,7 +99,7 @@ class Operation(Memoizing):
 
     @property
     def out_shape(self) -> Shape:
-        """Static shape of the output whose regions are computed."""
+        """Static shape of the output that is divided."""
         tensor = self.outputs[self.cut_output]
         assert tensor is not None and tensor.shape is not None
         return tensor.shape
@@ -248,7 +248,7 @@ class OperatorRule:
         is_elementwise: True if each output element depends only on input elements at the same place, with broadcasting.
             Layers absorb such nodes. `Piece.out` must then be the requested region, or everything.
         reduction_length: Function that returns the length of the axis that LIP cuts; None if this node has none.
-        cut_output: Index of the output whose regions the rule computes.
+        cut_output: Index of the output that the rule divides.
         merge_operator: Binary operator that combines partial results of two ranges: Add, Max or Min.
         cost: Function `(operation, shape of the output region, shapes of the input regions) → OpCost`; the shape of an
             omitted input is (). Operators that are only computed as a whole can have a cost as well.

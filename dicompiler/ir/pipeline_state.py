@@ -27,7 +27,7 @@ class Decision:
         strategy: Name of the strategy; "" if the plan was given.
         objective: The objective.
         cost_model: Name of the cost model.
-        chosen_strategy: Strategy whose plan was chosen, if `strategy` compares several.
+        chosen_strategy: Strategy that made the plan, if `strategy` compares several.
     """
 
     strategy: str
@@ -57,7 +57,7 @@ class PipelineState:
         footprints: RAM and flash of each device as measured by the target; () if it does not measure them.
         single_device_footprints: The same for one device that computes everything.
         artifact_directory: Directory that the target wrote.
-        loaded_graph: The graph before the first pass, whose node names users know (see `ir.node_origins`).
+        loaded_graph: The graph before the first pass, with the node names that users know (see `ir.node_origins`).
     """
 
     model: Model

@@ -232,7 +232,10 @@ class PlatformFamily:
 
 @dataclass(frozen=True)
 class PlatformFormat(PlatformFamily):
-    """Additional file format of platforms: `name` is a pattern of file names ("*.txt"), `make` takes the path of a file."""
+    """Additional file format of platforms.
+
+    `name` is a pattern of file names ("*.txt"), and `make` takes the path of a file.
+    """
 
     def find(self, source: str) -> Platform | None:
         """Return the platform in a file of this format.

@@ -43,7 +43,7 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the raw tensor, whose size must be fixed."""
+        """Bytes of the raw tensor, which must have a fixed size."""
         assert self.shape is not None
         return raw_nbytes(self.dtype, self.shape)
 
@@ -106,7 +106,7 @@ class DeviceState:
 
     Attributes:
         value: Tensor that it reads.
-        written_name: Tensor of the previous frame whose value it reads.
+        written_name: Tensor of the previous frame that it reads.
         past: Model input of the state.
         present: Model output of the state.
         region: Region of `past` that the piece contains.

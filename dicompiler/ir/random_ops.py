@@ -27,7 +27,7 @@ def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
 
     Args:
         node: The node.
-        model: Its model, whose functions are searched, and whose constants can show that a Dropout is inactive.
+        model: Its model. Functions are searched, and constants can show that a Dropout is inactive.
 
     Returns:
         True if it can draw random numbers.

@@ -111,7 +111,7 @@ class Routing:
         reads: Assembly of each tensor that a task reads, by task and tensor.
         deliveries: Model outputs on the sinks.
         received_boxes: All boxes that are sent between devices.
-        dropped_tasks: Parts whose results nobody reads.
+        dropped_tasks: Parts with unread results.
         runs: Number of the run of each live task (see `number_lane_runs`).
         other_roles: Routings of further roles of a plan with replicas or failure plans. All other attributes are those
             of the first role.

@@ -154,7 +154,7 @@ class NetworkBuilder:
         return self.add_node(op, name, [x], shape, kernel_shape=sizes, strides=strides, pads=border, **attributes)
 
     def batch_norm(self, x: str, name: str, gain: float = 1.0) -> str:
-        """Append a BatchNormalization whose gamma is scaled by `gain`.
+        """Append a BatchNormalization with a gamma scaled by `gain`.
 
         A gain below 1 at the end of a residual branch keeps activations from growing with the depth.
         """

@@ -41,7 +41,7 @@ _ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
 }
 #: Operators through which a weight reaches the operator that uses it.
 _RESHAPING_OPERATORS = ("Unsqueeze", "Reshape")
-#: What the weights before these operators are scaled by: gamma at the end of a residual branch, so that activations
+#: Scale of the weights before these operators: gamma at the end of a residual branch, so that activations
 #: keep their size at any depth; the last layer, so that Softmax is far from one-hot.
 _GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 

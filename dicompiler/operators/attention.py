@@ -158,7 +158,7 @@ def _attention_cost(
         needs: Shapes of the input regions.
         key: Shape of the keys: (batch, rows, width), (batch, heads, rows, size), or packed (batch, rows, …).
         queries: Number of elements of q.
-        past: Index of the input whose rows, on its second last axis, precede those of the keys.
+        past: Index of the input with rows (second last axis) that precede those of the keys.
         projected: Multiply-adds of the projections.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)

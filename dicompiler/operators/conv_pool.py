@@ -4,7 +4,7 @@ A window slides over the spatial axes, so a tile of the output needs a halo of t
 
 Pads exist only at the borders of the whole tensor. A tile that ends at the border reads to the end of the input, so a
 tile of everything equals the original node. For ConvTranspose, windows slide over the output: a tile needs the input
-elements whose windows overlap it, and pads cut away elements outside of the tile.
+elements with windows that overlap it, and pads cut away elements outside of the tile.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 
 
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """Return the tile of a transposed convolution, whose windows slide over the output.
+    """Return the tile of a transposed convolution; its windows slide over the output.
 
     Its pads are elements to cut away (negative: zeros to append). A tile at the tensor's border reads to the border, so
     a tile of everything equals the original node.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
-    # The first input whose window reaches into the tile; where a gap between windows comes first, the one before it.
+    # The first input with a window that overlaps the tile; if a gap between windows comes first, the one before it.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
     low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)
@@ -135,7 +135,7 @@ def tile_spatial_axes(
     No attributes change for a tile of everything.
     """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
-    # ceil_mode stays: windows fit a tile exactly, except at the tensor's border, where it rounds up as the whole does.
+    # ceil_mode stays: windows fit a tile exactly, except at the tensor's border, where tile and whole both round up.
     return (
         out,
         need,
@@ -176,7 +176,7 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """ConvTranspose: y[n, m-range, tile] ← x[n, channels of those groups, inputs of the tile], w, b.
 
-    The inputs of the tile are those whose windows overlap it.
+    The inputs of the tile are those with windows that overlap it.
 
     w is read in those channels, and in the m-range of a group. Groups, partial sums and bias are handled as for Conv.
     """

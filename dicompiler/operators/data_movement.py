@@ -18,7 +18,7 @@ from dicompiler.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Types of tables whose rows can be distributed over devices: a device without a row adds 0."""
+"""Types of tables with rows that can be distributed over devices: a device without a row adds 0."""
 
 
 def match_axes(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:

@@ -129,7 +129,7 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
 
 
 def _blocks_per_zero_point_byte(operation: Operation) -> int:
-    """Return the number of blocks whose zero points share a byte."""
+    """Return the number of blocks with zero points in the same byte."""
     points = operation.inputs[3] if operation.has_input(3) else None
     return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
 

@@ -99,11 +99,11 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     borders = [pad_axis(extent, both.get(axis, (0, 0)), region[axis], mode) for axis, extent in enumerate(shape)]
     tiles, raw = zip(*borders, strict=True)
     out, need, begins, ends = zip(*tiles, strict=True)
-    numbers, beside = [*begins, *ends], None if raw == out else raw
+    numbers, written = [*begins, *ends], None if raw == out else raw
     if operation.node.opset < 11:
-        return Piece(out, (need,), {"pads": numbers}, written_region=beside)
+        return Piece(out, (need,), {"pads": numbers}, written_region=written)
     rest = (None, *operation.full_needs()[2:3], *(None for _ in operation.inputs[3:]))
-    return Piece(out, (need, *rest[: len(operation.inputs) - 1]), {}, {1: np.array(numbers, np.int64)}, beside)
+    return Piece(out, (need, *rest[: len(operation.inputs) - 1]), {}, {1: np.array(numbers, np.int64)}, written)
 
 
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:

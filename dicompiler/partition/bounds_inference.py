@@ -40,7 +40,7 @@ def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[
 
 
 def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
-    """Return the static shape of the tensor whose regions a plan names.
+    """Return the static shape of a layer's output, which a plan divides.
 
     Args:
         layers: The layers.

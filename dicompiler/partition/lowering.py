@@ -39,8 +39,9 @@ def partition(compilation: PipelineState, quiet: bool = False, check_narrowing: 
 
     Args:
         compilation: State with layers. Without a plan, all layers are on device d0.
-        quiet: Do not warn of parts that nobody reads.
-        check_narrowing: Raise DicompilerError if tensors cannot be narrowed as the plan says; not needed for simulation.
+        quiet: Do not warn of unread parts.
+        check_narrowing: Raise DicompilerError if tensors cannot be narrowed as the plan says; not needed for
+            simulation.
 
     Returns:
         The new state.

@@ -213,7 +213,7 @@ class _Placer:
             if piece.written_region in (None, piece.out)
             else self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
         )
-        # Required outputs that nobody reads keep a name.
+        # Required outputs keep a name even if they are unread.
         others = [
             o and self.builder.unique_tensor_name(f"{o}@{place.device}") if o != output else raw for o in node.outputs
         ]

@@ -297,9 +297,9 @@ def _cover_along_axis(
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
     """Cover an interval greedily by the best pieces.
 
-    What is left on both sides of a piece is covered by the next best ones. The nearest piece comes first, then the piece
-    with the largest missing part, then the first one in order. Thousands of pieces need neither recursion nor much more
-    time per piece.
+    What is left on both sides of a piece is covered by the next best ones. The nearest piece comes first, then the
+    piece with the largest missing part, then the first one in order. Thousands of pieces need neither recursion nor
+    much more time per piece.
 
     Args:
         need: The interval.
@@ -325,7 +325,7 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
         taken.append(((low, high), number))
         rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
         starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
-        # Nearer pieces may have split what is left for this piece into several gaps.
+        # Nearer pieces may have split the rest for this piece into several gaps.
         heapq.heappush(heap, (distance, low - high, order, number))
     return sorted([*taken, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
 

@@ -252,7 +252,7 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
 
 
 def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
-    """Return the only layer of a set whose output is read outside of the set.
+    """Return the only layer of a set that is read outside of the set.
 
     A set with one exit is convex: a path that leaves it never returns.
 

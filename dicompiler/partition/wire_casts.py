@@ -36,15 +36,15 @@ class WireCasts:
         self.kinds = effective_wire_dtypes(layers)
         self.wide: dict[
             tuple[str, str, int], PlacedTensor
-        ] = {}  # narrow tensor, device, lane → what its readers there share
+        ] = {}  # by narrowed tensor, device and lane; shared by all readers
 
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
     ) -> PlacedTensor:
         """Return the tensor that is sent for a box of `tensor`: sliced, then narrowed.
 
-        The cast of a slice comes after all slices at `slice_placement`, so that their transfers still leave together. The cast of
-        a whole tensor directly follows the node that computes it.
+        The cast of a slice comes after all slices at `slice_placement`, so that their transfers still leave together.
+        The cast of a whole tensor directly follows the node that computes it.
 
         Args:
             tensor: Tensor of which the box is a region.

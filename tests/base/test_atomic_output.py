@@ -1,4 +1,4 @@
-"""Directories that commands write: whole or not at all; what has not changed and what is not ours stays."""
+"""Output files and directories appear as a whole or not at all; unchanged and foreign files are kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST = {"main.json": "1", "pi01/a.bin": "a", "pi01/b.bin": "b", "pi02/c.bin": "
 
 
 def write(output: Path, files: Mapping[str, str]) -> None:
-    """Writes an output of ours with these files."""
+    """Write an output directory with these files."""
     with atomic_directory(output, "main.json", "output") as stage:
         for name, text in {"main.json": "", **files}.items():
             (stage / name).parent.mkdir(exist_ok=True, parents=True)
@@ -35,13 +35,13 @@ def write(output: Path, files: Mapping[str, str]) -> None:
 
 
 def held(output: Path) -> dict[str, str]:
-    """The files and their texts, without the list."""
+    """Return the texts of all files except the file list."""
     paths = [path for path in output.rglob("*") if path.is_file() and path.name != TRACKED_LIST_NAME]
     return {str(path.relative_to(output)): path.read_text() for path in sorted(paths)}
 
 
 def stamps(output: Path) -> dict[str, tuple[int, int]]:
-    """Of all files and directories: inode and time of change."""
+    """Return inode and modification time of all files and directories."""
     paths = [output, *output.rglob("*")]
     return {str(path.relative_to(output)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in paths}
 
@@ -96,7 +96,7 @@ def test_removes_old_generated_files_and_keeps_other_files(output: Path) -> None
     after = stamps(output / "pi02" / "build")
     assert {name: time for name, (_, time) in before.items()} == {name: time for name, (_, time) in after.items()}
     assert before["own.o"] == after["own.o"]
-    write(output, {"main.json": "3"})  # still not ours, the second time
+    write(output, {"main.json": "3"})  # still a foreign file in the second run
     assert (output / "notes.txt").is_file() and not (output / "pi01").exists()
 
 
@@ -126,7 +126,7 @@ def test_replaces_generated_files_and_keeps_all_others(
 
 
 def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
-    """`write` in a process of another user. Linux does not let that one link to files that it may only read."""
+    """Run `write` as another user, whom Linux does not allow to link to files that it can only read."""
     child = os.fork()
     if child == 0:
         try:
@@ -140,7 +140,7 @@ def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
 
 
 def test_copies_files_with_their_times_if_links_are_not_allowed() -> None:
-    with tempfile.TemporaryDirectory() as temporary:  # pytest's directories are for one user
+    with tempfile.TemporaryDirectory() as temporary:  # pytest's directories belong to one user
         Path(temporary).chmod(0o777)
         output = Path(temporary, "out")
         write_as_nobody(output, FIRST)
@@ -203,7 +203,7 @@ def test_a_failure_leaves_the_old_output(output: Path) -> None:
 
 
 def test_rewrites_an_output_without_its_main_file(output: Path) -> None:
-    (output / "main.json").unlink()  # `make clean` may know just this one
+    (output / "main.json").unlink()  # as a `make clean` may do
     before = stamps(output)
     write(output, FIRST)
     assert held(output) == FIRST
@@ -220,7 +220,7 @@ def test_keeps_a_symbolic_link_to_an_output(output: Path) -> None:
 def test_rejects_existing_foreign_paths(tmp_path: Path) -> None:
     place = tmp_path / "place"
     (place / "inner").mkdir(parents=True)
-    write(place, {})  # a directory without a file is nothing
+    write(place, {})  # an empty directory may be used
     assert (place / "inner").is_dir()
     (place / TRACKED_LIST_NAME).unlink()
     (place / "main.json").write_text("1")
@@ -283,7 +283,7 @@ with atomic_output.atomic_directory(Path(sys.argv[1]), "main.json", "output") as
 
 
 def writer(output: Path, how: str) -> subprocess.Popen[bytes]:
-    """A process that writes `output` and kills itself on the way, or waits inside."""
+    """Return a process that writes `output`, and then kills itself at some point or waits."""
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     command = [sys.executable, "-c", KILLED, str(output), how, *paths]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""What others write is kept within bounds."""
+"""Captured output is bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: one line each, exit codes of their own, and the nearest of the known names."""
+"""Errors have one line, their own exit codes, and suggestions for unknown names."""
 
 from __future__ import annotations
 

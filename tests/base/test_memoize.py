@@ -1,4 +1,4 @@
-"""What is remembered of an object: worked out once, of the true type, and gone with the object."""
+"""Memoized results are computed once per object, and freed with it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def divided(number: Number, divisor: int) -> float | None:
 
 
 def ask_everything(layers: LayerGraph) -> None:
-    """Asks for all that is remembered of layers."""
+    """Call all memoized functions of layers."""
     named_axes(layers)
     build_row_maps(layers)
     network_digest(layers)

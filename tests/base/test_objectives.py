@@ -1,4 +1,4 @@
-"""Objectives: a text becomes weights of quantities, and what is no objective is refused in one line."""
+"""Objectives are parsed into weights, and invalid ones are rejected in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The spec syntax: text and Spec turn into each other exactly, options become typed fields, mistakes say where."""
+"""Specs round-trip through text, options become typed fields, and errors name the position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ specs = st.builds(
 
 @st.composite
 def canonical_texts(draw: st.DrawFn) -> str:
-    """Text in the one form that `str` writes, put together without it."""
+    """Texts in the form that `str` writes, built without it."""
     name = draw(names)
     quoted = st.text().filter(lambda s: not re.fullmatch(PLAIN, s)).map(lambda s: json.dumps(s, ensure_ascii=False))
     values = st.lists(st.from_regex(PLAIN, fullmatch=True) | quoted, max_size=4).map(",".join)
@@ -115,7 +115,7 @@ def test_rejects_specs_without_text_form(name: str, options: tuple[Any, ...]) ->
 
 @dataclass(frozen=True)
 class Everything:
-    """Has an option of every type."""
+    """Options of all types."""
 
     name: ClassVar[str] = "everything"
     parts: int = 2
@@ -164,7 +164,7 @@ def test_options_show_type_default_and_help() -> None:
 
 @dataclass(frozen=True)
 class Needy:
-    """Must be given one option, and refuses a value."""
+    """One required option, and a value that `__post_init__` rejects."""
 
     name: ClassVar[str] = "needy"
     parts: int

@@ -1,4 +1,4 @@
-"""Seeded numbers: each name has its own, whatever else is drawn and in whatever process."""
+"""Seeded random numbers depend only on the seed and the name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_each_seed_and_name_has_different_numbers() -> None:
 
 
 def test_numbers_do_not_depend_on_the_hash_seed() -> None:
-    code = "from dicompiler.base.rng import named_generator; print(named_generator(3, 'größe').integers(0, 2**32, 8).tolist())"
+    draw = "named_generator(3, 'größe').integers(0, 2**32, 8).tolist()"
+    code = f"from dicompiler.base.rng import named_generator; print({draw})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(drawn(3, "größe"))

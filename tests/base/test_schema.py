@@ -1,4 +1,4 @@
-"""A document that does not fit its schema gives one line: file, key path, cause, what is allowed."""
+"""Schema violations give one line with file, key path, cause and allowed values."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_accepts_a_valid_document() -> None:
         ),
         (
             lambda d: d.update(format="dicompiler.plan/1"),
-            "plan.json: format dicompiler.plan/1 is not supported (this version reads dicompiler.plan/2): rename its keys"
-            " (losses: failures, lost: failed, network: model_digest, wire: wire_dtype, ranges: wire_ranges), or create it"
-            " again with 'dicompiler plan'",
+            "plan.json: format dicompiler.plan/1 is not supported (this version reads dicompiler.plan/2): rename its"
+            " keys (losses: failures, lost: failed, network: model_digest, wire: wire_dtype, ranges: wire_ranges), or"
+            " create it again with 'dicompiler plan'",
         ),
         (
             lambda d: d.update(format="dicompiler.run/2"),

@@ -1,4 +1,4 @@
-"""Quantities are read exactly, written back exactly, and a wrong one names the key and the units that are allowed."""
+"""Quantities round-trip exactly, and errors name the key and the allowed units."""
 
 from __future__ import annotations
 

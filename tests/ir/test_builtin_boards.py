@@ -1,4 +1,4 @@
-"""The built-in boards: platforms of any number of them, with figures that say where they come from."""
+"""Built-in platforms have any number of boards, and state the sources of their numbers."""
 
 from __future__ import annotations
 

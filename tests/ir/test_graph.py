@@ -1,4 +1,4 @@
-"""The graph in which passes edit a model: each step, what stays as it was, and that the model itself is left alone."""
+"""Edits of a graph: each method, unchanged data, and the untouched original model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler.ir.onnx.model import Model
 
 
 def load(text: str, ir: int = 8, opset: int = 17, **weights: Any) -> Model:
-    """A model in ONNX text, from its graph, with large weights by name."""
+    """Return a model from the ONNX text of its graph, with large weights by name."""
     proto = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["": {opset}]> {text}')
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     for index, node in enumerate(proto.graph.node):
@@ -35,7 +35,7 @@ def chain() -> Model:
 
 
 def branched() -> Model:
-    """An If whose branches read tensors and an initializer around it, one with documentation inside."""
+    """Return an If whose branches capture tensors and an initializer, one of them with documentation inside."""
     model = load(
         """g (bool c, float[300] x) => (float[300] y) <float[1] k = {2}>
         { a = Relu (x)
@@ -50,7 +50,7 @@ def branched() -> Model:
 
 
 def texts(model: Model) -> list[str]:
-    """Every node as "op(inputs) outputs"."""
+    """Return every node as "op(inputs) outputs"."""
     nodes = model.proto.graph.node
     return [f"{n.op_type}({', '.join(n.input)}) {', '.join(n.output)}" for n in nodes]
 

@@ -1,4 +1,4 @@
-"""The graphsurgeon view of a model: nothing is lost on the way there and back, and nothing reaches the model."""
+"""Models round-trip through the editable graph without losing data."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_renames_in_the_graph_do_not_reach_the_model() -> None:
 def test_constants_captured_by_a_body_stay_in_the_outer_graph() -> None:
     model = Model.load(body_model())
     graph = model.graph()
-    graph.nodes[0].attrs["note"] = 1  # some change, so that nothing is passed through as a whole
+    graph.nodes[0].attrs["note"] = 1  # a change, so that messages are not simply passed through
     new = model.with_graph(graph).proto
     assert [t.name for t in new.graph.initializer] == ["k", "w"]
     assert not new.graph.node[1].attribute[0].g.initializer

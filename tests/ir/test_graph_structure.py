@@ -1,4 +1,4 @@
-"""The structure of a model: its digest, and who reads which tensor."""
+"""Structure of models: the digest, and who reads which tensor."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ g (bool c, float[2] x) => (float[2] y)
 
 
 def nested() -> onnx.ModelProto:
-    """An If within an If; one body reads the tensor a from outside, another makes one of that name."""
+    """Return an If within an If: one body captures the tensor a, another one defines its own a."""
     return onnx.parser.parse_model(NESTED)
 
 

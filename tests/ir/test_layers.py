@@ -1,4 +1,4 @@
-"""Layers: who makes and who reads a tensor, in layer order, and what an operator's rule is given."""
+"""Layer graphs know producers, consumers and operations."""
 
 from __future__ import annotations
 

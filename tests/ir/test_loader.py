@@ -1,4 +1,4 @@
-"""Importing: external data is found, nodes have names, and each mistake in what is given is one line."""
+"""The loader finds external data, names nodes, and rejects invalid models in one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_names_unnamed_nodes_and_numbers_duplicates() -> None:
 
 
 def test_renames_tensors_with_reserved_names() -> None:
-    """onnxruntime refuses a model where it would cast `a` to a name that is there ("Duplicate definition of name")."""
+    """onnxruntime rejects a model if it wants to cast `a` to an existing name ("Duplicate definition of name")."""
     casts = "InsertedPrecisionFreeCast_"
     text = f"""<ir_version: 8, opset_import: ["": 17]> g (float16[8, 300] x, bool c) => (float16[8, 300] {casts}y)
     <float[300] {casts}w = {{{", ".join("1" * 300)}}}>

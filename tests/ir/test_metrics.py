@@ -1,4 +1,4 @@
-"""Metrics: sums of a device's figures, and the number that an objective wants small."""
+"""Metrics: sums over a device, and values of objectives."""
 
 from __future__ import annotations
 

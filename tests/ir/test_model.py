@@ -1,4 +1,4 @@
-"""Models: what was loaded is saved again, checked, and known by name; mistakes are one line."""
+"""Models are loaded, saved and checked; errors have one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lineage: the file's names lead to the layers that do the nodes' work, whatever passes did to them."""
+"""Names of nodes in the file lead to the right layers after any passes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_without_a_file_each_node_is_its_own_origin(lineage: NodeOrigins) -> Non
 
 @dataclass(frozen=True)
 class Anew(Pass):
-    """A third party's: gives every node another name, and makes its Compilation from nothing."""
+    """Pass of a third party that renames every node, and makes a new PipelineState."""
 
     name: ClassVar[str] = "anew"
 

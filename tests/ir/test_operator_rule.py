@@ -1,4 +1,4 @@
-"""What an operator rule is given: shapes, small constants, and all that a whole operator needs."""
+"""Operations give rules shapes and small constants; whole operators need everything."""
 
 from __future__ import annotations
 

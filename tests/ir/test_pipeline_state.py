@@ -1,4 +1,4 @@
-"""A compilation grows along the way and stays as it was for whoever holds it."""
+"""Pipeline states are immutable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan file reads back as the plan it was written from; a wrong one is refused with file, key and what is allowed."""
+"""Plan files round-trip, and invalid ones are rejected with file, key and allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Platforms: read from TOML; what is wrong with a file is one line; text round-trips."""
+"""Platforms are read from TOML and round-trip; errors have one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs: bytes of what travels, and the roles of one whose frames are dealt out."""
+"""Programs: bytes of tensors, and roles of replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEVICES = tuple(DeviceProgram(name, name, (), (), (), {}) for name in ("a", "b")
 
 
 def program(*names: str) -> Program:
-    """Sends so many tensors from a to b."""
+    """Return a program with a number of transfers from a to b."""
     transfers = tuple(Transfer(i, "a", "b", TensorSpec(n, TensorProto.FLOAT, (2, 3))) for i, n in enumerate(names))
     steps = tuple(Step("send", transfer.index) for transfer in transfers)
     return Program((replace(DEVICES[0], steps=steps), DEVICES[1]), transfers, (), (), {}, ())

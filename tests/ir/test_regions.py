@@ -1,4 +1,4 @@
-"""Regions: what is common to two, what holds several, and what numpy makes of them."""
+"""Regions: intersections and bounding boxes compared with numpy."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ INTERVALS = st.tuples(st.integers(0, SIDE), st.integers(0, SIDE)).map(lambda pai
 
 
 def regions(count: int) -> st.SearchStrategy[tuple[Region, ...]]:
-    """So many regions of one rank, empty ones too."""
+    """A number of regions of one rank, including empty ones."""
     return st.integers(0, 3).flatmap(lambda rank: st.tuples(*[st.tuples(*[INTERVALS] * rank)] * count))
 
 
 def elements(region: Region) -> set[tuple[int, ...]]:
-    """The places that a region holds, as numpy sees them."""
+    """Return the positions in a region, computed by numpy."""
     marked = np.zeros((SIDE,) * len(region), bool)
     marked[to_slices(region)] = True
     return {tuple(map(int, place)) for place in np.argwhere(marked)}

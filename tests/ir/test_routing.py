@@ -1,4 +1,4 @@
-"""Routings: the leaves of an assembly in order, and the bytes of all that travels."""
+"""Routings: order of assembly leaves, and bytes of received boxes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAYERS = stack((1, 3, 8, 8), [("conv", 4, 3, 1, 1, 1)])
 
 
 def box(start: int, stop: int) -> Box:
-    """So many rows of the network's input."""
+    """Return a box with a number of rows of the model's input."""
     return Box(TensorKey("input"), ((0, 1), (0, 3), (start, stop), (0, 8)), "b", 0)
 
 

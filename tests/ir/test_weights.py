@@ -1,4 +1,4 @@
-"""Weights: each has the bytes that ONNX gives it, cuts are views, and their bytes come in chunks."""
+"""Weights have the bytes of ONNX, regions are views, and chunks are small."""
 
 from __future__ import annotations
 

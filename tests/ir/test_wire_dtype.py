@@ -1,4 +1,4 @@
-"""In which types tensors travel: as text and in plans, and what becomes of the bytes."""
+"""Wire formats: text, plans, and bytes that are sent."""
 
 from __future__ import annotations
 

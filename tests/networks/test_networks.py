@@ -1,4 +1,4 @@
-"""The networks are the published architectures, run in onnxruntime, and are the same bytes everywhere."""
+"""Networks have the published architectures, run in onnxruntime, and are reproducible."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ PUBLISHED = {
     "vgg19": 143_667_240,
     "vit_tiny": 5_717_416,
     "whisper_tiny_encoder": 8_208_384,
-    "yolo11n": 2_616_248 - 16,  # of fused models; the distances' weights (DFL) are fixed
+    "yolo11n": 2_616_248 - 16,  # fused models; the weights of the distances (DFL) are fixed
     "yolov8n": 3_151_904 - 16,
 }
 
 
 def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
-    """The outputs for normally distributed inputs of seed 0."""
+    """Return the outputs for normally distributed inputs of seed 0."""
     options = ort.SessionOptions()
     options.log_severity_level = 3  # "initializer appears in graph inputs": so it is in IR 3
     session = ort.InferenceSession(model.SerializeToString(), options)

@@ -1,4 +1,4 @@
-"""Regions of an Attention: each is what the whole has there, in every opset, and of onnxruntime's own kinds."""
+"""Regions of attentions equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.operator_cases import RuleCase, broadcastable, check_cut, integers
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_attention(data: st.DataObject) -> None:
-    """With heads as an axis or inside the last one, with fewer heads of keys than of queries, masks, causal or not."""
+    """Heads as an axis or within the last axis, fewer key heads than query heads, masks, causal or not."""
     draw = data.draw
     batch, shared, heads, rows, columns, depth = (draw(st.integers(1, 3)) for _ in range(6))
     opset = draw(st.sampled_from((23, 24, 25)))
@@ -58,7 +58,7 @@ def test_computes_regions_of_multi_head_attention(data: st.DataObject) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_grouped_query_attention(data: st.DataObject) -> None:
-    """Without a past, and with one."""
+    """Without and with a past."""
     draw = data.draw
     batch, shared, heads, rows = (draw(st.integers(1, 3)) for _ in range(4))
     past = draw(st.integers(1, 3)) if draw(st.booleans()) else 0

@@ -1,4 +1,4 @@
-"""Blocks of modern networks that are written out in operators with rules: they can be cut with no rule of their own."""
+"""Blocks of modern networks that consist of operators with rules can be split without a rule of their own."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ BLOCKS: Mapping[str, tuple[int, str]] = {
 
 
 def model_of(name: str) -> Model:
-    """The block, with Splits normalised and shapes inferred."""
+    """Return the block with normalized Splits and inferred shapes."""
     from dicompiler.driver.prepare import prepare
 
     opset, text = BLOCKS[name]

@@ -1,4 +1,4 @@
-"""Every operator that has a rule is split by some test, and every element-wise operator of the standard has a rule."""
+"""Every rule has a test, and every element-wise operator of the standard has a rule."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def test_operators_have_at_most_one_rule() -> None:
 
 
 def test_every_unary_function_has_a_rule() -> None:
-    """Such are the standard's operators with one input and one output of a type that they share, whose shape inference
-    copies the shape: what is left without a rule must not be one of them."""
+    """Unary functions have one input and one output of the same type, and their shape inference copies the shape."""
     rules = {rule.op for rule in builtin_rules()}
     without = set()
     for schema in onnx.defs.get_all_schemas():

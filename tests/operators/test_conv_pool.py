@@ -1,4 +1,4 @@
-"""Regions of convolutions and pools: each is what the whole has there, in every opset."""
+"""Regions of convolutions and pools equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dicompiler_passes.form_layers import form_layers
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> RuleCase:
-    """With groups, depthwise and with a channel multiplier, with and without bias."""
+    """Convolutions with groups, depthwise and with a channel multiplier, with and without bias."""
     window = draw(sliding(wide_pads=True, dilated=True))
     groups = draw(st.sampled_from((1, 1, 2, 3, 4)))
     per_group, filters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -71,7 +71,7 @@ def test_stand_ins_of_auto_pad_operators_can_be_split_by_rows(mode: str) -> None
 
 @st.composite
 def transposed(draw: st.DrawFn) -> RuleCase:
-    """ConvTranspose with every way to say what is cut away; groups, dilations, with and without bias."""
+    """ConvTranspose with all ways to specify pads, groups and dilations, with and without bias."""
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
 
     def each(low: int, high: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Regions of what only moves elements: each is what the whole has there, in every opset."""
+"""Regions of data movement operators equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.operator_draws import shapes
 
 
 def reshaped(draw: Draw, shape: Sequence[int]) -> list[int]:
-    """Another shape of as many elements: factors regrouped, ones put in."""
+    """Another shape with as many elements: factors regrouped, ones inserted."""
     left, found = math.prod(shape), []
     while left > 1:
         found.append(draw(st.sampled_from([d for d in range(2, left + 1) if left % d == 0])))
@@ -52,7 +52,7 @@ def test_computes_regions_of_flatten(data: st.DataObject) -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Squeeze", "Unsqueeze")))
 def test_computes_regions_of_squeeze(op: str, data: st.DataObject) -> None:
-    """The axes are an attribute before opset 13 and an input since."""
+    """The axes are an attribute before opset 13, and an input since."""
     draw = data.draw
     shape = draw(st.lists(st.integers(2, 4), min_size=1, max_size=3))
     axes = sorted(draw(st.sets(st.integers(0, len(shape)), min_size=1, max_size=2)))
@@ -116,7 +116,7 @@ def test_computes_regions_of_tile(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("Gather", "GatherElements")))
 def test_computes_regions_of_gather(op: str, data: st.DataObject) -> None:
-    """Constant indices and computed ones; many constant ones too."""
+    """Constant indices (few and many) and computed ones."""
     draw = data.draw
     shape, opset = shapes(draw), draw(st.sampled_from((9, 11, 13)))
     assume(op == "Gather" or opset >= 11)
@@ -136,7 +136,7 @@ def test_computes_regions_of_gather(op: str, data: st.DataObject) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("ScatterND", "ScatterElements")))
 def test_computes_regions_of_scatter(op: str, data: st.DataObject) -> None:
-    """Places of one or more axes; along one axis, with places for all of the others or for some."""
+    """Indices of one or more axes; along one axis, with indices for all or some of the other axes."""
     draw = data.draw
     shape = shapes(draw, 2)
     random = np.random.default_rng(draw(st.integers(0, 99)))

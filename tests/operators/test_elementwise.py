@@ -1,4 +1,4 @@
-"""Regions of element-wise operators: each is what the whole has there, in every opset."""
+"""Regions of element-wise operators equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("And", "Not", "Or", "Xor"), np.bool_),
     **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), np.int32),
     "BitShift": np.uint8,
-    "Equal": np.int32,  # in opset 9 onnxruntime has it for integers alone
+    "Equal": np.int32,  # in opset 9, onnxruntime supports only integers
 }
 
 
@@ -53,7 +53,7 @@ MOST_INPUTS = {"Max": 4, "Mean": 4, "Min": 4, "Sum": 4, "Where": 3}
 
 
 def random_values(draw: Draw, op: str, shape: Sequence[int]) -> Array:
-    """Numbers that differ, where most functions are defined; truth values or small integers where it takes those."""
+    """Return different numbers for which most functions are defined, or truth values, or small integers."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     dtype = TYPES.get(op, np.float32)
     if dtype != np.float32:
@@ -62,7 +62,7 @@ def random_values(draw: Draw, op: str, shape: Sequence[int]) -> Array:
 
 
 def elementwise_case(draw: Draw, op: str, opset: int) -> RuleCase:
-    """Operands of any shapes that broadcast to one; some of them constants."""
+    """Operands of all shapes that broadcast to one; some of them are constants."""
     shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
     count = MOST_INPUTS.get(op, 1 if op in UNARY_OPERATORS else 2)
     if op in ("Max", "Mean", "Min", "Sum"):
@@ -86,7 +86,7 @@ def elementwise_case(draw: Draw, op: str, opset: int) -> RuleCase:
 
 
 def exists(op: str, opset: int) -> bool:
-    """Whether the standard has the operator in this opset."""
+    """Return True if the standard has the operator in this opset."""
     return bool(onnx.defs.has(op)) and any(
         schema.name == op and schema.since_version <= opset
         for schema in onnx.defs.get_all_schemas_with_history()
@@ -149,7 +149,7 @@ def test_computes_regions_of_bit_cast(data: st.DataObject) -> None:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_dropout(data: st.DataObject) -> None:
-    """Its rate is an attribute before opset 12; in training mode, an input since, it draws for the whole tensor."""
+    """The rate is an attribute before opset 12. In training mode, it draws random numbers for the whole tensor."""
     draw = data.draw
     x = scales(draw, *draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
     opset = draw(st.sampled_from((9, 11, 12, 13, 22)))

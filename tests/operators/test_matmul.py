@@ -1,4 +1,4 @@
-"""Regions of products: each is what the whole has there, in every opset."""
+"""Regions of products equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_computes_regions_of_gemm(data: st.DataObject) -> None:
     a = integers(draw, *((k, rows) if turn_a else (rows, k)))
     b = integers(draw, *((columns, k) if turn_b else (k, columns)))
     values = [a, b]
-    if opset < 11 or draw(st.booleans()):  # before opset 11 it has to be there
+    if opset < 11 or draw(st.booleans()):  # required before opset 11
         values.append(integers(draw, *broadcastable(draw, (rows, columns))))
     attributes: dict[str, Any] = {"transA": int(turn_a), "transB": int(turn_b)}
     if draw(st.booleans()):
@@ -66,7 +66,7 @@ def test_computes_regions_of_einsum(data: st.DataObject) -> None:
         shape = [extents[letter] for letter in term.replace("...", "")]
         values.append(integers(draw, *own, *shape))
     computed = drawn_computed(draw, len(values))
-    shape = np.einsum(equation.replace(" ", ""), *values).shape  # onnx infers none where batches differ in rank
+    shape = np.einsum(equation.replace(" ", ""), *values).shape  # onnx infers no shape if batches differ in rank
     opset = draw(st.sampled_from((12, 21)))
     check_cut(RuleCase("Einsum", tuple(values), {"equation": equation}, opset, computed, shape=shape), draw)
 
@@ -74,8 +74,7 @@ def test_computes_regions_of_einsum(data: st.DataObject) -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_matmul_nbits(data: st.DataObject) -> None:
-    """Scales and zero points as vectors and as matrices, which can be cut by blocks as well, a last block that is not
-    full, with a bias and without."""
+    """Scales and zero points as vectors and matrices, an incomplete last block, with and without bias."""
     draw = data.draw
     columns, blocks, bits = draw(st.integers(1, 6)), draw(st.integers(1, 7)), draw(st.sampled_from((4, 8)))
     random, flat = np.random.default_rng(draw(st.integers(0, 99))), draw(st.booleans())
@@ -98,7 +97,7 @@ def test_computes_regions_of_matmul_nbits(data: st.DataObject) -> None:
 
 
 def test_matmul_nbits_sums_are_cut_at_whole_zero_point_bytes() -> None:
-    """Five blocks of four bits: three bytes of zero points, of which the last holds one."""
+    """Five blocks of four bits have three bytes of zero points, and the last byte holds one."""
     random = np.random.default_rng(0)
     weight, scales = random.integers(0, 256, (3, 5, 8)).astype(np.uint8), random.random((3, 5)).astype(np.float32)
     points = random.integers(0, 256, (3, 3)).astype(np.uint8)
@@ -116,7 +115,7 @@ def test_matmul_nbits_sums_are_cut_at_whole_zero_point_bytes() -> None:
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_recurrent_layers(data: st.DataObject) -> None:
-    """Directions and batch pass; biases, lengths, what steps begin with and functions by direction go with them."""
+    """Directions and batch can be split, with biases, lengths, initial states and functions."""
     draw = data.draw
     op, gates = draw(st.sampled_from((("LSTM", 4), ("GRU", 3), ("RNN", 1))))
     steps, batch, features, units = (draw(st.integers(1, 3)) for _ in range(4))

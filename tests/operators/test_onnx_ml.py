@@ -1,4 +1,4 @@
-"""Operators of ai.onnx.ml: rows of samples are what the whole has there; trees cost what a sample meets of them."""
+"""ai.onnx.ml operators: rows of samples equal those of the whole operator, and trees cost the visited nodes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_forests_cost_the_visited_nodes() -> None:
 @pytest.mark.parametrize("index", ["5", "5, 1", "2, 3"])
 @pytest.mark.parametrize("rows", ["", "4, "])
 def test_array_feature_extractor_has_the_shape_of_onnxruntime(rows: str, index: str) -> None:
-    """As scikit-learn's classes are: of a vector of labels by the column that ArgMax makes."""
+    """scikit-learn uses it to select labels by the column that ArgMax returns."""
     model = from_text(f"""<ir_version: 8, opset_import: ["": 17, "ai.onnx.ml": 3]>
         g (float[{rows}3] x, int64[{index}] i) => (y) {{ y = ai.onnx.ml.ArrayFeatureExtractor (x, i) }}""")
     layers = prepare(model).layers

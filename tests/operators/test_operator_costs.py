@@ -1,4 +1,4 @@
-"""Every operator costs what its closed form says, under all names that compute the same; parts add up to the whole."""
+"""Every operator has the cost of its closed form, and costs of parts add up to the whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ORT = "com.microsoft"
 
 @dataclass(frozen=True)
 class Node:
-    """A node whose inputs (None: left out) and outputs (None: likewise) have these shapes, and what it must cost."""
+    """Node with these shapes of inputs and outputs (None: omitted), and its expected cost."""
 
     op: str
     inputs: Sequence[Shape | None]
@@ -42,7 +42,7 @@ class Node:
         return f"{self.domain}{'::' if self.domain else ''}{self.op}"
 
     def layers(self, known: Any = None) -> LayerGraph:
-        """The node as the only layer of a graph; `known`: rules, the built-in ones if None."""
+        """Return a graph with the node as its only layer, with the rules `known` or the built-in ones."""
         ins = {f"x{i}": shape for i, shape in enumerate(self.inputs) if shape is not None}
         outs = {f"y{i}": shape for i, shape in enumerate(self.outputs) if shape is not None}
         names = [f"x{i}" if f"x{i}" in ins else "" for i in range(len(self.inputs))]
@@ -58,7 +58,7 @@ class Node:
 
 
 def effort(layers: LayerGraph, region: Region | None = None, reduce: Interval | None = None) -> OpCost:
-    """(multiplications, pools, other) of a part of the only layer."""
+    """Return (multiply-adds, pool FLOP, other FLOP) of a part of the only layer."""
     (layer,) = layers.layers
     counted = count_operations(layers, layer, region, reduce)
     assert counted.multiply_flops == 2 * count_macs(layers, layer, region, reduce)
@@ -76,7 +76,7 @@ ABOUT = ((), ())
 
 
 def convolutions(x: Shape, w: Shape, y: Shape, most: int, **attributes: Any) -> list[Node]:
-    """The same convolution under the names of float and of integers."""
+    """Return the same convolution as float and integer operators."""
     quantised = [x, *ABOUT, w, *ABOUT, *ABOUT]
     return [
         Node("Conv", [x, w], [y], OpCost(most), "", attributes),
@@ -134,13 +134,13 @@ Q, K, V = (BATCH, HEADS, ROWS, SIZE), (BATCH, HEADS, KEYS, SIZE), (BATCH, HEADS,
 
 
 def attended(rows: int, projected: int = 0, value: int = VALUE) -> OpCost:
-    """Q Kᵀ, P V and the softmax over `rows` rows of k."""
+    """Return the cost of Q Kᵀ, P V and the softmax over `rows` rows of k."""
     scores = BATCH * HEADS * ROWS * rows
     return OpCost(projected + scores * (SIZE + value), 0, scores)
 
 
 def flat(rows: int, size: int = SIZE, heads: int = HEADS) -> Shape:
-    """The shape with the heads in the last axis."""
+    """Return the shape with the heads in the last axis."""
     return (BATCH, rows, heads * size)
 
 
@@ -180,7 +180,7 @@ STEPS, FEATURES, HIDDEN = 9, 11, 6
 
 
 def recurrent(op: str, gates: int, directions: int, outputs: Sequence[Shape | None], **more: Any) -> Node:
-    """Each step of each direction multiplies the features, and what was hidden before, for each gate."""
+    """Return the cost of a recurrent layer: each step multiplies the features and the hidden state, for each gate."""
     width, times = gates * HIDDEN, STEPS * BATCH * directions
     cost = OpCost(times * (FEATURES + HIDDEN) * width, 0, times * width)
     inputs = [(STEPS, BATCH, FEATURES), (directions, width, FEATURES), (directions, width, HIDDEN)]
@@ -296,7 +296,7 @@ def test_every_cost_function_is_tested() -> None:
 
 
 def axes(node: Node) -> tuple[int, ...]:
-    """The axes along which parts do not overlap: a transposed convolution's inputs do where it is cut in space."""
+    """Return the axes along which parts do not overlap; inputs of a transposed convolution overlap in space."""
     layers = node.layers()
     (layer,) = layers.layers
     return tuple(axis for axis in cuttable_axes(layers, layer) if node.op != "ConvTranspose" or axis < 2)
@@ -319,7 +319,7 @@ def test_costs_of_tiles_add_up_to_the_whole(node: Node, axis: int) -> None:
 
 
 def reduced(node: Node) -> int:
-    """The length of the axis that LIP cuts, 0 where there is none."""
+    """Return the length of the axis that LIP cuts; 0 if there is none."""
     layers = node.layers()
     return reduction_length(layers, layers.layers[0]) or 0
 
@@ -367,7 +367,7 @@ def test_rules_can_be_pickled() -> None:
 
 
 def twice(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Two multiplications for each element that is read."""
+    """Return the cost of two multiplications per element that is read."""
     return OpCost(multiply_adds=2 * math.prod(needs[0]))
 
 
@@ -379,7 +379,7 @@ SCAN = Node("Acme", [(4, 6)], [(4, 6)], OpCost(48), "com.example")
 
 
 def counted_by(rule: OperatorRule) -> LayerGraph:
-    """The layers of SCAN where this rule is registered."""
+    """Return the layers of SCAN with this rule."""
     with temporarily_registered(rule):
         provided = registry().operators.values()
         return SCAN.layers({(each.value.domain, each.value.op): each.value for each in provided})

@@ -1,4 +1,4 @@
-"""Rules of operators on quantised tensors; every scale and zero point in every form that onnxruntime takes."""
+"""Regions of quantized operators, with scales and zero points in every form that onnxruntime accepts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ SIGNED = st.sampled_from((np.int8, np.uint8))
 
 
 def bytes_(draw: Draw, dtype: Any, *shape: int) -> Array:
-    """Any numbers of the type."""
+    """Return random numbers of the type."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     info = np.iinfo(dtype)
     return np.asarray(random.integers(info.min, info.max + 1, shape)).astype(dtype)
 
 
 def factors(draw: Draw, dtype: Any, *shape: int) -> Array:
-    """Numbers to multiply bytes with. Signed ones go to ±64: on x86 processors without VNNI onnxruntime adds two
-    products of a byte and a signed byte in 16 bits; larger sums end there, and it matters how numbers are paired."""
+    """Return numbers to multiply with bytes; signed ones are at most ±64.
+
+    On x86 processors without VNNI, onnxruntime adds two products in 16 bits. Larger sums would saturate, and depend on
+    how numbers are paired.
+    """
     values = bytes_(draw, dtype, *shape)
     return values if dtype == np.uint8 else values // np.int8(2)
 
@@ -30,7 +33,7 @@ def factors(draw: Draw, dtype: Any, *shape: int) -> Array:
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("QuantizeLinear", "DequantizeLinear")))
 def test_computes_regions_of_quantized_tensors(op: str, data: st.DataObject) -> None:
-    """One scale, one for each index of an axis (since opset 13), or blocks along it (since 21; they stay whole)."""
+    """One scale, one per index of an axis (since opset 13), or blocks along it (since 21; they stay whole)."""
     draw = data.draw
     opset = draw(st.sampled_from((10, 13, 19, 21)))
     shape = draw(st.lists(st.integers(1, 6), min_size=2, max_size=4))
@@ -52,7 +55,7 @@ def test_computes_regions_of_quantized_tensors(op: str, data: st.DataObject) -> 
 
 
 def convolution(draw: Draw, x_type: Any, w_type: Any) -> tuple[Array, Array, dict[str, Any]]:
-    """x, w and the attributes of a small convolution."""
+    """Return x, w and the attributes of a small convolution."""
     groups = draw(st.sampled_from((1, 1, 2, 3)))
     channels, filters = draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
     kernel = [draw(st.integers(1, 3)) for _ in range(2)]

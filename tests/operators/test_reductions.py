@@ -1,4 +1,4 @@
-"""Regions of what reduces or normalises, or runs along an axis: each is what the whole has there, in every opset."""
+"""Regions of reductions and normalizations equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_computes_regions_of_lrn(case: RuleCase, data: st.DataObject) -> None:
 
 @st.composite
 def softmaxes(draw: Draw, op: str) -> RuleCase:
-    """Along one axis since opset 13, before that along all from one on."""
+    """Along one axis since opset 13, before that along all axes from one on."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     opset = draw(st.sampled_from(OPSETS))
     low = -len(shape) if opset >= 11 else 0
@@ -54,7 +54,7 @@ def test_computes_regions_of_softmax(op: str, data: st.DataObject) -> None:
 @given(data=st.data())
 @pytest.mark.parametrize("op", ["AveragePool", "LpPool", "LRN", "Softmax", "LogSoftmax"])
 def test_computes_regions_of_stand_ins(op: str, data: st.DataObject) -> None:
-    """A piece may have attributes that the whole leaves to their defaults (pads where it has auto_pad)."""
+    """A piece may have attributes that are defaults in the whole (pads instead of auto_pad)."""
     drawn = pools(op) if op.endswith("Pool") else lrns() if op == "LRN" else softmaxes(op)
     check_stand_in(data.draw(drawn), data.draw)
 
@@ -72,7 +72,7 @@ def test_computes_regions_of_instance_normalization(data: st.DataObject) -> None
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_group_normalization(data: st.DataObject) -> None:
-    """Scale and shift are per group in opset 18, per channel since 21."""
+    """Scale and shift are per group in opset 18, and per channel since 21."""
     draw = data.draw
     groups, each, opset = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.sampled_from((18, 21)))
     x = integers(draw, draw(st.integers(1, 2)), groups * each, draw(st.integers(1, 4)), 3)
@@ -99,7 +99,7 @@ def test_computes_regions_of_layer_normalization(op: str, data: st.DataObject) -
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data(), simple=st.booleans())
 def test_computes_regions_of_skip_normalization(simple: bool, data: st.DataObject) -> None:
-    """onnxruntime's own: scale, shift (not of the simple one), and a bias that is added too."""
+    """onnxruntime's operators: scale, shift (not of the simplified one), and a bias that is added."""
     draw = data.draw
     batch, rows, width = (draw(st.integers(1, 3)) for _ in range(3))
     other = draw(st.sampled_from([(batch, rows, width), (1, rows, width), (rows, width)]))
@@ -160,7 +160,7 @@ EXACT = ("ReduceL1", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Reduc
 
 
 def with_axes(draw: Draw, op: str, x: Any, axes: list[int], opset: int) -> RuleCase:
-    """A reduction in the form of the opset: the axes are an input since 13 (ReduceSum) or 18."""
+    """Return a reduction whose axes are an input since opset 13 (ReduceSum) or 18."""
     attributes: dict[str, Any] = {"keepdims": draw(st.sampled_from((0, 1)))} if draw(st.booleans()) else {}
     as_input = opset >= (13 if op == "ReduceSum" else 18)
     if len(axes) == x.ndim and draw(st.booleans()):

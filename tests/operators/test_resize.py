@@ -1,4 +1,4 @@
-"""Regions of resampled tensors: each is what the whole has there, in every opset."""
+"""Regions of resized tensors equal those of the whole operator, in every opset."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dicompiler_passes.form_layers import form_layers
 
 
 def allowed(case: RuleCase) -> tuple[int, ...]:
-    """The axes of the case's output that a plan may cut."""
+    """Return the axes of the case's output that a plan may cut."""
     layers = form_layers(case.model(), rules())
     return cuttable_axes(layers, layers.layers[0])
 
 
 def resampling(draw: Draw, opset: int, linear: bool, sized: bool) -> RuleCase:
-    """A Resize (an Upsample in opsets 7 and 9), by scales or, where it can, by sizes."""
+    """Return a Resize (an Upsample in opsets 7 and 9) by scales or sizes."""
     shape = (draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 9)))
     choices = (1.0, 2.0, 3.0, 4.0, 0.5, 0.25, 1.5) if opset >= 10 else (1.0, 2.0, 3.0, 1.5)
     scales = [1.0, 1.0, *(draw(st.sampled_from([c for c in choices if c * e >= 1])) for e in shape[2:])]

@@ -1,4 +1,4 @@
-"""Annotations: what is said of nodes and of the placed model reads back as it was said."""
+"""Annotations of nodes and of placed models round-trip."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANNOTATIONS = st.builds(
 
 
 def written(node: onnx.NodeProto) -> onnx.NodeProto:
-    """The node after its way through a file."""
+    """Return the node after a round trip through a file."""
     return onnx.NodeProto.FromString(node.SerializeToString())
 
 

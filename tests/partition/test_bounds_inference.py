@@ -1,4 +1,4 @@
-"""Bounds inference: what a part must hold grows with what it makes, and follows from the rules of its nodes."""
+"""Bounds inference: needs grow with the region of a part, and follow from the rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONVOLUTION = stack((1, 4, 9, 6), [("conv", 8, 3, 2, 1, 1)])
 
 
 def plain(layers: LayerGraph, layer: Layer, region: Region) -> ShareTask:
-    """The task of one part with this region."""
+    """Return the task of one part with this region."""
     return make_share_task(layers, layer, LayerShare(region))
 
 
@@ -68,7 +68,7 @@ def test_two_parts_together_need_at_least_what_a_piece_across_both_needs(seed: i
         tasks = make_tasks(layers, layer, parts)
         assert [task.kind for task in tasks] == ["plain", "plain"]
         assert bounding_region(task.outputs[TensorKey(layer.output)] for task in tasks) == whole
-        if whole[axis][1] == 2:  # all of an axis may need more than its two ends do, at the tensor's borders
+        if whole[axis][1] == 2:  # at the tensor's borders, a whole axis may need more than its two ends
             continue
         across = with_interval(whole, axis, rng.choice(((0, whole[axis][1] - 1), (1, whole[axis][1]))))
         for key, need in plain(layers, layer, across).needs.items():

@@ -1,4 +1,4 @@
-"""Covering an interval by pieces is what recursion would find: the best first, then what is left on both sides."""
+"""The iterative interval cover equals the recursive one."""
 
 from __future__ import annotations
 

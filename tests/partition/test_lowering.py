@@ -1,4 +1,4 @@
-"""Lowering: a compilation with a plan becomes a placed model and a program, with replicas role by role."""
+"""Lowering gives a placed model and a program, role by role."""
 
 from __future__ import annotations
 

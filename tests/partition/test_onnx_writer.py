@@ -1,4 +1,4 @@
-"""The placed graph as ONNX: nodes as they were, weights cut to the part."""
+"""Placed models keep nodes, and contain only the needed parts of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The placed graph before it is written: names, shared constants, and slices as each opset wants them."""
+"""Placed graphs: names, shared constants, and slices for each opset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOP = ((0, 1), (0, 4), (0, 3), (0, 6))
 
 @pytest.fixture
 def draft() -> PlacedGraphBuilder:
-    """Nothing placed yet of a model that has the tensors x, t, u, y, w and v."""
+    """Return an empty builder for a model with the tensors x, t, u, y, w and v."""
     return PlacedGraphBuilder(ModelFacts.from_model(network()))
 
 

@@ -1,4 +1,4 @@
-"""Placing: each part's nodes are on its device, what is shared is made once, and each sink has an output."""
+"""Placement: nodes are on their devices, shared tensors are made once, and each sink has an output."""
 
 from __future__ import annotations
 

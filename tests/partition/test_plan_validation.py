@@ -1,4 +1,4 @@
-"""Every way in which a plan can fail to fit its network has its own line."""
+"""Every violation of a plan has its own error message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routing on networks small enough to see what must come out."""
+"""Routing of small networks with known results."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_mergers_read_partial_sums_range_by_range() -> None:
     assert [key.reduce for key in routing.reads["conv1", 2]] == [(0, 2), (2, 4)]
     assert not [
         box for box in routing.received_boxes if box.key == TensorKey("t")
-    ]  # LOP then LIP: nothing travels in between
+    ]  # LOP then LIP: nothing is sent in between
     sums = [(box.device, box.key.reduce, box.region) for box in routing.received_boxes if box.key.reduce]
     assert sums == [
         ("b", (0, 2), ((0, 1), (2, 4), (0, 8), (0, 6))),
@@ -126,7 +126,7 @@ def test_assemblies_concatenate_axis_by_axis() -> None:
 
 @pytest.mark.parametrize("extra", [0, 1])
 def test_many_pieces_become_one_concatenation(extra: int) -> None:
-    """Too many for a Join in a Join for each; with equal sizes of overlapping pieces the first devices' come first."""
+    """Nested concatenations would be too deep; among overlapping pieces of equal size, the first device wins."""
     count = 1500
     graph = f"""
     <ir_version: 8, opset_import: ["" : 13]>

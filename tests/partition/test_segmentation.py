@@ -1,4 +1,4 @@
-"""Where segments close and what is sent when."""
+"""Segment boundaries, and the order of sends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ net (float[1, 4, 8, 6] x) => (float[1, 4, 8, 6] y) {
 
 
 def given(text: str, **constants: tuple[int, ...]) -> Model:
-    """The network with constants of these shapes."""
+    """Return the network with constants of these shapes."""
     proto = onnx.parser.parse_model(text)
     values = (onnx.numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in constants.items())
     proto.graph.initializer.extend(values)
@@ -79,11 +79,11 @@ def test_segments_end_before_a_newer_input() -> None:
     for device in made.devices:
         made_here: set[str] = set()
         for segment in device.segments:
-            # its inputs exist before it starts: none is made, elsewhere, of what it makes itself
+            # its inputs are available at its start: none depends on its own outputs
             assert not set(segment.inputs) & set(segment.outputs)
             made_here |= set(segment.outputs)
         assert device.steps[0].kind == "receive"
-    # a's slices for b come first: b waits for them only
+    # a's slices for b come first, because b only waits for them
     assert nodes(made, "a")[0] == ["Slice"]
 
 

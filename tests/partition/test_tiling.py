@@ -1,4 +1,4 @@
-"""Tiling: cuts that tile an axis, tiles that hold what their readers need, sets of layers with one exit."""
+"""Tiling: cuts cover an axis, tiles contain the needs of readers, sets have one exit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SEEDS = st.integers(0, 30)
 
 @pytest.fixture(scope="module")
 def tiny() -> LayerGraph:
-    """A residual, a pool and two branches that meet again."""
+    """Return a network with a residual, a pool, and two branches that join."""
     layers = prepare(Model.load(networks.build("tiny", 1))).layers
     assert layers is not None
     return layers
@@ -117,7 +117,7 @@ def test_fused_tiles_contain_all_intermediate_needs(seed: int, rng: Random) -> N
         wanted = [random_region(rng, layers, last) for _ in range(2)]
         for region, held in zip(wanted, fused_regions(layers, chosen, wanted), strict=True):
             assert contains(held[last.name], region)
-            for name, made in held.items():  # a layer of which the tile needs nothing is not among them
+            for name, made in held.items():  # layers that the tile does not need are missing
                 for key, need in make_share_task(layers, layers.layer_by_name[name], LayerShare(made)).needs.items():
                     maker = layers.producer.get(key.tensor)
                     if maker is not None and maker.name in held:

@@ -1,4 +1,4 @@
-"""Narrowing in the placed graph: where its nodes stand, how often they are made, and what is refused."""
+"""Casts of sent tensors: their place, their number, and rejected types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def text(opset: int) -> str:
 
 
 def split(wire: str, plan: dict[str, str], opset: int = 17, ranges: bool = True) -> tuple[PipelineState, Program]:
-    """`plan`: layer → its device. The placed compilation and its program; of int8 with a range for all tensors."""
+    """Return the placed state and the program of a plan (device by layer); int8 uses one range for all tensors."""
     proto = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text(opset)))
     for node, name in zip(proto.graph.node, "abcy", strict=True):
         node.name = name
@@ -54,7 +54,7 @@ def operators(program: Program, device: str) -> list[list[str]]:
 
 
 def test_narrows_once_for_all_receivers_and_widens_once_per_receiver() -> None:
-    """And a graph input that goes on from its source is narrowed there; what a device makes for itself is not."""
+    """A model input that is sent on is narrowed at its source; tensors that stay on their device are not narrowed."""
     placed, program = split("float16", {"a": "p", "b": "q", "c": "r", "y": "q"})
     assert operators(program, "p") == [["Conv", "Cast"], ["Cast", "Identity"]]
     assert operators(program, "q") == [["Cast", "Conv"], ["Cast", "Concat", "Cast"]]

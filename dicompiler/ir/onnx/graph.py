@@ -106,7 +106,7 @@ class _LazyAttributes:
 
 
 class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
-    """Initializer; `source` is its message in the model, whose documentation is kept if the values change."""
+    """Initializer; `source` is its message in the model. Changes of the values keep its documentation."""
 
     def __init__(self, name: str, source: onnx.TensorProto, weight: Weight | None = None) -> None:
         self.__dict__.update(name=name, source=source, weight=weight, data_location=None, _export_dtype=None)
@@ -214,8 +214,8 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         nodes: The nodes, in topological order.
         source_graph: The message from which it was made, never changed.
         value_infos: Messages of tensors by name, for "input", "output" and "value_info".
-        initializers: Initializers in file order. Those that nobody reads any more are dropped.
-        unread_initializers: Initializers that nobody read from the start; they are kept until `prune`.
+        initializers: Initializers in file order. Those that become unread are dropped.
+        unread_initializers: Initializers that were unread from the start; they are kept until `prune`.
         overridable_names: Names of initializers that are also inputs, so that a caller can override them.
     """
 
@@ -369,7 +369,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.nodes[index:index] = nodes
 
     def prune(self) -> None:
-        """Remove nodes whose outputs nobody reads, then unread initializers."""
+        """Remove unread nodes, then unread initializers."""
         live = {tensor.name for tensor in self.outputs}
         dead = []
         for node in reversed(self.nodes):

@@ -1,4 +1,4 @@
-"""Structure of a model: who reads which tensor, and a digest of everything on which a plan depends.
+"""Structure of a model: the readers of each tensor, and a digest of all that a plan depends on.
 
 The digest covers names, types, shapes, operators and attributes. It ignores documentation, producers, metadata,
 inferred types and the values of weights, so a retrained model has the same digest.

@@ -245,7 +245,7 @@ def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
 
 
 def _find_cycle(dependencies: Sequence[set[int]]) -> list[int]:
-    """Return the nodes of a cycle, each after a node whose output it reads.
+    """Return the nodes of a cycle, each after a node that it reads.
 
     `before` has, for each node, the nodes for which it still waits; a waiting node waits for another waiting node.
     """

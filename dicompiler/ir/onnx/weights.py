@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dicompiler.ir.regions import Region, Shape, to_slices
 
 PLACEHOLDER_LOCATION = "*dicompiler.weights*"
-"""External-data location of a placeholder, whose data is in a `weights` mapping under its name; never a file."""
+"""External-data location of placeholders; never a file. Their data is in a `weights` mapping, by name."""
 
 MIN_WEIGHT_BYTES = 1024
 """Raw data of at least this size is a Weight; smaller data stays in the skeleton, where shape inference reads it."""
@@ -221,7 +221,7 @@ def is_placeholder(tensor: onnx.TensorProto) -> bool:
 
 
 def mark_placeholder(tensor: onnx.TensorProto) -> None:
-    """Make a tensor without data a placeholder, whose data is in a `weights` mapping under its name."""
+    """Make a tensor without data a placeholder for data in a `weights` mapping."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=PLACEHOLDER_LOCATION)
