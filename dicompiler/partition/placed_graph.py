@@ -291,12 +291,10 @@ class PlacedGraphBuilder:
                 return self.add_constant(tuple(value.tolist()))
             key = (wanted, str(value.dtype), value.shape, value.tobytes())
         if key not in self.constant_names:
-            if isinstance(value, tuple):
-                wanted = (
-                    value.weight + format_region(value.region)
-                    if isinstance(value, WeightSlice)
-                    else f"int64{list(value)}"
-                )
+            if isinstance(value, WeightSlice):
+                wanted = value.weight + format_region(value.region)
+            elif isinstance(value, tuple):
+                wanted = f"int64{list(value)}"
             name = self.constant_names[key] = self.unique_tensor_name(wanted)
             self.constants[name] = value
         return self.constant_names[key]
@@ -335,10 +333,10 @@ class PlacedGraphBuilder:
     def add_table_lookup(
         self,
         node: str,
-        called: str,
+        name: str,
         table: str,
-        numbers: PlacedTensor,
-        count: int,
+        indices: PlacedTensor,
+        row_count: int,
         output: PlacedTensor,
         place: NodePlacement,
         how: Piece,
@@ -354,38 +352,42 @@ class PlacedGraphBuilder:
 
         Args:
             node: Name of the model node.
-            called: Name of the lookup's node.
+            name: Name of the lookup's node.
             table: Name of the table's rows on this device.
-            numbers: The indices.
-            count: Number of rows of the whole table.
+            indices: The indices.
+            row_count: Number of rows of the whole table.
             output: Result.
             place: Device and step.
             how: Piece of the lookup, with `table_rows`.
         """
         assert how.table_rows is not None
-        (start, stop), kind = how.table_rows, helper.tensor_dtype_to_np_dtype(numbers.dtype)
+        (start, stop), kind = how.table_rows, helper.tensor_dtype_to_np_dtype(indices.dtype)
 
-        def do(op: str, *inputs: str | int, dtype: int = numbers.dtype) -> str:
-            names = [one if isinstance(one, str) else self._add_scalar(one, kind) for one in inputs]
-            held = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), numbers.region, dtype)
-            return self.add_node(op, names, held, place, node).name
+        def add(op: str, *inputs: str | int, dtype: int = indices.dtype) -> str:
+            names = [name if isinstance(name, str) else self._add_scalar(name, kind) for name in inputs]
+            result = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), indices.region, dtype)
+            return self.add_node(op, names, result, place, node).name
 
-        checked = self.facts.nodes[node].domain.startswith(STAND_IN_DOMAIN)
-        at = numbers.name
-        truth = onnx.TensorProto.BOOL
-        at = do("Mod", at, count) if checked else do("Where", do("Less", at, 0, dtype=truth), do("Add", at, count), at)
-        other, none = (
-            do("Or", do("Less", at, low, dtype=truth), do("Less", high - 1, at, dtype=truth), dtype=truth)
-            for low, high in ((start, stop), (0, count))
+        is_exact_check = self.facts.nodes[node].domain.startswith(STAND_IN_DOMAIN)
+        raw, boolean = indices.name, onnx.TensorProto.BOOL
+        if is_exact_check:
+            index = add("Mod", raw, row_count)
+        else:
+            index = add("Where", add("Less", raw, 0, dtype=boolean), add("Add", raw, row_count), raw)
+        is_elsewhere, is_invalid = (
+            add(
+                "Or", add("Less", index, low, dtype=boolean), add("Less", high - 1, index, dtype=boolean), dtype=boolean
+            )
+            for low, high in ((start, stop), (0, row_count))
         )
-        local = do("Where", other, do("Where", none, numbers.name, 0), do("Sub", at, start))
-        beyond = [(0, 1)] * (len(output.region) - len(numbers.region))
-        mask = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), (*numbers.region, *beyond), truth)
-        self.add_node("Reshape", [other, self.add_constant(region_shape(mask.region))], mask, place, node)
+        local = add("Where", is_elsewhere, add("Where", is_invalid, indices.name, 0), add("Sub", index, start))
+        row_axes = [(0, 1)] * (len(output.region) - len(indices.region))
+        mask = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), (*indices.region, *row_axes), boolean)
+        self.add_node("Reshape", [is_elsewhere, self.add_constant(region_shape(mask.region))], mask, place, node)
         found = self.declare(self.unique_tensor_name(f"{output.name}?"), output.dtype, output.region)
         of, by = self.facts.nodes[node].input
-        called = f"{called}: rows of {of} that {by} numbers: 0 to {count - 1}, here {start} to {stop - 1}"
-        self.copy_node(node, called, [table, local], [found.name], place, how)
+        name = f"{name}: rows of {of} that {by} numbers: 0 to {row_count - 1}, here {start} to {stop - 1}"
+        self.copy_node(node, name, [table, local], [found.name], place, how)
         zero = self._add_scalar(0, helper.tensor_dtype_to_np_dtype(output.dtype))
         self.add_node("Where", [mask.name, zero, found.name], output, place, node)
 

@@ -71,42 +71,28 @@ class _Placer:
         A piece has the input's name if one device keeps the whole state.
         """
         tensors = dict[tuple[str, str], PlacedTensor]()
+        piece_count = Counter(retention.past for retention in self.routing.state_retentions)
         for retention in self.routing.state_retentions:
-            alone = [other_retention.past for other_retention in self.routing.state_retentions].count(
-                retention.past
-            ) == 1
-            whole = retention.region == full_region(self.layers.tensors[retention.past].shape or ())
-            name = (
-                retention.past
-                if alone and whole
-                else self.builder.unique_tensor_name(f"{retention.past}@{retention.device}")
-            )
-            tensors[retention.past, retention.device] = self.builder.declare(
-                name, self._dtype(retention.past), retention.region
-            )
+            past, device = retention.past, retention.device
+            is_whole = retention.region == full_region(self.layers.tensors[past].shape or ())
+            keeps_name = is_whole and piece_count[past] == 1
+            name = past if keeps_name else self.builder.unique_tensor_name(f"{past}@{device}")
+            tensors[past, device] = self.builder.declare(name, self._dtype(past), retention.region)
         return tensors
 
     def _add_state_outputs(self) -> list[StatePiece]:
         """Add nodes for the pieces of states that are kept for the next frame."""
         last, pieces = 1 + max(self.routing.runs.values(), default=0), list[StatePiece]()
         for retention in self.routing.state_retentions:
-            place = NodePlacement(retention.device, 0, (last, 0, 2 * len(self.layers.layers), 1))
-            tensor = self._add_assembly(retention.assembly, TensorKey(retention.present), place)
-            if (
-                isinstance(retention.assembly, AssemblyLeaf)
-                and retention.assembly.box.origin is not None
-                and retention.assembly.box.region == tensor.region
-            ):
-                tensor = self.builder.add_identity(
-                    tensor,
-                    place,
-                    self.builder.unique_tensor_name(f"{retention.present}@{retention.device}="),
-                    tensor.name,
-                )
-            read = self.state_tensors[retention.past, retention.device].name
-            pieces.append(
-                StatePiece(retention.device, retention.past, retention.present, retention.region, read, tensor.name)
-            )
+            device, past, present, assembly = retention.device, retention.past, retention.present, retention.assembly
+            place = NodePlacement(device, 0, (last, 0, 2 * len(self.layers.layers), 1))
+            tensor = self._add_assembly(assembly, TensorKey(present), place)
+            box = assembly.box if isinstance(assembly, AssemblyLeaf) else None
+            if box is not None and box.origin is not None and box.region == tensor.region:
+                name = self.builder.unique_tensor_name(f"{present}@{device}=")
+                tensor = self.builder.add_identity(tensor, place, name, tensor.name)
+            read_name = self.state_tensors[past, device].name
+            pieces.append(StatePiece(device, past, present, retention.region, read_name, tensor.name))
         return pieces
 
     def _dtype(self, tensor: str) -> int:
@@ -180,8 +166,8 @@ class _Placer:
     def _place_task(self, task: Task) -> None:
         """Add the task's inputs, then its nodes: pieces, or unchanged nodes of a layer that stays whole."""
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
-        turn = (self.routing.runs[task_id(task)], task.lane, position, 1)
-        place = NodePlacement(task.device, task.lane, turn, task_id(task))
+        step_key = (self.routing.runs[task_id(task)], task.lane, position, 1)
+        place = NodePlacement(task.device, task.lane, step_key, task_id(task))
         self.placement_of_task[task_id(task)] = place
         reads = self.routing.reads.get(task_id(task), {})
         tensors = {
@@ -208,26 +194,24 @@ class _Placer:
         output, (target,) = self.layers.cut_output(node), task.outputs
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, tensors, place)
-        raw = (
-            name
-            if piece.written_region in (None, piece.out)
-            else self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
-        )
-        # Required outputs keep a name even if they are unread.
-        others = [
-            o and self.builder.unique_tensor_name(f"{o}@{place.device}") if o != output else raw for o in node.outputs
-        ]
-        called = node.name if name in node.outputs else f"{node.name}@{place.device}"
-        written = self.builder.declare(raw, self._dtype(output), piece.written_region or piece.out)
+        written_name = name
+        if piece.written_region is not None and piece.written_region != piece.out:
+            written_name = self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
+        outputs = [written_name if o == output else self._unread_output(o, place) for o in node.outputs]
+        node_name = node.name if name in node.outputs else f"{node.name}@{place.device}"
+        written = self.builder.declare(written_name, self._dtype(output), piece.written_region or piece.out)
         if piece.table_rows is None:
-            self.builder.copy_node(node.name, called, inputs, others, place, piece)
+            self.builder.copy_node(node.name, node_name, inputs, outputs, place, piece)
         else:
-            table, numbers = (self.layers.tensors[tensor] for tensor in node.inputs)
-            read = PlacedTensor(inputs[1], piece.needs[1] or (), numbers.dtype)
-            self.builder.add_table_lookup(
-                node.name, called, inputs[0], read, (table.shape or ())[0], written, place, piece
-            )
+            table, indices = (self.layers.tensors[tensor] for tensor in node.inputs)
+            read = PlacedTensor(inputs[1], piece.needs[1] or (), indices.dtype)
+            row_count = (table.shape or ())[0]
+            self.builder.add_table_lookup(node.name, node_name, inputs[0], read, row_count, written, place, piece)
         tensors[output] = self.builder.add_slice(written, piece.out, place, name)
+
+    def _unread_output(self, output: str, place: NodePlacement) -> str:
+        """Return a name for an output that is required but unread; '' for an omitted one."""
+        return output and self.builder.unique_tensor_name(f"{output}@{place.device}")
 
     def _node_inputs(
         self, node: Node, piece: Piece, tensors: dict[str, PlacedTensor], place: NodePlacement
@@ -253,12 +237,9 @@ class _Placer:
     def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
         """Add an unchanged node of a layer that stays whole, with the names of its inputs on this device."""
         for tensor in filter(None, node.outputs):
-            shape = self.layers.tensors[
-                tensor
-            ].shape  # A tensor without a shape is only read on its own device, by its name.
-            tensors[tensor] = PlacedTensor(
-                self._tensor_name(TensorKey(tensor), task), full_region(shape or ()), self._dtype(tensor)
-            )
+            # A tensor without a shape is only read on its own device, by its name.
+            shape, name = self.layers.tensors[tensor].shape, self._tensor_name(TensorKey(tensor), task)
+            tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
             known = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if known is not None:
                 self.builder.tensor_knowledge[tensors[tensor].name] = known

@@ -156,15 +156,17 @@ class _Router:
         """Assemble a tensor for all of its readers in layer order, then for the sinks if it is a model output."""
         received_by_device: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
-            tree = self._assemble(
+            assembly = self._assemble(
                 need, (task.device, task.lane), boxes, received_by_device, f"{task.layer!r} on {task.device}"
             )
-            self.reads.setdefault(task_id(task), {})[key] = tree
+            self.reads.setdefault(task_id(task), {})[key] = assembly
         if key.reduce is None and (past := self.state_input_of.get(key.tensor)):
             for device in [device for name, device in self.wanted_state_regions if name == past]:
                 region = self.wanted_state_regions[past, device]
-                tree = self._assemble(region, (device, 0), boxes, received_by_device, f"the state {past!r} on {device}")
-                self.state_retentions.append(StateRetention(device, past, key.tensor, region, tree))
+                assembly = self._assemble(
+                    region, (device, 0), boxes, received_by_device, f"the state {past!r} on {device}"
+                )
+                self.state_retentions.append(StateRetention(device, past, key.tensor, region, assembly))
             return []
         if key.reduce is not None or key.tensor not in self.output_rank:
             return []
@@ -216,30 +218,24 @@ class _Router:
                 f"plan: no part computes {format_region(need)} of {boxes[0].key.tensor!r}, which {reader} reads: "
                 "extend the region of one of its parts"
             )
-        ranked = (
-            [(one, *self._piece_rank(at, i, box, one)) for i, box, one in overlaps]
-            if len(overlaps) > MIN_PIECES_FOR_ONE_CONCAT
-            else ()
-        )
-        if ranked and (row := _cover_along_axis(need, ranked)):
-            pieces, before = (
-                [(cut, boxes[:1] if i is None else [overlaps[i][1]]) for cut, i in row[1]],
-                len(self.received),
-            )
-            children = tuple([self._assemble(cut, at, one, {}, reader) for cut, one in pieces])
-            received_by_device.setdefault(device, []).extend(self.received[before:])
-            return AssemblyConcat(row[0], children)
-        _, box, overlap = (
-            overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda one: self._piece_rank(at, *one))
-        )
+        if len(overlaps) > MIN_PIECES_FOR_ONE_CONCAT:
+            ranked = [(overlap, *self._piece_rank(at, i, box, overlap)) for i, box, overlap in overlaps]
+            if cover := _cover_along_axis(need, ranked):
+                first_received = len(self.received)
+                sources = [boxes[:1] if number is None else [overlaps[number][1]] for _, number in cover[1]]
+                cuts = [cut for cut, _ in cover[1]]
+                children = [self._assemble(cut, at, s, {}, reader) for cut, s in zip(cuts, sources, strict=True)]
+                received_by_device.setdefault(device, []).extend(self.received[first_received:])
+                return AssemblyConcat(cover[0], tuple(children))
+        best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
+        _, box, overlap = best
         # Boxes that do not overlap the needed region do not overlap parts of it either.
-        near = [one for _, one, _ in overlaps if one.origin is None] or boxes[:1]
+        candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
                 cuts = [with_interval(need, axis, c) for c in ((start, low), (low, high), (high, stop)) if c[0] < c[1]]
-                return AssemblyConcat(
-                    axis, tuple(self._assemble(cut, at, near, received_by_device, reader) for cut in cuts)
-                )
+                parts = [self._assemble(cut, at, candidates, received_by_device, reader) for cut in cuts]
+                return AssemblyConcat(axis, tuple(parts))
         if box.origin is None:
             self.live_tasks.add(box.task)
         if box.device != device:
@@ -251,8 +247,8 @@ class _Router:
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
         """Return the sort key of a box for a reader; the smallest is the best."""
         device, lane = at
-        near = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
-        distance = int(box.lane != lane) if box.device == device else 2 if near else 3
+        same_host = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
+        distance = int(box.lane != lane) if box.device == device else 2 if same_host else 3
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_order(self, task: Task) -> TaskOrder:

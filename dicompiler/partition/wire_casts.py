@@ -34,9 +34,8 @@ class WireCasts:
     def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
-        self.wide: dict[
-            tuple[str, str, int], PlacedTensor
-        ] = {}  # by narrowed tensor, device and lane; shared by all readers
+        # By narrowed tensor, device and lane; shared by all readers.
+        self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
