@@ -87,7 +87,7 @@ def test_devices_store_only_their_rows(target: str, tmp_path: Path) -> None:
     assert verified.passed, verified
     wrong, told = (
         {"items": np.full((2, 8), 4_000)},
-        r"^input 'items': 4000 at \[0, 0\] is no row of 'table', which has ",
+        r"^input 'items': 4000 at \[0, 0\] is not a row of 'table', which has ",
     )
     with pytest.raises(DicompilerError, match=told):
         dicompiler.run(tmp_path / "out", wrong)
@@ -99,7 +99,7 @@ def test_devices_store_only_their_rows(target: str, tmp_path: Path) -> None:
 def test_predicts_nodes_around_lookups() -> None:
     """The simulator and the tables of strategies count them like slices."""
     platform = Platform.load("rpi4x2")
-    free = replace(load_problem(embedding(), platform), runtime={})
+    free = replace(load_problem(embedding(), platform), runtime_costs={})
     problem = replace(free, runtime_costs=dict.fromkeys(("pi01", "pi02"), RuntimeCosts(per_copy=1.0)))
     rows = tuple(Part(name, None, own) for name, own in (("pi01", (0, 2_000)), ("pi02", (2_000, 4_000))))
     choice = (*rows, Part("pi01"))
