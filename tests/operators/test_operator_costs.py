@@ -204,11 +204,12 @@ IMAGE, POOLED = (1, 4, 8, 8), (1, 4, 4, 4)
 WINDOW = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 0, 0]}
 ONE = (1, 4, 1, 1)
 EACH = OpCost(other_flops=256)
+WINDOW_COST, MAP_COST = OpCost(pool_flops=64 * 6), OpCost(pool_flops=256)
 OTHERS = [
-    *(Node(op, [IMAGE], [POOLED], OpCost(pool_flops=64 * 6), "", WINDOW) for op in ("MaxPool", "AveragePool", "LpPool")),
+    *(Node(op, [IMAGE], [POOLED], WINDOW_COST, "", WINDOW) for op in ("MaxPool", "AveragePool", "LpPool")),
     Node("QLinearAveragePool", [IMAGE, *ABOUT, *ABOUT], [POOLED], OpCost(pool_flops=64 * 6), ORT, WINDOW),
     Node("NhwcMaxPool", [(1, 8, 8, 4)], [(1, 4, 4, 4)], OpCost(pool_flops=64 * 6), ORT, WINDOW),
-    *(Node(op, [IMAGE], [ONE], OpCost(pool_flops=256)) for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")),
+    *(Node(op, [IMAGE], [ONE], MAP_COST) for op in ("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")),
     Node("QLinearGlobalAveragePool", [IMAGE, *ABOUT, *ABOUT], [ONE], OpCost(pool_flops=256), ORT),
     Node("ReduceMax", [IMAGE], [(1, 1, 1, 1)], OpCost(pool_flops=256)),
     Node("ArgMax", [IMAGE], [(1, 1, 8, 8)], OpCost(pool_flops=256), "", {"axis": 1}),
@@ -223,11 +224,15 @@ OTHERS = [
     Node("GroupNormalization", [IMAGE, (4,), (4,)], [IMAGE], EACH, "", {"num_groups": 2}),
     *(Node(op, [IMAGE, *ABOUT, IMAGE, *ABOUT, *ABOUT], [IMAGE], EACH, ORT) for op in ("QLinearAdd", "QLinearMul")),
     *(Node(f"QLinear{op}", [IMAGE, *ABOUT, *ABOUT], [IMAGE], EACH, ORT) for op in ("Sigmoid", "LeakyRelu", "Softmax")),
-    Node("QLinearConcat", [*ABOUT, IMAGE, *ABOUT, IMAGE, *ABOUT], [(1, 8, 8, 8)], OpCost(other_flops=512), ORT, {"axis": 1}),
+    Node(
+        "QLinearConcat", [*ABOUT, IMAGE, *ABOUT, IMAGE, *ABOUT], [(1, 8, 8, 8)], OpCost(other_flops=512), ORT, {"axis": 1}
+    ),
     *(Node(op, [IMAGE, *ABOUT], [IMAGE], EACH) for op in ("QuantizeLinear", "DequantizeLinear")),
     Node("SkipLayerNormalization", [(2, 3, 8), (2, 3, 8), (8,), (8,)], [(2, 3, 8)], OpCost(other_flops=2 * 48), ORT),
     Node("SkipLayerNormalization", [(2, 3, 8), (2, 3, 8), *[(8,)] * 3], [(2, 3, 8)], OpCost(other_flops=3 * 48), ORT),
-    Node("SkipSimplifiedLayerNormalization", [(2, 3, 8), (2, 3, 8), (8,)], [(2, 3, 8)], OpCost(other_flops=2 * 48), ORT),
+    Node(
+        "SkipSimplifiedLayerNormalization", [(2, 3, 8), (2, 3, 8), (8,)], [(2, 3, 8)], OpCost(other_flops=2 * 48), ORT
+    ),
     Node("EmbedLayerNormalization", [(2, 3), None, (30, 8), (9, 8), None, (8,), (8,)], [(2, 3, 8)],
          OpCost(other_flops=2 * 48), ORT),
     Node("EmbedLayerNormalization", [(2, 3), (2, 3), (30, 8), (9, 8), (2, 8), (8,), (8,)], [(2, 3, 8)],

@@ -130,7 +130,8 @@ def test_names_index_beyond_table() -> None:
     with pytest.raises(DicompilerError) as error:
         prepare_inputs(model, given)
     assert str(error.value) == (
-        "input 'input_ids': 20 at [0, 0] is not a row of 'embed_tokens.weight', which has 20 rows: give numbers from 0 to 19"
+        "input 'input_ids': 20 at [0, 0] is not a row of 'embed_tokens.weight', "
+        "which has 20 rows: give numbers from 0 to 19"
     )
     given = {"input_ids": np.array([[-1]]), "cache_position": np.array([4])}
     with pytest.raises(

@@ -80,7 +80,8 @@ def test_states_are_kept_and_begun_anew(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_no_row_of_its_table_is_refused_and_frames_go_on(tmp_path: Path) -> None:
-    artifact, words = compiled(GATHER, tmp_path / "a"), r"^input 'x': {} at \[0\] is not a row of 't', which has 4 rows: give "
+    words = r"^input 'x': {} at \[0\] is not a row of 't', which has 4 rows: give "
+    artifact = compiled(GATHER, tmp_path / "a")
     for number in (4, -5, 2**40):
         with pytest.raises(DicompilerError, match=words.format(number)):
             SocketsTarget().run(artifact, [{"x": np.array([number])}], RunOptions(timeout_s=60))

@@ -118,7 +118,8 @@ def test_reports_offset() -> None:
     with pytest.raises(DicompilerError) as caught:
         check_indices(Model.load(network("at = Add(ids three)")), {"ids": ids})
     assert str(caught.value) == (
-        "input 'ids': 8 at [1, 2], with 3 added to it, is no row of 'table', which has 10: give numbers from -3 to 6"
+        "input 'ids': 8 at [1, 2], with 3 added to it, is not a row of 'table', "
+        "which has 10 rows: give numbers from -3 to 6"
     )
 
 
