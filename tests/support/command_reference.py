@@ -86,9 +86,14 @@ def _command_section(name: str) -> str:
     records = [option.get_help_record(own_context) for option in options]
     rows = [f"| {_code(left)} | {_cell(right)} |" for left, right in filter(None, records)]
     text = (command.help or "").replace("\b", "").strip()
-    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    paragraphs = [_paragraph(" ".join(paragraph.split())) for paragraph in text.split("\n\n")]
     table = "\n".join(["| option | meaning |", "|---|---|", *rows])
     return f"### {name}\n\n    dicompiler {name} {usage}\n\n" + "\n\n".join(paragraphs) + f"\n\n{table}\n"
+
+
+def _paragraph(text: str) -> str:
+    example = text.removeprefix("Example: ")
+    return text if example == text else f"Example:\n\n    {example}"
 
 
 def make_plugins_page() -> str:
