@@ -5,11 +5,14 @@ click commands, `dicompiler list KIND --json` ⇒ Markdown pages
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from dicompiler.cli.command_group import COMMANDS, root
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 COMMANDS_PAGE = REFERENCE / "commands.md"
 PLUGINS_PAGE = REFERENCE / "plugins.md"
+MODULE_PAGES = (REFERENCE / "python.md", REFERENCE / "plugin-api" / "index.md")
+MODULE_ROW = re.compile(r"^(\| \[?`(dicompiler[\w.]*)`\S* \| ).*( \|)$", re.MULTILINE)
 COMMAND_GROUPS = (
     ("Compile and decide", ("compile", "plan", "compare", "explore", "simulate", "opt")),
     ("Run and verify", ("run", "verify", "emulate", "deploy", "status", "keys", "report", "demo")),
@@ -55,7 +60,7 @@ Results go to stdout, diagnostics to stderr. `--debug` prints a traceback with e
 
 def make_commands_page() -> str:
     """Return the page with all commands and their options."""
-    intro = "# Command line\n\n`dicompiler COMMAND --help` prints these texts too.\n"
+    intro = "# Command line\n\nOption `--help` of each command prints these texts too.\n"
     return "\n".join([intro, *_command_index(), *_command_sections(), EXIT_CODES])
 
 
@@ -118,6 +123,16 @@ def _plugin_section(record: dict[str, Any]) -> str:
     return f"### {record['name']}\n\n{record['summary']}\n{table}"
 
 
+def update_modules(text: str) -> str:
+    """Return a page's text with the current summaries of the modules in its table."""
+
+    def replace_row(match: re.Match[str]) -> str:
+        summary = (inspect.getdoc(import_module(match[2])) or "").split("\n\n")[0].replace("\n", " ")
+        return match[1] + summary + match[3]
+
+    return MODULE_ROW.sub(replace_row, text)
+
+
 def _list(kind: str) -> list[dict[str, Any]]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DICOMPILER_PLUGINS": ""}
     command = [sys.executable, "-m", "dicompiler.cli", "list", kind, "--json"]
@@ -142,3 +157,5 @@ def _cell(text: str) -> str:
 if __name__ == "__main__":
     COMMANDS_PAGE.write_text(make_commands_page(), encoding="utf-8")
     PLUGINS_PAGE.write_text(make_plugins_page(), encoding="utf-8")
+    for module_page in MODULE_PAGES:
+        module_page.write_text(update_modules(module_page.read_text(encoding="utf-8")), encoding="utf-8")
