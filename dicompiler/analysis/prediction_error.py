@@ -1,6 +1,7 @@
-"""Where a run parts from what was predicted for it: computing, sending and waiting of each device, and the frame.
+"""Differences between the predicted and the measured times of a run, by device and cause.
 
-Workload + Platform → Told (predicted);   log of a run + Program → Told (measured);   both → Parting, one by one.
+Workload + Platform ──predict_timing──► RunTiming;   run log + Program ──measured_timing──► RunTiming
+two RunTimings ──find_discrepancies──► Discrepancy, …
 """
 
 from __future__ import annotations
@@ -22,22 +23,30 @@ from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
 
 MAX_SIMULATED_FRAMES = 1000
-"""So many frames of a stream are simulated at most."""
+"""Maximum number of frames of a stream that are simulated."""
 MIN_DISCREPANCY_SHARE = 0.1
-"""By what share of the larger one prediction and measurement must part to be told."""
+"""Smaller differences, as a share of the larger value, are not reported."""
 MIN_FRAME_SHARE = 0.02
-"""What is less than this share of a frame is not told."""
+"""Smaller differences, as a share of the frame, are not reported."""
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]
-"""Device → seconds of a call of each of its segments, role by role, beside what its runtime takes for the call."""
+"""Device ⇒ seconds of one call of each of its segments, role by role, without the runtime's cost of a call."""
 
 
 @dataclass(frozen=True)
 class DeviceTiming:
-    """What a device does in a frame, in seconds. segments: a call of each, role by role. send_s: predicted until its
-    messages have left their lines, measured until the system has taken them. waits: by the device that it waited for
-    ("": whoever gives the frames); measured of the last frame alone."""
+    """Times of a device in one frame.
+
+    Attributes:
+        compute_s: Seconds in segments.
+        send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the system has
+            accepted them.
+        wait_s: Seconds of waiting.
+        segments_s: Seconds of one call of each segment, role by role.
+        waits: Seconds of waiting by the device that it waited for (empty name: the source of frames). Measured waits
+            are those of the last frame.
+    """
 
     compute_s: float
     send_s: float
@@ -48,8 +57,12 @@ class DeviceTiming:
 
 @dataclass(frozen=True)
 class RunTiming:
-    """What is predicted, or was measured, of a run. frame_s: seconds of a frame, of several on their way at once their
-    whole time by their number. devices: by name."""
+    """Predicted or measured times of a run.
+
+    Attributes:
+        frame_s: Seconds of a frame; with several frames in flight, the total time divided by their number.
+        devices: Times of each device.
+    """
 
     frame_s: float
     devices: Mapping[str, DeviceTiming]
@@ -57,22 +70,35 @@ class RunTiming:
 
 @dataclass(frozen=True)
 class ExpectedTiming:
-    """What a run of an artifact should show. cost: the model that says so; program: what is run."""
+    """The prediction for a run of an artifact.
+
+    Attributes:
+        cost_model: Name of the cost model.
+        program: The program of the artifact.
+        timing: The predicted times.
+    """
 
     cost_model: str
     program: Program
     timing: RunTiming
 
     def document(self) -> dict[str, Any]:
-        """As a log has it, see `predicted` of the schema run."""
-        devices = [{"device": name, **asdict(share)} for name, share in self.timing.devices.items()]
-        return {"cost": self.cost_model, "frame_s": self.timing.frame_s, "devices": devices}
+        """Return the key `predicted` of the schema `run`."""
+        devices = [{"device": name, **asdict(timing)} for name, timing in self.timing.devices.items()]
+        return {"cost_model": self.cost_model, "frame_s": self.timing.frame_s, "devices": devices}
 
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """A cause of a difference. cause: computing, sending or waiting; where: the segment, or the device waited for, with
-    the largest part in it. Seconds a frame."""
+    """A difference between prediction and measurement on one device.
+
+    Attributes:
+        device: Name of the device.
+        cause: "computing", "sending" or "waiting".
+        location: The segment, or the device waited for, with the largest difference.
+        predicted_s: Predicted seconds per frame.
+        measured_s: Measured seconds per frame.
+    """
 
     device: str
     cause: str
@@ -82,173 +108,211 @@ class Discrepancy:
 
 
 def expect_timing(directory: str | Path, cost: str, frames: int, in_flight: int) -> ExpectedTiming:
-    """What running an artifact on its platform should show. UsageError where the cost model that it was compiled with
-    needs options that `cost` does not give."""
-    compilation, _, problem = reopen_artifact(directory, cost)
-    assert compilation.program is not None and compilation.plan is not None
-    work = problem.workload(compilation.plan)[1]
-    told = predict_timing(work, problem.platform, frames, in_flight)
-    return ExpectedTiming(str(problem.cost_model.name), compilation.program, told)
+    """Return the prediction for running an artifact on its platform.
+
+    Args:
+        directory: The artifact.
+        cost: The cost model; empty: the one that it was compiled with.
+        frames: Number of frames.
+        in_flight: Maximum number of frames in flight.
+
+    Raises:
+        UsageError: The cost model that it was compiled with needs options.
+    """
+    state, _, problem = reopen_artifact(directory, cost)
+    assert state.program is not None and state.plan is not None
+    workload = problem.workload(state.plan)[1]
+    timing = predict_timing(workload, problem.platform, frames, in_flight)
+    return ExpectedTiming(str(problem.cost_model.name), state.program, timing)
 
 
 def on_emulation_host(
     problem: Problem, costs: RuntimeCosts, program: Program, host_processors: int = 0, secure: bool = False
 ) -> Problem:
-    """The problem where boards are emulated by a host on which their runtime costs `costs` and which has `own`
-    processors (default: as this one): as long as it takes to run them together, but for what segments do, which are
-    held back: slices, joins, and filling caches. secure: messages are in TLS."""
+    """Return the problem with the runtime costs of a host that emulates all boards.
+
+    Segments are delayed until they have taken as long as on their boards. So the costs inside segments (copies and
+    cold caches) stay those of the boards.
+
+    Args:
+        problem: The problem with the boards' own costs.
+        costs: Costs of the runtime on this host, alone.
+        program: The emulated program.
+        host_processors: Number of processors of the host. Default: those of this one.
+        secure: Messages use TLS.
+    """
     count = sum(bool(device.segments) for device in program.devices)
-    here = share_processors(costs.with_tls if secure else costs, count, host_processors)
-    held = {
+    host_costs = share_processors(costs.with_tls if secure else costs, count, host_processors)
+    runtime_costs = {
         name: replace(
-            here, per_copy=boards.per_copy, per_copied_byte=boards.per_copied_byte, cold_call=boards.cold_call
+            host_costs, per_copy=board.per_copy, per_copied_byte=board.per_copied_byte, cold_call=board.cold_call
         )
-        for name, boards in problem.runtime_costs.items()
+        for name, board in problem.runtime_costs.items()
     }
-    return replace(problem, runtime_costs=held)
+    return replace(problem, runtime_costs=runtime_costs)
 
 
 def share_processors(costs: RuntimeCosts, boards: int, host_processors: int = 0) -> RuntimeCosts:
-    """What a runtime that costs `costs` alone costs so many boards that share the processors of a host: `own`, by
-    default those of this one. It takes processors as many times longer as there are boards for each; who sleeps wakes
-    as before, and inputs and outputs go while no board computes."""
-    times = max(1.0, boards / (host_processors or available_processors()))
-    return replace(costs.scaled_by(times), latency=costs.latency, per_io_byte=costs.per_io_byte)
+    """Return the runtime costs if several boards share the processors of a host.
+
+    Times on a processor grow with the number of boards per processor. The time to wake a process stays. Inputs and
+    outputs are moved while no board computes, so their time stays too.
+
+    Args:
+        costs: Costs of one board alone.
+        boards: Number of boards.
+        host_processors: Number of processors of the host. Default: those of this one.
+    """
+    factor = max(1.0, boards / (host_processors or available_processors()))
+    return replace(costs.scaled_by(factor), latency=costs.latency, per_io_byte=costs.per_io_byte)
 
 
 def available_processors() -> int:
-    """Those of this host that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def segment_seconds(work: Workload) -> SegmentSeconds:
-    """What each segment takes by a prediction: at least 0, however the sum was rounded."""
+def segment_seconds(workload: Workload) -> SegmentSeconds:
+    """Return the predicted seconds of each segment."""
     return {
-        one.device: tuple(
-            max(0.0, job.seconds - one.runtime.call) for role in work.roles for job in role.devices[i].jobs
+        device.device: tuple(
+            # Rounding can make the difference slightly negative.
+            max(0.0, job.seconds - device.runtime.call)
+            for role in workload.roles
+            for job in role.devices[i].jobs
         )
-        for i, one in enumerate(work.devices)
+        for i, device in enumerate(workload.devices)
     }
 
 
-def with_segment_seconds(work: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
-    """The workload with these seconds of each segment in place of those that `computing` tells."""
-    rest = {name: iter(each) for name, each in seconds.items()}
+def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
+    """Return the workload with other seconds of its segments, in the form of `segment_seconds`."""
+    remaining = {name: iter(values) for name, values in seconds.items()}
 
-    def held(one: DeviceWork) -> DeviceWork:
-        call = one.runtime.call
-        return replace(one, jobs=tuple(replace(job, seconds=next(rest[one.device]) + call) for job in one.jobs))
+    def with_seconds(device: DeviceWork) -> DeviceWork:
+        values, call_s = remaining[device.device], device.runtime.call
+        return replace(device, jobs=tuple(replace(job, seconds=next(values) + call_s) for job in device.jobs))
 
-    first, *others = (replace(role, devices=tuple(map(held, role.devices))) for role in work.roles)
+    first, *others = (replace(role, devices=tuple(map(with_seconds, role.devices))) for role in workload.roles)
     return replace(first, other_roles=tuple(others))
 
 
-def predict_timing(work: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
-    """What the simulator says: one at a time, of a frame of each role; else of the stream."""
-    count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(work.roles)
-    played = simulate(work, platform, count, in_flight, keep_spans=False)
+def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
+    """Return the simulated times: of one frame of each role, or of a stream if several frames are in flight."""
+    count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
+    result = simulate(workload, platform, count, in_flight, keep_spans=False)
     if in_flight > 1:
-        frame_s = max(end for _, end in played.frames) / count
+        frame_s = max(end for _, end in result.frames) / count
     else:
-        ends_s = sum(role.ends_s for role in work.roles) / len(work.roles)
-        frame_s = sum(end - start for start, end in played.frames) / count + ends_s
-    return RunTiming(
-        frame_s, {one.device: _simulated_device(played, work, i, count) for i, one in enumerate(work.devices)}
-    )
+        ends_s = sum(role.ends_s for role in workload.roles) / len(workload.roles)
+        frame_s = sum(end - start for start, end in result.frames) / count + ends_s
+    devices = {
+        device.device: _simulated_device(result, workload, i, count) for i, device in enumerate(workload.devices)
+    }
+    return RunTiming(frame_s, devices)
 
 
-def _simulated_device(played: SimulationResult, work: Workload, i: int, frames: int) -> DeviceTiming:
-    one = work.devices[i]
-    handed = sum(one.runtime.send_seconds(m.nbytes) for role in work.roles for m in role.messages if m.sender == i)
-    waits = {peer: seconds / frames for peer, seconds in played.waits.get(one.device, {}).items()}
-    segments = segment_seconds(work)[one.device]
-    calls = _call_counts([len(role.devices[i].jobs) for role in work.roles], frames)
+def _simulated_device(result: SimulationResult, workload: Workload, i: int, frames: int) -> DeviceTiming:
+    device = workload.devices[i]
+    sent = [message.nbytes for role in workload.roles for message in role.messages if message.sender == i]
+    handling_s = sum(map(device.runtime.send_seconds, sent))
+    waits = {peer: seconds / frames for peer, seconds in result.waits.get(device.device, {}).items()}
+    segments_s = segment_seconds(workload)[device.device]
+    calls = _call_counts([len(role.devices[i].jobs) for role in workload.roles], frames)
     return DeviceTiming(
-        sum(s * n for s, n in zip(segments, calls, strict=True)) / frames,
-        handed / len(work.roles) + played.total_seconds("message", one.device) / frames,
-        sum(waits.values()),
-        segments,
-        waits,
+        compute_s=sum(seconds * count for seconds, count in zip(segments_s, calls, strict=True)) / frames,
+        send_s=handling_s / len(workload.roles) + result.total_seconds("message", device.device) / frames,
+        wait_s=sum(waits.values()),
+        segments_s=segments_s,
+        waits=waits,
     )
 
 
 def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
-    """What a log (schema run) says of the program's run."""
-    times, devices = log["frames_s"], {}
-    frames = max(1, len(times))
+    """Return the measured times of a run log (schema `run`)."""
+    frames_s, devices = log["frames_s"], {}
+    frames = max(1, len(frames_s))
     for i, entry in enumerate(log["devices"]):
         calls = segment_calls(program, i, frames)
-        segments = tuple(s / max(1, n) for s, n in zip(entry["segments"], calls, strict=True))
+        segments_s = tuple(seconds / max(1, count) for seconds, count in zip(entry["segments_s"], calls, strict=True))
         waits = _wait_seconds(entry["timeline"], frames - 1, program)
         compute_s, send_s, wait_s = (entry[key] / frames for key in ("compute_s", "send_s", "wait_s"))
-        devices[entry["device"]] = DeviceTiming(compute_s, send_s, wait_s, segments, waits)
-    streamed = log.get("in_flight", 1) > 1
-    return RunTiming(
-        log["total_s"] / frames if streamed else typical_frame_s(times, len(program.replica_roles)), devices
-    )
+        devices[entry["device"]] = DeviceTiming(compute_s, send_s, wait_s, segments_s, waits)
+    is_stream = log.get("in_flight", 1) > 1
+    frame_s = log["total_s"] / frames if is_stream else typical_frame_s(frames_s, len(program.replica_roles))
+    return RunTiming(frame_s, devices)
 
 
-def typical_frame_s(times: Sequence[float], roles: int) -> float:
-    """Seconds of a frame where they went one at a time: the median without the first, which warms up, where there are
-    more; with replicas the mean of theirs. 0 without frames."""
-    own = [times[r + (roles if r == 0 and len(times) > roles else 0) :: roles] for r in range(roles)]
-    medians = [statistics.median(each) for each in own if each]
+def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
+    """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
+
+    It is the median without the first frame, which warms up. With replicas, it is the mean of their medians.
+    """
+    by_role = [list(frames_s[role::roles]) for role in range(roles)]
+    if len(frames_s) > roles:
+        del by_role[0][0]
+    medians = [statistics.median(own) for own in by_role if own]
     return statistics.mean(medians) if medians else 0.0
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
-    """How often each segment of a device is called in so many frames, role by role; none of those for losses."""
-    played = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
-    return played + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(played))
+    """Return how often a device calls each of its segments, role by role; 0 for those of failure plans."""
+    calls = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
+    return calls + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(calls))
 
 
-def _call_counts(segments: Sequence[int], frames: int) -> list[int]:
-    """segments: how many there are, by role."""
-    return [len(range(r, frames, len(segments))) for r, count in enumerate(segments) for _ in range(count)]
+def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
+    """Return the calls of each segment. segment_counts: number of segments in each role."""
+    roles = len(segment_counts)
+    return [len(range(role, frames, roles)) for role, count in enumerate(segment_counts) for _ in range(count)]
 
 
-def _wait_seconds(timeline: list[Mapping[str, Any]], last: int, program: Program) -> dict[str, float]:
+def _wait_seconds(timeline: list[Mapping[str, Any]], frame: int, program: Program) -> dict[str, float]:
     transfers, waits = program.all_transfers, dict[str, float]()
     for span in timeline:
-        if span["kind"] == "wait" and span["frame"] == last:
+        if span["kind"] == "wait" and span["frame"] == frame:
             peer = transfers[span["index"]].sender if span["index"] >= 0 else ""
             waits[peer] = waits.get(peer, 0.0) + span["end"] - span["start"]
     return waits
 
 
-def find_discrepancies(predicted: RunTiming, found: RunTiming) -> Iterator[Discrepancy]:
-    """Where they part notably, device by device. Sending counts only where it took longer than predicted: what the
-    system takes at once has not left yet."""
-    least = MIN_FRAME_SHARE * max(predicted.frame_s, found.frame_s)
+def find_discrepancies(predicted: RunTiming, measured: RunTiming) -> Iterator[Discrepancy]:
+    """Yield the discrepancies of each device.
+
+    Sending counts only if it took longer than predicted: the system may accept a message before it is sent.
+    """
+    min_s = MIN_FRAME_SHARE * max(predicted.frame_s, measured.frame_s)
     for name, ours in predicted.devices.items():
-        theirs = found.devices[name]
-        for cause, ahead, seen, where in (
+        theirs = measured.devices[name]
+        for cause, predicted_s, measured_s, location in (
             ("computing", ours.compute_s, theirs.compute_s, _worst_segment(ours.segments_s, theirs.segments_s)),
             ("sending", ours.send_s, max(ours.send_s, theirs.send_s), ""),
             ("waiting", ours.wait_s, theirs.wait_s, _largest_difference(ours.waits, theirs.waits)),
         ):
-            if abs(seen - ahead) > max(least, MIN_DISCREPANCY_SHARE * max(ahead, seen)):
-                yield Discrepancy(name, cause, where, ahead, seen)
+            limit_s = max(min_s, MIN_DISCREPANCY_SHARE * max(predicted_s, measured_s))
+            if abs(measured_s - predicted_s) > limit_s:
+                yield Discrepancy(name, cause, location, predicted_s, measured_s)
 
 
-def _worst_segment(ours: tuple[float, ...], theirs: tuple[float, ...]) -> str:
-    return f"segment {_largest_difference(dict(enumerate(ours)), dict(enumerate(theirs)))}"
+def _worst_segment(predicted_s: tuple[float, ...], measured_s: tuple[float, ...]) -> str:
+    return f"segment {_largest_difference(dict(enumerate(predicted_s)), dict(enumerate(measured_s)))}"
 
 
-def _largest_difference(ours: Mapping[Any, float], theirs: Mapping[Any, float]) -> str:
-    """The key at which they differ most; "" without any."""
-    keys = dict.fromkeys([*ours, *theirs])
-    return str(max(keys, key=lambda key: abs(ours.get(key, 0.0) - theirs.get(key, 0.0)), default=""))
+def _largest_difference(predicted: Mapping[Any, float], measured: Mapping[Any, float]) -> str:
+    """Return the key with the largest difference; empty if there are no keys."""
+    keys = dict.fromkeys([*predicted, *measured])
+    return str(max(keys, key=lambda key: abs(predicted.get(key, 0.0) - measured.get(key, 0.0)), default=""))
 
 
 def find_wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str, int, int]]:
-    """(Sender, receiver, bytes predicted, bytes sent) of each line that carried others than predicted."""
-    frames, count = len(log["frames_s"]), len(program.replica_roles)
-    sent = {int(index): total for entry in log["devices"] for index, total in entry["sent"].items()}
-    roles = [r for r, role in enumerate(program.replica_roles) for _ in role.transfers]
-    lines: dict[tuple[str, str], list[int]] = {}
-    for transfer, role in zip(program.all_transfers, roles, strict=False):  # those for losses come last
-        line = lines.setdefault((transfer.sender, transfer.receiver), [0, 0])
-        line[0] += transfer.value.nbytes * len(range(role, frames, count))
-        line[1] += sent.get(transfer.index, 0)
-    return [(*ends, due, got) for ends, (due, got) in lines.items() if due != got]
+    """Return the links with wrong byte counts, as (sender, receiver, predicted bytes, sent bytes)."""
+    frames, replicas = len(log["frames_s"]), len(program.replica_roles)
+    sent = {int(index): nbytes for entry in log["devices"] for index, nbytes in entry["sent_bytes"].items()}
+    roles = [i for i, role in enumerate(program.replica_roles) for _ in role.transfers]
+    counts: dict[tuple[str, str], list[int]] = {}
+    # Transfers of failure plans come last; they have no entry in `roles`.
+    for transfer, role in zip(program.all_transfers, roles, strict=False):
+        count = counts.setdefault((transfer.sender, transfer.receiver), [0, 0])
+        count[0] += transfer.value.nbytes * len(range(role, frames, replicas))
+        count[1] += sent.get(transfer.index, 0)
+    return [(*ends, expected, actual) for ends, (expected, actual) in counts.items() if expected != actual]

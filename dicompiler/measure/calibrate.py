@@ -1,8 +1,9 @@
-"""Calibrating: a platform's or a profile's figures are corrected by what runs of one artifact measured.
+"""Calibration: correct the figures of a platform or a profile by measured runs of one artifact.
 
-logs of runs + artifact → Calibration.   Rates follow from the seconds of segments; lines from the pauses between them,
-which need no clock that all devices share: the simulator plays the segments as they were measured, and those
-bandwidths and that latency are taken with which it makes the pauses that were seen.
+run logs + artifact ──calibrate──► Calibration
+
+Rates follow from the seconds of segments. Bandwidths and latencies follow from the pauses between segments of a device,
+which need no common clock: they are fitted so that a simulation with the measured segments shows the same pauses.
 """
 
 from __future__ import annotations
@@ -36,25 +37,31 @@ from dicompiler.driver.prepare import runtime_costs
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.measure.fit_links import NetworkFigure, find_pauses, fit_links
+from dicompiler.measure.fit_links import NetworkFigure, find_pauses, fit_links, round_figure
 from dicompiler.search.problem import Problem
 from dicompiler.target.integrity import load_artifact
 from dicompiler.target.target_base import Target
 
 MIN_FRAMES = 3
-"""So many frames a run must have at least."""
 MAX_SPREAD_FACTOR = 2.0
-"""How many times as long as before a segment, or as the shortest a median frame, may take in one run."""
+"""A machine was busy if a segment took this multiple of its other calls, or the median frame of the shortest one."""
 MAX_UNEXPLAINED_SHARE = 0.25
-"""What share of a frame may be left that neither computing nor messages explain."""
+"""Maximum share of a frame in waits that the fitted network does not explain."""
 _TIME_KEYS = ("seconds", "low", "high")
-CALIBRATED_NOTE = " Rates and lines corrected by 'dicompiler calibrate'."
+CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that was corrected. unit: FLOP/s, bit/s, s, or "" for a factor; after: None where it could not be told,
-    and why says so."""
+    """A corrected figure.
+
+    Attributes:
+        name: Name for messages.
+        unit: "FLOP/s", "bit/s", "s", or empty for a factor.
+        before: The figure before the calibration.
+        after: The corrected figure; None if the runs do not determine it.
+        reason: Reason why it is undetermined.
+    """
 
     name: str
     unit: str
@@ -65,8 +72,14 @@ class Figure:
 
 @dataclass(frozen=True)
 class CalibratedFrame:
-    """A frame of a run in seconds, without the time until its inputs came: as measured, and as simulated with the
-    figures before and after."""
+    """Seconds of a frame of one run, without the time until its inputs arrived.
+
+    Attributes:
+        log: File of the run.
+        measured_s: Measured.
+        before_s: Simulated with the figures before the calibration.
+        after_s: Simulated with the corrected figures.
+    """
 
     log: str
     measured_s: float
@@ -76,8 +89,15 @@ class CalibratedFrame:
 
 @dataclass(frozen=True)
 class Calibration:
-    """document: the profile that was corrected, where one was. doubts: what speaks against the runs; nothing where they
-    were clean."""
+    """Result of a calibration.
+
+    Attributes:
+        platform: The corrected platform.
+        document: The corrected profile as JSON, if a profile was corrected.
+        figures: The corrected figures.
+        frames: A frame of each run.
+        warnings: Signs that a machine was busy during a run.
+    """
 
     platform: Platform
     document: Mapping[str, Any] | None
@@ -88,8 +108,13 @@ class Calibration:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """One log. place: its file; program: what was run; role: of its last frame; streamed: whether frames were on their
-    way at once."""
+    """A run log.
+
+    Attributes:
+        path: Its file.
+        log: Its content.
+        program: The program that was run.
+    """
 
     path: str
     log: Mapping[str, Any]
@@ -105,12 +130,13 @@ class LoggedRun:
 
     @property
     def last_role(self) -> int:
+        """Index of the role of the last frame."""
         return (self.frames - 1) % len(self.program.replica_roles)
 
     @cached_property
     def last_frame_spans(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
-        """Device → (start, end) of each of its segments in the last frame; None where the log does not tell."""
-        found = {}
+        """Device ⇒ start and end of each segment in the last frame; None if the log does not have them."""
+        spans_by_device = {}
         for i, entry in enumerate(self.log["devices"]):
             counts = [len(role.devices[i].segments) for role in self.program.roles]
             first, count = sum(counts[: self.last_role]), counts[self.last_role]
@@ -121,23 +147,30 @@ class LoggedRun:
             }
             if sorted(spans) != list(range(count)):
                 return None
-            found[entry["device"]] = [spans[k] for k in range(count)]
-        return found
+            spans_by_device[entry["device"]] = [spans[index] for index in range(count)]
+        return spans_by_device
 
     @property
     def input_arrival_s(self) -> float:
-        """Until the last frame's inputs had come from whoever gives the frames."""
-        return max(
-            (span["end"] for entry in self.log["devices"] for span in entry["timeline"]
-             if (span["kind"], span["index"], span["frame"]) == ("wait", -1, self.frames - 1)),
-            default=0.0,
-        )  # fmt: skip
+        """Seconds until the last frame's inputs had arrived."""
+        spans = [span for entry in self.log["devices"] for span in entry["timeline"]]
+        input_wait = ("wait", -1, self.frames - 1)
+        ends = [span["end"] for span in spans if (span["kind"], span["index"], span["frame"]) == input_wait]
+        return max(ends, default=0.0)
 
 
 @dataclass(frozen=True)
 class CalibrationCase:
-    """What was run: `problem` with the artifact's platform. emulated: of the host that emulated its boards, see
-    `run_log.emulated_by`."""
+    """The artifact that was run.
+
+    Attributes:
+        program: Its program.
+        routing: Its routing.
+        problem: Its problem, with the platform before the calibration.
+        target: Its target.
+        emulation_host: Runtime costs and processors of the host that emulated the boards, see
+            `run_log.emulation_host`.
+    """
 
     program: Program
     routing: Routing
@@ -146,17 +179,17 @@ class CalibrationCase:
     emulation_host: tuple[RuntimeCosts, int] | None
 
     def with_platform(self, platform: Platform) -> Problem:
-        """The problem with other figures."""
+        """Return the problem with another platform, and with the runtime costs that follow from it."""
         if self.emulation_host:
             costs, processors = self.emulation_host
             return on_emulation_host(replace(self.problem, platform=platform), costs, self.program, processors)
-        runtime = runtime_costs(platform, self.problem.cost_model, self.target)
-        return replace(self.problem, platform=platform, runtime_costs=runtime)
+        costs_by_device = runtime_costs(platform, self.problem.cost_model, self.target)
+        return replace(self.problem, platform=platform, runtime_costs=costs_by_device)
 
     def make_workload(self, problem: Problem, free: bool = False) -> Workload:
-        """Of the program; `free`: without what its runtime takes."""
-        runtime = {} if free else problem.runtime_costs
-        return build_workload(self.program, self.routing, problem.platform, problem.cost_model, runtime)
+        """Return the workload of the program. free: without runtime costs."""
+        costs = {} if free else problem.runtime_costs
+        return build_workload(self.program, self.routing, problem.platform, problem.cost_model, costs)
 
 
 def calibrate(
@@ -166,174 +199,188 @@ def calibrate(
     force: bool = False,
     platform: Platform | None = None,
 ) -> Calibration:
-    """Corrects the platform of the artifact that was run, or `profile`, by what `logs` measured.
+    """Correct the figures of a platform, or the seconds of a profile, by measured runs.
 
-    artifact: where it is, by default where the first log says. A rate becomes that with which its device's segments are
-    predicted to take what they took, all frames together; a profile's seconds are multiplied likewise. platform: whose
-    figures are corrected, by default the artifact's. DicompilerError
-    for a log of another artifact, of another platform, with too few frames, and unless `force` of a busy machine.
+    The corrected rate of a device is the rate with which its segments are predicted to take as long as they did, over
+    all frames. The seconds of a profile are multiplied in the same way.
+
+    Args:
+        logs: Logs of runs of one artifact.
+        artifact: The artifact. Default: the one that the first log names.
+        profile: A profile to correct instead of the platform.
+        force: Use runs of a busy machine too.
+        platform: The platform to correct. Default: the artifact's.
+
+    Raises:
+        DicompilerError: A log belongs to another artifact or platform, has too few frames, or shows a busy machine.
     """
     directory = Path(artifact) if artifact is not None else _artifact_directory(Path(logs[0]))
-    measured_there = Spec.from_mapping("profile", {"file": str(profile), "others": "true", "force": str(force).lower()})
-    cost = "analytic" if profile is None else str(measured_there)
-    compilation, target, problem = reopen_artifact(directory, cost, platform)
-    assert compilation.program is not None and compilation.routing is not None
-    runs = [_load_run(Path(log), directory, compilation.program, problem.platform) for log in logs]
-    if len({run.log["where"] for run in runs}) > 1:
-        raise DicompilerError(f"{runs[0].path}: some runs are emulated and some are not: calibrate by one kind alone")
-    case = CalibrationCase(
-        compilation.program, compilation.routing, problem, target, run_log.emulation_host(runs[0].log, target)
-    )
+    profile_spec = Spec.from_mapping("profile", {"file": str(profile), "others": "true", "force": str(force).lower()})
+    cost = "analytic" if profile is None else str(profile_spec)
+    state, target, problem = reopen_artifact(directory, cost, platform)
+    assert state.program is not None and state.routing is not None
+    runs = [_load_run(Path(log), directory, state.program, problem.platform) for log in logs]
+    if len({run.log["location"] for run in runs}) > 1:
+        raise DicompilerError(
+            f"{runs[0].path}: some runs are emulated and others are not: calibrate by one of these kinds"
+        )
+    host = run_log.emulation_host(runs[0].log, target)
+    case = CalibrationCase(state.program, state.routing, problem, target, host)
     return _calibrate_runs(case, runs, None if profile is None else Path(profile), force)
 
 
 def _artifact_directory(log: Path) -> Path:
     document = run_log.read_log(log)
-    if "directory" not in document:
-        raise DicompilerError(f"{log}: an earlier version wrote it: run the artifact again with --log")
-    return log.parent / str(document["directory"])
+    if "artifact_directory" not in document:
+        raise DicompilerError(f"{log}: artifact_directory is missing: run the artifact again with --log")
+    return log.parent / str(document["artifact_directory"])
 
 
 def _load_run(path: Path, directory: Path, program: Program, platform: Platform) -> LoggedRun:
-    """A log, with everything that makes it useless refused."""
+    """Return a run log. DicompilerError if the run cannot be used for a calibration."""
     log = run_log.load_log(path, directory, load_artifact(directory))
-    run, place = LoggedRun(str(path), log, program), str(path)
-    if "directory" not in log:
-        raise DicompilerError(f"{place}: an earlier version wrote it: run the artifact again with --log")
-    if log.get("platform", (own := run_log.platform_digest(platform))) != own:
-        raise DicompilerError(f"{place}: other boards were emulated than {directory} was compiled for: emulate those")
-    if log.get("events"):
-        raise DicompilerError(f"{place}: a device was lost, or came back, in this run: run it again without that")
-    hosts = {platform.host_of[device.device] for device in program.devices}
-    if log["where"] == "here" and len(hosts) > 1:
+    run, own_digest = LoggedRun(str(path), log, program), run_log.platform_digest(platform)
+    if log.get("platform_digest", own_digest) != own_digest:
         raise DicompilerError(
-            f"{place}: all devices ran on one host, its platform has {len(hosts)}: deploy it, or emulate them"
+            f"{path}: the emulated boards are not those that {directory} was compiled for: emulate those"
+        )
+    if log.get("events"):
+        raise DicompilerError(f"{path}: a device failed or returned in this run: run it again without failures")
+    hosts = {platform.host_of[device.device] for device in program.devices}
+    if log["location"] == "local" and len(hosts) > 1:
+        raise DicompilerError(
+            f"{path}: all devices ran on one host, but the platform has {len(hosts)}: deploy it, or emulate them"
         )
     if run.frames < MIN_FRAMES:
         raise DicompilerError(
-            f"{place}: {run.frames} frames are too few: run at least {MIN_FRAMES}, better 20 (--frames)"
+            f"{path}: {run.frames} frames are too few: run at least {MIN_FRAMES}, better 20 (--frames)"
         )
-    for sender, receiver, due, got in find_wrong_bytes(log, program):
-        raise DicompilerError(f"{place}: {sender} → {receiver}: {got} bytes sent, {due} predicted: run it again")
+    for sender, receiver, expected, actual in find_wrong_bytes(log, program):
+        raise DicompilerError(f"{path}: {sender} → {receiver}: {actual} bytes sent, {expected} predicted: run it again")
     return run
 
 
 def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Path | None, force: bool) -> Calibration:
-    doubts = [doubt for run in runs for doubt in _find_disturbances(run)]
-    platform = case.problem.platform
+    warnings = [warning for run in runs for warning in _find_disturbances(run)]
+    platform, document, factor = case.problem.platform, None, 1.0
     if profile is None:
         platform, figures = _correct_rates(case, runs)
-        lines, told, left = _correct_links(case, runs, platform)
-        platform, figures = lines, figures + told
-        doubts += left
-        factor, document = 1.0, None
+        platform, network_figures, network_warnings = _correct_links(case, runs, platform)
+        figures += network_figures
+        warnings += network_warnings
     else:
         factor, document = _scale_profile(case, runs, profile)
         figures = [Figure(f"seconds of {profile}", "", 1.0, factor)]
-    if doubts and not force:
-        raise DicompilerError(f"{doubts[0]}: run it again on an idle machine, or take it as it is (--force)")
+    if warnings and not force:
+        raise DicompilerError(f"{warnings[0]}: run it again on an idle machine, or use it anyway (--force)")
     frames = tuple(_compare_frame(case, run, platform, factor) for run in runs)
-    noted = platform.description.removesuffix(CALIBRATED_NOTE) + CALIBRATED_NOTE
-    return Calibration(replace(platform, description=noted.strip()), document, tuple(figures), frames, tuple(doubts))
+    description = (platform.description.removesuffix(CALIBRATED_NOTE) + CALIBRATED_NOTE).strip()
+    return Calibration(replace(platform, description=description), document, tuple(figures), frames, tuple(warnings))
 
 
 def _find_disturbances(run: LoggedRun) -> Iterator[str]:
-    """What shows that a machine had something else to do: frames, or segments, that differ from one another."""
+    """Yield signs that a machine was busy: frames, or calls of a segment, of very different durations."""
     roles = len(run.program.replica_roles)
-    for own in () if run.is_streamed else (run.log["frames_s"][1 + r :: roles] for r in range(roles)):
-        if own and (median := statistics.median(own)) > MAX_SPREAD_FACTOR * min(own):
-            quick, usual = format_seconds(min(own)), format_seconds(median)
-            yield f"{run.path}: the machine was busy: a frame takes {quick} to {usual} (the median)"
+    for role in range(0 if run.is_streamed else roles):
+        frames_s = run.log["frames_s"][1 + role :: roles]
+        if frames_s and (median := statistics.median(frames_s)) > MAX_SPREAD_FACTOR * min(frames_s):
+            shortest, typical = format_seconds(min(frames_s)), format_seconds(median)
+            yield f"{run.path}: the machine was busy: a frame takes {shortest} to {typical} (the median)"
             break
-    for i, entry in enumerate(run.log["devices"] if run.last_frame_spans else ()):
-        spans, counts = run.last_frame_spans[entry["device"]], segment_calls(run.program, i, run.frames)  # type: ignore[index]
+    if run.last_frame_spans is None:
+        return
+    for i, entry in enumerate(run.log["devices"]):
+        calls = segment_calls(run.program, i, run.frames)
         first = sum(len(role.devices[i].segments) for role in run.program.roles[: run.last_role])
-        for k, (start, end) in enumerate(spans):
-            total, calls = entry["segments"][first + k], counts[first + k]
-            others = (total - (end - start)) / (calls - 1) if calls > 1 else end - start
-            low, high = sorted((others, end - start))
-            if high > MAX_SPREAD_FACTOR * low and high * calls > 0.1 * entry["compute_s"]:
-                took = f"{format_seconds(end - start)} in the last frame, {format_seconds(others)} in others"
-                yield f"{run.path}: the machine was busy: segment {first + k} of {entry['device']} takes {took}"
+        for index, (start, end) in enumerate(run.last_frame_spans[entry["device"]], first):
+            last_s, count = end - start, calls[index]
+            others_s = (entry["segments_s"][index] - last_s) / (count - 1) if count > 1 else last_s
+            shorter, longer = sorted((others_s, last_s))
+            if longer > MAX_SPREAD_FACTOR * shorter and longer * count > 0.1 * entry["compute_s"]:
+                times = f"{format_seconds(last_s)} in the last frame, {format_seconds(others_s)} in others"
+                yield f"{run.path}: the machine was busy: segment {index} of {entry['device']} takes {times}"
 
 
-def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], work: Workload, device: int) -> float:
-    """Seconds that all segments of a device take in all runs, by a prediction."""
-    seconds = segment_seconds(work)[work.devices[device].device]
-    calls = (segment_calls(case.program, device, run.frames) for run in runs)
-    return sum(s * n for own in calls for s, n in zip(seconds, own, strict=False))  # those for losses come last
+def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workload: Workload, device: int) -> float:
+    """Return the predicted seconds of all segments of a device in all runs."""
+    seconds = segment_seconds(workload)[workload.devices[device].device]
+    total = 0.0
+    for run in runs:
+        # Segments of failure plans come last; they are not called.
+        calls = segment_calls(case.program, device, run.frames)
+        total += sum(each * count for each, count in zip(seconds, calls, strict=False))
+    return total
 
 
 def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[Figure]]:
-    """The platform with the rates at which its devices computed."""
+    """Return the platform with the rates at which its devices computed."""
     start = platform = case.problem.platform
-    names = [one.device for one in case.program.devices]
-    took = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]
-    for _ in range(50):  # what copies take follows the rate, more slowly
-        work = case.make_workload(case.with_platform(platform))
-        ratios = {
-            name: _predicted_compute_s(case, runs, work, i) / took[i] if took[i] else 0.0
+    names = [device.device for device in case.program.devices]
+    measured_s = [sum(run.log["devices"][i]["compute_s"] for run in runs) for i in range(len(names))]
+    # The time of copies changes less than in proportion to the rate, so one step is not enough.
+    for _ in range(50):
+        workload = case.make_workload(case.with_platform(platform))
+        factors = {
+            name: _predicted_compute_s(case, runs, workload, i) / measured_s[i] if measured_s[i] else 0.0
             for i, name in enumerate(names)
         }
-        changed = {name: ratio for name, ratio in ratios.items() if ratio}
-        platform = _scale_rates(platform, changed)
-        if all(abs(ratio - 1) < 1e-3 for ratio in changed.values()):
+        changes = {name: factor for name, factor in factors.items() if factor}
+        platform = _scale_rates(platform, changes)
+        if all(abs(factor - 1) < 1e-3 for factor in changes.values()):
             break
     figures = []
     for name in names:
-        old, why = start.device(name), ""
-        if not ratios[name]:
-            why = "it computes nothing in this plan"
-        elif abs(ratios[name] - 1) > 0.01:
-            why = "copies and weights alone are predicted to take longer than all that it computed"
-            platform = replace(platform, devices=tuple(old if d.name == name else d for d in platform.devices))
-        figures.append(Figure(f"{name} rate", "FLOP/s", old.rate, None if why else platform.device(name).rate, why))
+        device, reason = start.device(name), ""
+        if not factors[name]:
+            reason = "it computes nothing in this plan"
+        elif abs(factors[name] - 1) > 0.01:
+            reason = "the predicted time of copies and weights alone exceeds its whole computing time"
+            devices = tuple(device if other.name == name else other for other in platform.devices)
+            platform = replace(platform, devices=devices)
+        rate = None if reason else platform.device(name).rate
+        figures.append(Figure(f"{name} rate", "FLOP/s", device.rate, rate, reason))
     return platform, figures
 
 
 def _scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
-    return replace(
-        platform,
-        devices=tuple(
-            replace(one, rate=_round_figure(one.rate * factors.get(one.name, 1.0))) for one in platform.devices
-        ),
+    devices = tuple(
+        replace(device, rate=round_figure(device.rate * factors.get(device.name, 1.0))) for device in platform.devices
     )
-
-
-def _round_figure(value: float) -> float:
-    """With as many digits as mean something."""
-    return float(f"{value:.4g}")
+    return replace(platform, devices=devices)
 
 
 def _correct_links(
     case: CalibrationCase, runs: Sequence[LoggedRun], platform: Platform
 ) -> tuple[Platform, list[Figure], list[str]]:
-    """The platform with its lines as they were, and doubts about waits that no line explains."""
-    telling = [run for run in runs if run.last_frame_spans is not None and not run.is_streamed]
-    lines = NetworkFigure.of_platform(platform)
-    if not telling or not case.program.all_transfers:
-        why = "nothing is sent" if not case.program.all_transfers else "no run tells a frame's course by itself"
-        return platform, [Figure(one.name, one.unit, one.value(platform), None, why) for one in lines], []
-    base = case.make_workload(case.with_platform(platform))
-    seen = [find_pauses(_require_last_spans(run), run.input_arrival_s) for run in telling]
-    works = [_with_measured_seconds(base.roles[run.last_role], _require_last_spans(run)) for run in telling]
-    usual = []
-    if len(base.roles) == 1:
-        usual = [(base, measured_timing(run.log, case.program).frame_s - run.input_arrival_s) for run in telling]
-    fitted, reasons, left = fit_links(platform, lines, works, seen, usual)
-    figures = [
-        Figure(one.name, one.unit, one.value(platform), None if one.name in reasons else one.value(fitted),
-               reasons.get(one.name, ""))
-        for one in lines
-    ]  # fmt: skip
-    doubts = []
-    for run, by_device in zip(telling, left, strict=True):
+    """Return the platform with fitted network figures, and warnings of waits that they do not explain."""
+    usable = [run for run in runs if run.last_frame_spans is not None and not run.is_streamed]
+    figures = NetworkFigure.of_platform(platform)
+    if not usable or not case.program.all_transfers:
+        reason = "no run shows a frame alone, segment by segment"
+        if not case.program.all_transfers:
+            reason = "nothing is sent"
+        return platform, [Figure(own.name, own.unit, own.value(platform), None, reason) for own in figures], []
+    workload = case.make_workload(case.with_platform(platform))
+    observed = [find_pauses(_require_last_spans(run), run.input_arrival_s) for run in usable]
+    measured = [_with_measured_seconds(workload.roles[run.last_role], _require_last_spans(run)) for run in usable]
+    typical = []
+    if len(workload.roles) == 1:
+        typical = [
+            (workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s) for run in usable
+        ]
+    fitted, reasons, unexplained = fit_links(platform, figures, measured, observed, typical)
+    corrected = []
+    for own in figures:
+        after = None if own.name in reasons else own.value(fitted)
+        corrected.append(Figure(own.name, own.unit, own.value(platform), after, reasons.get(own.name, "")))
+    warnings = []
+    for run, waits_s in zip(usable, unexplained, strict=True):
         frame_s = measured_timing(run.log, case.program).frame_s
-        worst = max(by_device, key=lambda name: by_device[name])
-        if by_device[worst] > MAX_UNEXPLAINED_SHARE * frame_s:
-            waits = f"waits that no message explains: {format_seconds(by_device[worst])} of {worst} in a frame of"
-            doubts.append(f"{run.path}: {waits} {format_seconds(frame_s)}")
-    return fitted, figures, doubts
+        worst = max(waits_s, key=lambda name: waits_s[name])
+        if waits_s[worst] > MAX_UNEXPLAINED_SHARE * frame_s:
+            waits = f"unexplained waits: {format_seconds(waits_s[worst])} of {worst} in a frame of"
+            warnings.append(f"{run.path}: {waits} {format_seconds(frame_s)}")
+    return fitted, corrected, warnings
 
 
 def _require_last_spans(run: LoggedRun) -> Mapping[str, Sequence[tuple[float, float]]]:
@@ -341,29 +388,35 @@ def _require_last_spans(run: LoggedRun) -> Mapping[str, Sequence[tuple[float, fl
     return run.last_frame_spans
 
 
-def _with_measured_seconds(work: Workload, spans: Mapping[str, Sequence[tuple[float, float]]]) -> Workload:
-    """A role with the seconds that its segments took."""
-    return with_segment_seconds(work, {name: [end - start for start, end in own] for name, own in spans.items()})
+def _with_measured_seconds(workload: Workload, spans: Mapping[str, Sequence[tuple[float, float]]]) -> Workload:
+    """Return the workload of a role with the measured seconds of its segments."""
+    seconds = {name: [end - start for start, end in own] for name, own in spans.items()}
+    return with_segment_seconds(workload, seconds)
 
 
 def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Path) -> tuple[float, Mapping[str, Any]]:
-    """(How many times as long as in the profile pieces took on the devices that it holds for, the profile with that.)
-    What copies take, and that calls find caches cold, is not in it."""
+    """Return the factor from profiled to measured seconds, and the profile multiplied by it.
+
+    Copies and cold caches are not part of the factor, because a profile has no times of them.
+    """
     document = load_json(profile)
     problem = case.with_platform(case.problem.platform)
-    own = [i for i, one in enumerate(case.program.devices) if fnmatch.fnmatchcase(one.device, document["device"])]
-    took = sum(run.log["devices"][i]["compute_s"] for run in runs for i in own)
-    bare = sum(_predicted_compute_s(case, runs, case.make_workload(problem, free=True), i) for i in own)
-    beside = sum(_predicted_compute_s(case, runs, case.make_workload(problem), i) for i in own) - bare
-    if not bare or took <= beside:
-        raise DicompilerError(f"{profile}: no device that it holds for ({document['device']}) computed in these runs")
-    factor = _round_figure((took - beside) / bare)
-    pieces = [(one, key) for layer in document["layers"] for one in layer["measurements"] for key in _TIME_KEYS]
-    if "whole_s" in document:  # by which whole layers go
-        pieces.append((document, "whole_s"))
-    for one, key in pieces:
-        call_s = min(document["call_s"], one[key])
-        one[key] = round(call_s + (one[key] - call_s) * factor, 9)
+    devices = [i for i, own in enumerate(case.program.devices) if fnmatch.fnmatchcase(own.device, document["device"])]
+    measured_s = sum(run.log["devices"][i]["compute_s"] for run in runs for i in devices)
+    bare, complete = case.make_workload(problem, free=True), case.make_workload(problem)
+    bare_s = sum(_predicted_compute_s(case, runs, bare, i) for i in devices)
+    extra_s = sum(_predicted_compute_s(case, runs, complete, i) for i in devices) - bare_s
+    if not bare_s or measured_s <= extra_s:
+        raise DicompilerError(
+            f"{profile}: none of the devices that it is for ({document['device']}) computed in these runs"
+        )
+    factor = round_figure((measured_s - extra_s) / bare_s)
+    entries = [(piece, key) for layer in document["layers"] for piece in layer["measurements"] for key in _TIME_KEYS]
+    if "whole_s" in document:
+        entries.append((document, "whole_s"))
+    for entry, key in entries:
+        call_s = min(document["call_s"], entry[key])
+        entry[key] = round(call_s + (entry[key] - call_s) * factor, 9)
     for key in ("weight_s", "read_s"):
         if key in document:
             document[key] *= factor
@@ -371,30 +424,29 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
 
 
 def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, factor: float) -> CalibratedFrame:
-    """factor: of what its computing takes by the cost model."""
-    flight, place = run.log["in_flight"], run.path
+    """Return measured and simulated seconds of a frame. factor: multiplies the cost model's seconds afterwards."""
+    in_flight = run.log["in_flight"]
     before, after = case.with_platform(case.problem.platform), case.with_platform(platform)
-    found = measured_timing(run.log, case.program).frame_s - (0.0 if run.is_streamed else run.input_arrival_s)
-    new = case.make_workload(after)
+    old_workload, new_workload = case.make_workload(before), case.make_workload(after)
     if factor != 1.0:
-        new = _scale_compute(new, case.make_workload(after, free=True), factor)
-    told = [
-        predict_timing(work, one, run.frames, flight).frame_s
-        for work, one in ((case.make_workload(before), before.platform), (new, after.platform))
-    ]
-    return CalibratedFrame(place, found, *told)
+        new_workload = _scale_compute(new_workload, case.make_workload(after, free=True), factor)
+    measured_s = measured_timing(run.log, case.program).frame_s - (0.0 if run.is_streamed else run.input_arrival_s)
+    before_s = predict_timing(old_workload, before.platform, run.frames, in_flight).frame_s
+    after_s = predict_timing(new_workload, after.platform, run.frames, in_flight).frame_s
+    return CalibratedFrame(run.path, measured_s, before_s, after_s)
 
 
-def _scale_compute(work: Workload, bare: Workload, factor: float) -> Workload:
-    """The workload with `factor` times what `bare` computes, and what else there is to it as it was."""
-    first, *others = (
-        replace(role, devices=tuple(
-            replace(one, jobs=tuple(
-                replace(job, seconds=job.seconds + (factor - 1) * alone.seconds)
-                for job, alone in zip(one.jobs, own.jobs, strict=True)
-            ))
-            for one, own in zip(role.devices, least.devices, strict=True)
-        ))
-        for role, least in zip(work.roles, bare.roles, strict=True)
-    )  # fmt: skip
+def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workload:
+    """Return the workload with `factor` times the seconds that it has in common with `bare`."""
+    roles = []
+    for role, bare_role in zip(workload.roles, bare.roles, strict=True):
+        devices = []
+        for device, bare_device in zip(role.devices, bare_role.devices, strict=True):
+            jobs = tuple(
+                replace(job, seconds=job.seconds + (factor - 1) * bare_job.seconds)
+                for job, bare_job in zip(device.jobs, bare_device.jobs, strict=True)
+            )
+            devices.append(replace(device, jobs=jobs))
+        roles.append(replace(role, devices=tuple(devices)))
+    first, *others = roles
     return replace(first, other_roles=tuple(others))

@@ -1,7 +1,9 @@
-"""The bandwidths and latencies with which the simulator makes the pauses between segments that a run showed.
+"""A fit of the network's figures to the pauses between segments in measured runs.
 
-Platform + workloads with measured segments + pauses → Platform.   Least deviations, by weighted least squares in the
-seconds of a byte and of a message: pauses follow both in straight lines, as long as nobody else is waited for.
+Platform + workloads with measured segments + pauses ──fit_links──► Platform
+
+The fit minimizes absolute deviations by iteratively reweighted least squares, in the seconds per byte and per message:
+pauses are linear in both, as long as the devices wait for the same messages.
 """
 
 from __future__ import annotations
@@ -19,22 +21,38 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_FIT_STEPS = 20
-"""Improvements at most; a few are enough."""
+"""A few steps are usually enough."""
 MIN_BYTES_SHARE = 0.05
-"""Of all pauses the bytes on a line must be this share, or the run does not tell its bandwidth."""
+"""A bandwidth is undetermined if the bytes that depend on it take less than this share of all pauses."""
 TYPICAL_FRAME_WEIGHT = 4.0
-"""So many pauses the usual frame counts for: it is the median of many, they are of one."""
+"""Weight of a typical frame relative to a pause: it is a median of many frames, but a pause is from one."""
 MAX_COLLINEARITY = 0.98
-"""From this cosine on between what a latency and what a bandwidth does to the pauses, they cannot be told apart."""
+"""A latency is undetermined if its effect on the pauses has at least this cosine with the effect of a bandwidth."""
 
 Pauses = Mapping[str, Sequence[float]]
-"""Device → seconds before each of its segments, from the end of the one before."""
+"""Device ⇒ seconds before each of its segments, since the end of the previous one."""
 SegmentSpans = Mapping[str, Sequence[tuple[float, float]]]
+"""Device ⇒ start and end of each of its segments."""
+
+
+def round_figure(value: float) -> float:
+    """Return a measured figure with its four significant digits."""
+    return float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
 class NetworkFigure:
-    """A figure of the network. unit: bit/s or s; value: of a platform; put: a platform with another."""
+    """A figure of a platform's network.
+
+    The fit moves a figure along a coordinate on which pauses are linear: for a bandwidth, the seconds per byte as a
+    multiple of those at the start; for a latency, milliseconds.
+
+    Attributes:
+        name: Name for messages.
+        unit: "bit/s" or "s".
+        value: Returns the figure of a platform.
+        with_value: Returns a platform with another figure.
+    """
 
     name: str
     unit: str
@@ -43,56 +61,54 @@ class NetworkFigure:
 
     @staticmethod
     def of_platform(platform: Platform) -> tuple[NetworkFigure, ...]:
-        """Those that a platform states: of its network, of its links, and hosts' own bandwidths."""
-        found = [_network_figure("bandwidth", "bit/s"), _network_figure("latency", "s")]
+        """Return the figures that a platform states: of the network, of its links, and bandwidths of hosts."""
+        figures = [_network_figure("bandwidth", "bit/s"), _network_figure("latency", "s")]
         for i, link in enumerate(platform.network.links):
-            found += [_link_figure(i, " and ".join(link.hosts), key) for key in ("bandwidth", "latency")]
-        return (
-            *found,
-            *(_host_figure(i, one.name) for i, one in enumerate(platform.hosts) if one.bandwidth is not None),
-        )
+            figures += [_link_figure(i, " and ".join(link.hosts), key) for key in ("bandwidth", "latency")]
+        figures += [_host_figure(i, host.name) for i, host in enumerate(platform.hosts) if host.bandwidth is not None]
+        return tuple(figures)
 
-    def moved_to(self, platform: Platform, start: float, place: float) -> Platform:
-        """At `place`: how many times as long as at `start` a byte takes, or milliseconds of latency."""
-        return self.with_value(platform, float(f"{place / 1000 if self.unit == 's' else start / place:.4g}"))
+    def moved_to(self, platform: Platform, start: float, coordinate: float) -> Platform:
+        """Return the platform with the figure at a coordinate. start: the figure at coordinate 1."""
+        return self.with_value(platform, round_figure(coordinate / 1000 if self.unit == "s" else start / coordinate))
 
 
 def _network_figure(key: str, unit: str) -> NetworkFigure:
-    def put(platform: Platform, value: float) -> Platform:
+    def with_value(platform: Platform, value: float) -> Platform:
         changed: dict[str, Any] = {key: value}
         return replace(platform, network=replace(platform.network, **changed))
 
-    return NetworkFigure(f"network {key}", unit, lambda platform: float(getattr(platform.network, key)), put)
+    return NetworkFigure(f"network {key}", unit, lambda platform: float(getattr(platform.network, key)), with_value)
 
 
 def _link_figure(i: int, hosts: str, key: str) -> NetworkFigure:
-    def put(platform: Platform, value: float) -> Platform:
+    def get_value(platform: Platform) -> float:
+        return float(getattr(platform.network.links[i], key))
+
+    def with_value(platform: Platform, value: float) -> Platform:
         links, changed = list(platform.network.links), dict[str, Any]({key: value})
         links[i] = replace(links[i], **changed)
         return replace(platform, network=replace(platform.network, links=tuple(links)))
 
-    unit = "bit/s" if key == "bandwidth" else "s"
-    return NetworkFigure(
-        f"link of {hosts} {key}", unit, lambda platform: float(getattr(platform.network.links[i], key)), put
-    )
+    return NetworkFigure(f"link of {hosts} {key}", "bit/s" if key == "bandwidth" else "s", get_value, with_value)
 
 
 def _host_figure(i: int, name: str) -> NetworkFigure:
-    def put(platform: Platform, value: float) -> Platform:
+    def with_value(platform: Platform, value: float) -> Platform:
         hosts = list(platform.hosts)
         hosts[i] = replace(hosts[i], bandwidth=value)
         return replace(platform, hosts=tuple(hosts))
 
-    return NetworkFigure(f"{name} bandwidth", "bit/s", lambda platform: platform.hosts[i].bandwidth or 0.0, put)
+    return NetworkFigure(f"{name} bandwidth", "bit/s", lambda platform: platform.hosts[i].bandwidth or 0.0, with_value)
 
 
-def find_pauses(spans: SegmentSpans, late: float = 0.0) -> Pauses:
-    """Before each segment, of when they ran; late: seconds until the frame's inputs were there."""
-    made = {}
+def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
+    """Return the pauses before all segments. inputs_s: time at which the frame's inputs had arrived."""
+    pauses = {}
     for name, own in spans.items():
-        ends = [min([late, *(start for start, _ in own[:1])]), *(end for _, end in own)]
-        made[name] = [max(0.0, start - end) for (start, _), end in zip(own, ends, strict=False)]
-    return made
+        previous_ends = [min([inputs_s, *(start for start, _ in own[:1])]), *(end for _, end in own)]
+        pauses[name] = [max(0.0, start - end) for (start, _), end in zip(own, previous_ends, strict=False)]
+    return pauses
 
 
 def fit_links(
@@ -102,33 +118,52 @@ def fit_links(
     observed: Sequence[Pauses],
     typical: Sequence[tuple[Workload, float]] = (),
 ) -> tuple[Platform, Mapping[str, str], list[dict[str, float]]]:
-    """(The platform with fitted lines; line → why it could not be told; for each run by device the seconds of pauses
-    that are left unexplained.) works: of a frame of each run, with the seconds that its segments took; seen: its
-    pauses; usual: workloads with the seconds that they take in all, as a rule."""
+    """Fit figures of the network to observed pauses.
+
+    Args:
+        platform: The platform to start from.
+        figures: The figures to fit.
+        workloads: For each run, the workload of one frame with the measured seconds of its segments.
+        observed: For each run, the pauses of this frame.
+        typical: Workloads with the typical seconds of their frames.
+
+    Returns:
+        The platform with fitted figures; the names of undetermined figures with the reasons; and for each run, the
+        unexplained seconds of pauses by device.
+    """
     import numpy as np
 
-    whole = np.array([TYPICAL_FRAME_WEIGHT * seconds for _, seconds in typical])
-    fit = _LinkFit(
-        platform, figures, workloads, [work for work, _ in typical], np.concatenate([*map(_flatten, observed), whole])
-    )
-    place = np.array([1000 * one.value(platform) if one.unit == "s" else 1.0 for one in figures])
-    reasons = fit.find_undetermined(place)
-    found = fit.fit(place, reasons)
-    lost = {one.name for one in figures if one.unit != "s"} & fit.find_undetermined(found).keys() - reasons.keys()
-    if lost:  # they became so fast that they no longer count
-        reasons |= dict.fromkeys(lost, "messages are too short to tell it")
-        found = fit.fit(place, reasons)
-    fitted = fit.platform_at(found)
-    left = [
-        {name: abs(sum(own[name]) - sum(made[name])) for name in own}
-        for own, made in zip(observed, (_simulated_pauses(work, fitted) for work in workloads), strict=True)
-    ]
-    return fitted, reasons, left
+    typical_s = np.array([TYPICAL_FRAME_WEIGHT * seconds for _, seconds in typical])
+    measured = np.concatenate([*map(_flatten, observed), typical_s])
+    fit = _LinkFit(platform, figures, workloads, [workload for workload, _ in typical], measured)
+    start = np.array([1000 * figure.value(platform) if figure.unit == "s" else 1.0 for figure in figures])
+    reasons = fit.find_undetermined(start)
+    coordinates = fit.fit(start, reasons)
+    bandwidths = {figure.name for figure in figures if figure.unit != "s"}
+    too_fast = bandwidths & fit.find_undetermined(coordinates).keys() - reasons.keys()
+    if too_fast:
+        # These bandwidths became so large during the fit that they no longer affect the pauses.
+        reasons |= dict.fromkeys(too_fast, "messages are too short to determine it")
+        coordinates = fit.fit(start, reasons)
+    fitted = fit.platform_at(coordinates)
+    unexplained = []
+    for pauses, workload in zip(observed, workloads, strict=True):
+        simulated = _simulated_pauses(workload, fitted)
+        unexplained.append({name: abs(sum(pauses[name]) - sum(simulated[name])) for name in pauses})
+    return fitted, reasons, unexplained
 
 
 @dataclass(frozen=True)
 class _LinkFit:
-    """platform: where it starts; whole: the usual frames; seen: all pauses of all runs, and those frames."""
+    """A fit of figures.
+
+    Attributes:
+        platform: The platform to start from.
+        figures: The figures, whose coordinates are an array in this order.
+        workloads: Workloads whose pauses were observed.
+        typical_frames: Workloads whose frame time is known.
+        observed: All pauses of all runs, then the weighted typical frame times.
+    """
 
     platform: Platform
     figures: Sequence[NetworkFigure]
@@ -136,93 +171,96 @@ class _LinkFit:
     typical_frames: Sequence[Workload]
     observed: NDArray[np.float64]
 
-    def platform_at(self, place: NDArray[np.float64]) -> Platform:
+    def platform_at(self, coordinates: NDArray[np.float64]) -> Platform:
+        """Return the platform with the figures at these coordinates."""
         platform = self.platform
-        for line, value in zip(self.figures, place, strict=True):
-            platform = line.moved_to(platform, line.value(self.platform), float(value))
+        for figure, coordinate in zip(self.figures, coordinates, strict=True):
+            platform = figure.moved_to(platform, figure.value(self.platform), float(coordinate))
         return platform
 
-    def simulate_pauses(self, place: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the simulator makes of it."""
+    def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return simulated values in the order of `observed`."""
         import numpy as np
 
-        platform = self.platform_at(place)
+        platform = self.platform_at(coordinates)
         frames = np.array(
             [
-                TYPICAL_FRAME_WEIGHT * simulate(work, platform, keep_spans=False).latency_s
-                for work in self.typical_frames
+                TYPICAL_FRAME_WEIGHT * simulate(workload, platform, keep_spans=False).latency_s
+                for workload in self.typical_frames
             ]
         )
         return np.concatenate([*(_flatten(_simulated_pauses(work, platform)) for work in self.workloads), frames])
 
-    def sensitivity(self, place: NDArray[np.float64], i: int) -> NDArray[np.float64]:
-        """What one more of a line's unit, see `Line.moved`, does to each pause."""
-        step = place.copy()
-        step[i] += (h := 0.05 * (place[i] if self.figures[i].unit != "s" else max(place[i], 1.0)))
-        difference: NDArray[np.float64] = (self.simulate_pauses(step) - self.simulate_pauses(place)) / h
+    def sensitivity(self, coordinates: NDArray[np.float64], i: int) -> NDArray[np.float64]:
+        """Return the derivative of all values by the coordinate of figure i."""
+        moved = coordinates.copy()
+        step = 0.05 * (coordinates[i] if self.figures[i].unit != "s" else max(coordinates[i], 1.0))
+        moved[i] += step
+        difference: NDArray[np.float64] = (self.simulate_pauses(moved) - self.simulate_pauses(coordinates)) / step
         return difference
 
-    def find_undetermined(self, place: NDArray[np.float64]) -> dict[str, str]:
-        """Line → why these runs do not tell it, near `place`."""
+    def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
+        """Return the figures that the pauses do not determine near these coordinates, with the reasons."""
         import numpy as np
 
-        pauses = len(self.observed) - len(self.typical_frames)
-        changes = [self.sensitivity(place, i)[:pauses] for i in range(len(self.figures))]
-        total, reasons = self.simulate_pauses(place)[:pauses].sum(), dict[str, str]()
-        for line, change, value in zip(self.figures, changes, place, strict=True):
-            moved = np.abs(change).sum()
-            if moved < 1e-6 if line.unit == "s" else moved * value < MIN_BYTES_SHARE * total:
-                reasons[line.name] = "no message is held up by it"
-        told = [i for i, line in enumerate(self.figures) if line.name not in reasons]
-        for i in told:
-            for k in told:
-                norms = np.linalg.norm(changes[i]) * np.linalg.norm(changes[k])
-                if (
-                    self.figures[i].unit == "s" != self.figures[k].unit
-                    and changes[i] @ changes[k] > MAX_COLLINEARITY * norms
-                ):
-                    reasons[self.figures[i].name] = "messages are too alike in size to tell it from the bandwidth"
+        count = len(self.observed) - len(self.typical_frames)
+        effects = [self.sensitivity(coordinates, i)[:count] for i in range(len(self.figures))]
+        total, reasons = self.simulate_pauses(coordinates)[:count].sum(), dict[str, str]()
+        for figure, effect, coordinate in zip(self.figures, effects, coordinates, strict=True):
+            size = np.abs(effect).sum()
+            if size < 1e-6 if figure.unit == "s" else size * coordinate < MIN_BYTES_SHARE * total:
+                reasons[figure.name] = "it delays no message"
+        determined = [i for i, figure in enumerate(self.figures) if figure.name not in reasons]
+        for i in determined:
+            for k in determined:
+                norms = np.linalg.norm(effects[i]) * np.linalg.norm(effects[k])
+                is_latency_and_bandwidth = self.figures[i].unit == "s" != self.figures[k].unit
+                if is_latency_and_bandwidth and effects[i] @ effects[k] > MAX_COLLINEARITY * norms:
+                    reasons[self.figures[i].name] = (
+                        "messages differ too little in size to separate it from the bandwidth"
+                    )
         return reasons
 
-    def fit(self, place: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
-        """Where the lines but for the `fixed` ones make the pauses differ least."""
+    def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
+        """Return the coordinates with the least absolute deviations; those of `fixed` figures stay."""
         import numpy as np
 
-        free = [i for i, one in enumerate(self.figures) if one.name not in fixed]
-        floor = 0.001 * np.abs(self.observed).sum() + 1e-9
-        rest = self.observed - self.simulate_pauses(place)
+        free = [i for i, figure in enumerate(self.figures) if figure.name not in fixed]
+        min_residual = 0.001 * np.abs(self.observed).sum() + 1e-9
+        residuals = self.observed - self.simulate_pauses(coordinates)
         for _ in range(MAX_FIT_STEPS if free else 0):
-            weight = 1 / np.sqrt(np.maximum(np.abs(rest), floor))
-            changes = np.stack([self.sensitivity(place, i) for i in free], axis=1)
-            step = np.linalg.lstsq(changes * weight[:, None], rest * weight, rcond=None)[0]
+            weights = 1 / np.sqrt(np.maximum(np.abs(residuals), min_residual))
+            effects = np.stack([self.sensitivity(coordinates, i) for i in free], axis=1)
+            step = np.linalg.lstsq(effects * weights[:, None], residuals * weights, rcond=None)[0]
             for _ in range(8):
-                tried = place.copy()
-                for i, more in zip(free, step, strict=True):
-                    tried[i] = max(0.0 if self.figures[i].unit == "s" else place[i] / 4, place[i] + more)
-                left = self.observed - self.simulate_pauses(tried)
-                if np.abs(left).sum() < np.abs(rest).sum():
+                candidate = coordinates.copy()
+                for i, change in zip(free, step, strict=True):
+                    lowest = 0.0 if self.figures[i].unit == "s" else coordinates[i] / 4
+                    candidate[i] = max(lowest, coordinates[i] + change)
+                new_residuals = self.observed - self.simulate_pauses(candidate)
+                if np.abs(new_residuals).sum() < np.abs(residuals).sum():
                     break
                 step = step / 2
             else:
-                return place
-            gained = 1 - np.abs(left).sum() / np.abs(rest).sum()
-            place, rest = tried, left
-            if gained < 1e-4:
-                return place
-        return place
+                return coordinates
+            gain = 1 - np.abs(new_residuals).sum() / np.abs(residuals).sum()
+            coordinates, residuals = candidate, new_residuals
+            if gain < 1e-4:
+                return coordinates
+        return coordinates
 
 
-def _simulated_pauses(work: Workload, platform: Platform) -> Pauses:
-    """What the runtime takes for a call belongs to the pause."""
-    calls = {one.device: one.runtime.call for one in work.devices}
-    spans: dict[str, list[tuple[float, float]]] = {one.device: [] for one in work.devices}
-    for span in simulate(work, platform).spans:
+def _simulated_pauses(workload: Workload, platform: Platform) -> Pauses:
+    """Return simulated pauses. As in measurements, they include the runtime's cost of a call."""
+    call_s = {device.device: device.runtime.call for device in workload.devices}
+    spans: dict[str, list[tuple[float, float]]] = {device.device: [] for device in workload.devices}
+    for span in simulate(workload, platform).spans:
         if span.kind == "compute":
-            spans[span.device].append((span.start + calls[span.device], span.end))
+            spans[span.device].append((span.start + call_s[span.device], span.end))
     return find_pauses(spans)
 
 
-def _flatten(own: Pauses) -> NDArray[np.float64]:
+def _flatten(pauses: Pauses) -> NDArray[np.float64]:
     import numpy as np
 
-    return np.array([seconds for name in sorted(own) for seconds in own[name]])
+    return np.array([seconds for name in sorted(pauses) for seconds in pauses[name]])
