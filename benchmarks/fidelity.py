@@ -60,7 +60,7 @@ promised, and how many times as long as one device it may take."""
 
 WHOLE_S = 1.0
 """For how many seconds a whole network is timed."""
-LETTERS = ("latency", "send", "receive", "byte", "gap", "call", "headers")
+HOST_COSTS = ("latency", "send", "receive", "per_byte", "gap", "call", "header_share")
 """Of a runtime's costs, those that this host decides; segments, which do the copying, are held back."""
 
 
@@ -138,10 +138,10 @@ class Setup:
         for device in platform.devices:
             times = slower * platform.fastest_device.rate / device.rate
             document = slowed(profile, times)
-            runtime = {name: getattr(here, name) for name in LETTERS}
-            own = document["runtime"][target]
-            runtime |= {name: times * own[name] for name in ("slice", "copy")}
-            document |= {"device": device.name, "runtime": {target: runtime}}
+            runtime = {name: getattr(here, name) for name in HOST_COSTS}
+            own = document["runtime_costs"][target]
+            runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte")}
+            document |= {"device": device.name, "runtime_costs": {target: runtime}}
             files.append(place / f"{device.name}.json")
             files[-1].write_text(json.dumps(document))
         return f"profile{{file={','.join(map(str, files))}}}"
@@ -181,13 +181,16 @@ def slowed(profile: dict[str, Any], times: float) -> dict[str, Any]:
     """The profile of a device that takes so many times as long."""
 
     def longer(entry: dict[str, Any]) -> dict[str, Any]:
-        return entry | {key: times * entry[key] for key in ("seconds", "low", "high")}
+        return entry | {key: times * entry[key] for key in ("median_s", "min_s", "max_s")}
 
     layers = [one | {"measurements": [longer(entry) for entry in one["measurements"]]} for one in profile["layers"]]
     return (
         profile
         | {"layers": layers}
-        | {key: times * profile[key] for key in ("call_s", "whole_s", "weight_s", "read_s", "cold_s")}
+        | {
+            key: times * profile[key]
+            for key in ("call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s")
+        }
     )
 
 

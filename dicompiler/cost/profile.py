@@ -274,23 +274,23 @@ def parse_profile(document: Any, place: str) -> Profile:
     links = [Link((e["hosts"][0], e["hosts"][1]), e["bandwidth"], e["latency"]) for e in document["links"]]
     return Profile(
         place,
-        document["network"],
+        document["model_digest"],
         document["device"],
         document["threads"],
         document["call_s"],
         layers,
         {entry["name"]: entry["reason"] for entry in document["unmeasured"]},
         tuple(links),
-        {target: RuntimeCosts(**costs) for target, costs in document.get("runtime", {}).items()},
-        document.get("whole_s"),
-        document.get("weight_s", 0.0),
-        document.get("read_s", 0.0),
-        document.get("cold_s", 0.0),
+        {target: RuntimeCosts(**costs) for target, costs in document.get("runtime_costs", {}).items()},
+        document.get("whole_model_s"),
+        document.get("weight_byte_s", 0.0),
+        document.get("read_byte_s", 0.0),
+        document.get("cold_call_s", 0.0),
     )
 
 
 def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
-    keys = ("cut", "size", "flops", "moved", "seconds", "low", "high")
+    keys = ("cut", "size", "flops", "moved_bytes", "median_s", "min_s", "max_s")
     if all(record["cut"] != "whole" for record in entry["measurements"]):
         raise DicompilerError(f"{place}.measurements: the whole layer is missing: measure it again")
     measurements = tuple(PieceMeasurement(*(record[key] for key in keys)) for record in entry["measurements"])

@@ -1,1 +1,1 @@
-"""Measurements of boards and links, and the calibration of predictions by them."""
+"""Measurement of boards: profiles of layers, runtimes and links, and calibration by measured runs."""

@@ -47,7 +47,7 @@ MAX_SPREAD_FACTOR = 2.0
 """A machine was busy if a segment took this multiple of its other calls, or the median frame of the shortest one."""
 MAX_UNEXPLAINED_SHARE = 0.25
 """Maximum share of a frame in waits that the fitted network does not explain."""
-_TIME_KEYS = ("seconds", "low", "high")
+_TIME_KEYS = ("median_s", "min_s", "max_s")
 CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
 
@@ -365,9 +365,7 @@ def _correct_links(
     measured = [_with_measured_seconds(workload.roles[run.last_role], _require_last_spans(run)) for run in usable]
     typical = []
     if len(workload.roles) == 1:
-        typical = [
-            (workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s) for run in usable
-        ]
+        typical = [(workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s) for run in usable]
     fitted, reasons, unexplained = fit_links(platform, figures, measured, observed, typical)
     corrected = []
     for own in figures:
@@ -412,12 +410,12 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
         )
     factor = round_figure((measured_s - extra_s) / bare_s)
     entries = [(piece, key) for layer in document["layers"] for piece in layer["measurements"] for key in _TIME_KEYS]
-    if "whole_s" in document:
-        entries.append((document, "whole_s"))
+    if "whole_model_s" in document:
+        entries.append((document, "whole_model_s"))
     for entry, key in entries:
         call_s = min(document["call_s"], entry[key])
         entry[key] = round(call_s + (entry[key] - call_s) * factor, 9)
-    for key in ("weight_s", "read_s"):
+    for key in ("weight_byte_s", "read_byte_s"):
         if key in document:
             document[key] *= factor
     return factor, document

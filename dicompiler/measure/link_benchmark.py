@@ -1,6 +1,6 @@
-"""Measures the link between two hosts: bandwidth and latency of plain TCP. It lies beside profile_run.py in a package.
+"""Bandwidth and latency of the TCP link between two hosts. A profile package ships this module; it needs Python only.
 
-"p" is answered at once, "b" brings bytes, "g" asks for bytes, "q" ends. It needs Python alone.
+Requests are "p" (answer at once), "b" (receive bytes), "g" (send bytes) and "q" (end).
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ import time
 from typing import Any
 
 HEADER = struct.Struct("!cQ")
-"""A message between hosts: what it is, and the bytes that follow."""
+"""Header of a request: its kind, and a number of bytes."""
 MAGIC = b"dicompiler links 1\n"
 MAX_PAYLOAD_BYTES = 1 << 26
-"""Bytes of the largest message that is taken from another host."""
 TIMEOUT_S = 30.0
 HEADERS_SHARE = 0.05
-"""What travels beside a message's bytes, as a share of them: see RuntimeCosts.headers."""
+"""Bytes of headers on the network, as a share of the payload: see RuntimeCosts.header_share."""
 
 
 class LinkError(OSError):
-    """Why a link is not measured, in one line."""
+    """A link could not be measured; the message is one line."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """("", 7000) of "7000"; (host, port) of "host:7000" and "[::1]:7000"."""
+    """Return host and port: "7000" ⇒ ("", 7000), "[::1]:7000" ⇒ ("::1", 7000)."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise LinkError(f"{text!r} is no HOST:PORT")
+        raise LinkError(f"{text!r} is not HOST:PORT")
     return host.strip("[]"), int(port)
 
 
 def serve_measurement(host: str, port: int, name: str) -> None:
-    """Answers until one measurement has ended well; who does not speak this is sent away."""
+    """Answer requests until one measurement is complete. Clients that do not speak the protocol are disconnected."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         print(f"serving at port {listener.getsockname()[1]}", flush=True)
@@ -52,41 +51,52 @@ def serve_measurement(host: str, port: int, name: str) -> None:
 def _answer_client(connection: socket.socket, name: str) -> None:
     _configure_socket(connection)
     if receive_exactly(connection, len(MAGIC)) != MAGIC:
-        raise LinkError("it does not measure links")
-    own = name.encode()[:255]
-    connection.sendall(MAGIC + bytes([len(own)]) + own)
-    while (head := HEADER.unpack(receive_exactly(connection, HEADER.size)))[0] != b"q":
-        kind, count = head
+        raise LinkError("it is not a link benchmark")
+    encoded = name.encode()[:255]
+    connection.sendall(MAGIC + bytes([len(encoded)]) + encoded)
+    while (header := HEADER.unpack(receive_exactly(connection, HEADER.size)))[0] != b"q":
+        kind, count = header
         if count > MAX_PAYLOAD_BYTES or kind not in (b"p", b"b", b"g"):
-            raise LinkError("it does not measure links as agreed")
+            raise LinkError("it sent an invalid request")
         if kind == b"b":
             receive_exactly(connection, count)
         connection.sendall(bytes(count) if kind == b"g" else b"!")
 
 
 def measure_link(host: str, port: int, name: str, repeat: int, count: int) -> dict[str, Any]:
-    """Bandwidth in bit/s, the lower of both directions, headers included, as lines are rated; and latency in seconds,
-    half a round trip: medians."""
+    """Return the medians of a link's bandwidth and latency, as an entry of a profile.
+
+    The bandwidth in bit/s is the lower one of both directions and includes headers. The latency in seconds is half a
+    round trip.
+
+    Args:
+        host: The host that serves.
+        port: Its port.
+        name: The name of this host.
+        repeat: Number of transfers in each direction.
+        count: Bytes of a transfer.
+    """
     with socket.create_connection((host, port), TIMEOUT_S) as connection:
         _configure_socket(connection)
         connection.sendall(MAGIC)
         if receive_exactly(connection, len(MAGIC)) != MAGIC:
-            raise LinkError(f"{host}:{port} does not measure links: start profile_run.py --serve there")
-        other = receive_exactly(connection, receive_exactly(connection, 1)[0]).decode(errors="replace")
-        trip = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * repeat))
-        there = statistics.median(_time_request(connection, b"b", count, 1) for _ in range(repeat))
-        back = statistics.median(_time_request(connection, b"g", count, count) for _ in range(repeat))
+            raise LinkError(f"{host}:{port} is not a link benchmark: start profile_run.py --serve there")
+        peer = receive_exactly(connection, receive_exactly(connection, 1)[0]).decode(errors="replace")
+        round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * repeat))
+        send_s = statistics.median(_time_request(connection, b"b", count, 1) for _ in range(repeat))
+        receive_s = statistics.median(_time_request(connection, b"g", count, count) for _ in range(repeat))
         connection.sendall(HEADER.pack(b"q", 0))
-    # Both take a round trip besides: the request there, the answer back.
-    rate = 8 * count * (1 + HEADERS_SHARE) / max(max(there, back) - trip, 1e-9)
-    return {"hosts": [name, other], "bandwidth": rate, "latency": trip / 2}
+    # Each transfer also takes a round trip, for its request and its answer.
+    transfer_s = max(max(send_s, receive_s) - round_trip_s, 1e-9)
+    bandwidth = 8 * count * (1 + HEADERS_SHARE) / transfer_s
+    return {"hosts": [name, peer], "bandwidth": bandwidth, "latency": round_trip_s / 2}
 
 
-def _time_request(connection: socket.socket, kind: bytes, count: int, answer: int) -> float:
+def _time_request(connection: socket.socket, kind: bytes, count: int, answer_bytes: int) -> float:
     payload = HEADER.pack(kind, count) + (bytes(count) if kind == b"b" else b"")
     start = time.perf_counter()
     connection.sendall(payload)
-    receive_exactly(connection, answer)
+    receive_exactly(connection, answer_bytes)
     return time.perf_counter() - start
 
 
@@ -96,11 +106,11 @@ def _configure_socket(connection: socket.socket) -> None:
 
 
 def receive_exactly(connection: socket.socket, count: int) -> bytearray:
-    """Exactly `count` bytes. LinkError if the other end closes before."""
+    """Return exactly `count` bytes. LinkError if the other end closes the connection before."""
     data = bytearray(count)
     view, done = memoryview(data), 0
     while done < count:
-        if not (got := connection.recv_into(view[done:])):
+        if not (received := connection.recv_into(view[done:])):
             raise LinkError("the other end closed the connection")
-        done += got
+        done += received
     return data

@@ -1,7 +1,8 @@
-"""What a profile measures: the layers of a network and pieces of them, each as an ONNX model of its own.
+"""Profile packages: a directory that measures the layers of a network, and pieces of them, on a device.
 
-Compilation with layers → a directory: the models, tasks.json and profile_run.py, which makes the profile with numpy and
-onnxruntime alone.   The pieces are cut by the partition pass and `cut`, as those of any plan.
+PipelineState with layers ──write_package──► ONNX models, tasks.json and profile_run.py ──run_package──► profile
+
+The script needs numpy and onnxruntime only. The pieces are made by the pass `partition`, like those of any plan.
 """
 
 from __future__ import annotations
@@ -40,17 +41,30 @@ from dicompiler.target.target_base import Target
 
 log = logging.getLogger("dicompiler")
 
-SCRIPT_FILE, LINKS_FILE, RUNTIMES_FILE = "profile_run.py", "profile_links.py", "profile_runtimes.py"
-SESSIONS_FILE, TASKS_FILE = "profile_sessions.py", "tasks.json"
+SCRIPT_FILE, TASKS_FILE = "profile_run.py", "tasks.json"
+SHIPPED_MODULES = {
+    SCRIPT_FILE: "measure/profile_script.py",
+    "link_benchmark.py": "measure/link_benchmark.py",
+    "runtime_costs_fit.py": "measure/runtime_costs_fit.py",
+    "ort_session.py": "base/ort_session.py",
+}
+"""Files of a package ⇒ modules of dicompiler that they are copies of."""
 PIECES_DIRECTORY, RUNTIME_DIRECTORY = "pieces", "runtime"
-TASKS_FORMAT = "dicompiler.profile-tasks/1"
+TASKS_FORMAT = "dicompiler.profile-tasks/2"
 CUT_LABELS: tuple[AxisLabel, ...] = ("height", "width", "channel")
 DEFAULT_TILE_COUNTS = (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """Something to time: an ONNX model without large weights, and what of the layer it is (see cost.profile)."""
+    """A piece of a layer to time.
+
+    Attributes:
+        cut: How the piece was cut, see `cost.profile`.
+        size: Extent along the cut axis, or number of partial sums.
+        share: Share of the layer.
+        model: The piece as an ONNX model without large weights.
+    """
 
     cut: Cut
     size: int
@@ -59,48 +73,56 @@ class LayerPiece:
 
 
 def write_package(
-    compilation: PipelineState,
+    state: PipelineState,
     directory: Path,
     tiles: Sequence[int] = DEFAULT_TILE_COUNTS,
     device: str = "",
     targets: Sequence[Target] = (),
 ) -> None:
-    """Writes the package of a prepared compilation into `directory`, which exists and is empty.
+    """Write the package of a prepared model. The same input gives the same bytes.
 
-    tiles: into how many pieces height, width, channels and input channels are cut; of each cut one inner piece is
-    timed.
-    device: the platform's devices that the profile will hold for ('': the one that is called like the host on which it
-    is measured). targets: those whose runtimes are measured; UsageError for one that cannot be. The same input gives
-    the same bytes.
+    Args:
+        state: A state with layers.
+        directory: An empty directory.
+        tiles: Numbers of tiles into which height, width, channels and input channels are cut. One inner tile of each
+            cut is timed.
+        device: The platform's devices that the profile is for. Default: the one with the name of the host on which it
+            is measured.
+        targets: Targets whose runtimes are measured.
+
+    Raises:
+        UsageError: The runtime of a target cannot be measured.
     """
-    layers, model = compilation.layers, compilation.model
+    layers, model = state.layers, state.model
     assert layers is not None
     (directory / PIECES_DIRECTORY).mkdir()
-    sources = {SCRIPT_FILE: "measure/profile_script.py", SESSIONS_FILE: "base/ort_session.py",
-               LINKS_FILE: "measure/link_benchmark.py", RUNTIMES_FILE: "measure/runtime_costs_fit.py"}  # fmt: skip
-    for name, source in sources.items():
+    for name, source in SHIPPED_MODULES.items():
         (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
     entries: dict[str, dict[str, Any]] = {}
     unmeasured = []
     for layer in layers.layers:
-        name, why = layer_signature(layers, layer), _unmeasurable_reason(layers, layer)
-        if why:
-            unmeasured.append({"name": layer.name, "reason": why})
-        elif name in entries:
-            entries[name]["names"].append(layer.name)
+        signature, reason = layer_signature(layers, layer), _unmeasurable_reason(layers, layer)
+        if reason:
+            unmeasured.append({"name": layer.name, "reason": reason})
+        elif signature in entries:
+            entries[signature]["names"].append(layer.name)
         else:
-            entries[name] = {"signature": name, "kind": layer_kind(layer), "names": [layer.name], "measurements": []}
-            for number, piece in enumerate(layer_pieces(model, layers, layer, tiles)):
-                file = f"{PIECES_DIRECTORY}/{len(entries):04d}-{number:02d}.onnx"
-                entries[name]["measurements"].append(_write_piece(piece, layers, layer, directory, file))
+            entry: dict[str, Any] = {"signature": signature, "kind": layer_kind(layer), "names": [layer.name]}
+            entries[signature] = entry
+            entry["measurements"] = [
+                _write_piece(
+                    piece, layers, layer, directory, f"{PIECES_DIRECTORY}/{len(entries):04d}-{number:02d}.onnx"
+                )
+                for number, piece in enumerate(layer_pieces(model, layers, layer, tiles))
+            ]
     runtimes = []
     for target in targets:
-        place = directory / RUNTIME_DIRECTORY / target.name
-        place.mkdir(parents=True)
-        runtimes.append(runtime_benchmarks.write_benchmarks(target, place))
+        target_directory = directory / RUNTIME_DIRECTORY / target.name
+        target_directory.mkdir(parents=True)
+        runtimes.append(runtime_benchmarks.write_benchmarks(target, target_directory))
     document = {
         "format": TASKS_FORMAT,
-        "network": network_digest(layers),
+        "model_digest": network_digest(layers),
         "device": device,
         "call": _write_model(empty_model(), directory, f"{PIECES_DIRECTORY}/call.onnx"),
         "whole": None if unmeasured else _write_model(model.proto, directory, f"{PIECES_DIRECTORY}/network.onnx"),
@@ -114,8 +136,18 @@ def write_package(
 def run_package(
     directory: Path, output: Path, threads: int | None, repeat: int, progress: Callable[[str], None] | None = None
 ) -> None:
-    """Runs a package's script here, as its user would on a device: `output` is the profile; `tell` hears of each layer.
-    RunError says why not; what could not be measured is a warning."""
+    """Run a package's script on this host. Layers that cannot be measured give warnings.
+
+    Args:
+        directory: The package.
+        output: File of the profile.
+        threads: Threads of a piece. Default: all processors.
+        repeat: Number of times that each piece is timed.
+        progress: Called with a message before each layer.
+
+    Raises:
+        RunError: The script failed.
+    """
     command = [sys.executable, str(directory / SCRIPT_FILE), "-o", str(output), "--repeat", str(repeat), "--lines"]
     command += [] if threads is None else ["--threads", str(threads)]
     with tempfile.TemporaryFile("w+") as errors:
@@ -134,13 +166,13 @@ def run_package(
 
 
 def check_package_path(output: Path) -> None:
-    """DicompilerError where a package cannot be put, because something is there (an empty directory is nothing)."""
+    """Raise DicompilerError if there is a file or a directory that is not empty."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise DicompilerError(f"{output}: it exists: choose another place for the package")
+        raise DicompilerError(f"{output}: it exists: choose another directory for the package")
 
 
 def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
-    """Why a layer cannot be measured, '' where it can."""
+    """Return the reason why a layer cannot be measured; empty if it can."""
     for name in (*layer.inputs, *layer.outputs):
         if layers.tensors[name].shape is None:
             return f"{name!r} has no static shape"
@@ -148,24 +180,24 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 
 
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
-    """The whole layer; for each cut and number of tiles an inner piece, none of a size twice; partial sums and their
-    merger."""
-    alone = _isolate_layer(model, layers, layer)
-    yield LayerPiece("whole", 1, LayerShare(), alone.model.proto)
+    """Yield the whole layer, an inner tile of each cut, and partial sums with their merger; each size once."""
+    isolated = _isolate_layer(model, layers, layer)
+    yield LayerPiece("whole", 1, LayerShare(), isolated.model.proto)
     seen: set[tuple[Cut, int]] = set()
-    for parts, number, kind, share in _plan_cuts(layers, layer, tiles):
-        size = share.merge_count if share.merge_count else _cut_size(kind, share)
-        if (kind, size) not in seen:
-            seen.add((kind, size))
-            models = _compile_part(alone, layer, parts, parts[number].device)
-            if len(models) == 1:  # what takes several calls is no single piece
-                yield LayerPiece(kind, size, share, models[0])
+    for parts, number, cut, share in _plan_cuts(layers, layer, tiles):
+        size = share.merge_count if share.merge_count else _cut_size(cut, share)
+        if (cut, size) not in seen:
+            seen.add((cut, size))
+            models = _compile_part(isolated, layer, parts, parts[number].device)
+            # A part that takes several calls cannot be timed as one piece.
+            if len(models) == 1:
+                yield LayerPiece(cut, size, share, models[0])
 
 
-def _cut_size(kind: Cut, share: LayerShare) -> int:
+def _cut_size(cut: Cut, share: LayerShare) -> int:
     interval: Interval | None = share.reduce
     if share.region is not None:
-        interval = share.region[int(kind.rpartition(" ")[2])]
+        interval = share.region[int(cut.rpartition(" ")[2])]
     assert interval is not None
     return interval[1] - interval[0]
 
@@ -173,31 +205,34 @@ def _cut_size(kind: Cut, share: LayerShare) -> int:
 def _plan_cuts(
     layers: LayerGraph, layer: Layer, tiles: Sequence[int]
 ) -> Iterator[tuple[tuple[Part, ...], int, Cut, LayerShare]]:
-    """(the parts of a plan, the index of the one to time, its cut, what it is)."""
-    labels, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
+    """Yield the parts of each cut, the index of the part to time, the cut, and the share of the part."""
+    axes, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
     for label in CUT_LABELS:
-        axis = labels.get(label)
-        for count_ in tiles if axis in allowed else ():
-            assert axis is not None
-            parts = tile_layer(layers, layer, label, [1.0] * count_, [f"d{i}" for i in range(count_)])
+        axis = axes.get(label)
+        if axis is None or axis not in allowed:
+            continue
+        for tile_count in tiles:
+            parts = tile_layer(layers, layer, label, [1.0] * tile_count, [f"d{i}" for i in range(tile_count)])
             number = len(parts) // 2
             region = parts[number].region
             assert region is not None
             if len(parts) > 1:
                 yield parts, number, axis_cut(axis), LayerShare(align_region(layers, layer, region))
     length = reduction_length(layers, layer)
-    for count_ in tiles if length is not None else ():
-        assert length is not None
-        ranges = [one for one in split_proportionally(length, [1.0] * count_) if one[0] < one[1]]
+    if length is None:
+        return
+    for tile_count in tiles:
+        ranges = [own for own in split_proportionally(length, [1.0] * tile_count) if own[0] < own[1]]
         if len(ranges) > 1:
-            partials = tuple(Part(f"d{i}", None, one) for i, one in enumerate(ranges))
+            partials = tuple(Part(f"d{i}", None, own) for i, own in enumerate(ranges))
             parts = (*partials, Part("merger"))
-            yield parts, len(ranges) // 2, "reduce", LayerShare(None, ranges[len(ranges) // 2])
+            middle = len(ranges) // 2
+            yield parts, middle, "reduce", LayerShare(None, ranges[middle])
             yield parts, len(ranges), "merge", LayerShare(merge_count=len(ranges))
 
 
 def _isolate_layer(model: Model, layers: LayerGraph, layer: Layer) -> PipelineState:
-    """The layer as a network of its own: the same nodes, tensors and rules."""
+    """Return the layer as a network of its own, with the same nodes, tensors and rules."""
     names = {node.name for node in layer.nodes}
     states = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     layer = replace(layer, inputs=(*layer.inputs, *states))
@@ -216,8 +251,8 @@ def _isolate_layer(model: Model, layers: LayerGraph, layer: Layer) -> PipelineSt
     graph.initializer.extend(tensor for tensor in source.graph.initializer if tensor.name in read)
     graph.sparse_initializer.extend(t for t in source.graph.sparse_initializer if t.values.name in read)
     weights = {name: weight for name, weight in model.weights.items() if name in read}
-    alone = LayerGraph((layer,), layers.tensors, layer.inputs, layer.outputs, layers.rules)
-    return PipelineState(model=Model(proto, MappingProxyType(weights)), layers=alone)
+    isolated = LayerGraph((layer,), layers.tensors, layer.inputs, layer.outputs, layers.rules)
+    return PipelineState(model=Model(proto, MappingProxyType(weights)), layers=isolated)
 
 
 def _value_info(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
@@ -225,18 +260,18 @@ def _value_info(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
     return onnx.helper.make_tensor_value_info(name, tensor.dtype, tensor.shape)
 
 
-def _compile_part(alone: PipelineState, layer: Layer, parts: tuple[Part, ...], device: str) -> list[onnx.ModelProto]:
-    """The segments that `device` runs where the layer's parts are spread so; inputs come and outputs go elsewhere, so
-    that it holds nothing but the part."""
+def _compile_part(isolated: PipelineState, layer: Layer, parts: tuple[Part, ...], device: str) -> list[onnx.ModelProto]:
+    """Return the models of a device's segments. Sources and sinks are other devices, so it holds only its part."""
     plan = Plan({layer.name: parts}, ("source",), ("sink",))
-    given = PipelineState(model=alone.model, layers=alone.layers, plan=plan)
-    placed = registry().make("passes", "partition").run(given)
+    state = PipelineState(model=isolated.model, layers=isolated.layers, plan=plan)
+    placed = registry().make("passes", "partition").run(state)
     program = build_program(placed.model, plan.devices)
-    return [_strip_metadata(segment) for part in program.devices if part.device == device for segment in part.segments]
+    segments = [segment for own in program.devices if own.device == device for segment in own.segments]
+    return [_strip_metadata(segment) for segment in segments]
 
 
 def _strip_metadata(segment: Segment) -> onnx.ModelProto:
-    """The segment's model without the metadata of placing."""
+    """Return the segment's model without the metadata of placement."""
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     for node in model.graph.node:
@@ -245,27 +280,33 @@ def _strip_metadata(segment: Segment) -> onnx.ModelProto:
 
 
 def _write_piece(piece: LayerPiece, layers: LayerGraph, layer: Layer, directory: Path, file: str) -> dict[str, Any]:
-    """Writes the piece's model; the entry of tasks.json that tells how to time it and what it is."""
-    counted = count_operations(layers, layer, *piece.share)
-    sizes = {"cut": piece.cut, "size": piece.size, "flops": counted.flops, "moved": counted.moved_bytes}
-    sizes |= {"weights": counted.weight_bytes, "read": counted.input_bytes}
-    return {**sizes, **_write_model(piece.model, directory, file)}
+    """Write the model of a piece, and return its entry of tasks.json."""
+    counts = count_operations(layers, layer, *piece.share)
+    return {
+        "cut": piece.cut,
+        "size": piece.size,
+        "flops": counts.flops,
+        "moved_bytes": counts.moved_bytes,
+        "weight_bytes": counts.weight_bytes,
+        "input_bytes": counts.input_bytes,
+        **_write_model(piece.model, directory, file),
+    }
 
 
 def _write_model(model: onnx.ModelProto, directory: Path, file: str) -> dict[str, Any]:
-    """Writes a model; what tasks.json must tell for it to be run."""
+    """Write a model, and return the keys of tasks.json that are needed to run it."""
     (directory / file).write_bytes(model.SerializeToString(deterministic=True))
-    hollows = [tensor for tensor in model.graph.initializer if is_placeholder(tensor)]
+    constants = [tensor for tensor in model.graph.initializer if is_placeholder(tensor)]
     return {
         "file": file,
         "inputs": [_value_entry(value) for value in model.graph.input],
-        "constants": [_tensor_entry(t.name, t.data_type, t.dims) for t in hollows],
+        "constants": [_tensor_entry(tensor.name, tensor.data_type, tensor.dims) for tensor in constants],
     }
 
 
 def _value_entry(value: onnx.ValueInfoProto) -> Mapping[str, Any]:
-    kind = value.type.tensor_type
-    return _tensor_entry(value.name, kind.elem_type, [dim.dim_value for dim in kind.shape.dim])
+    tensor_type = value.type.tensor_type
+    return _tensor_entry(value.name, tensor_type.elem_type, [dim.dim_value for dim in tensor_type.shape.dim])
 
 
 def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, Any]:
@@ -273,12 +314,12 @@ def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, A
 
 
 def empty_model() -> onnx.ModelProto:
-    """A model that computes next to nothing: what a call of onnxruntime takes."""
-    kind = onnx.TensorProto.FLOAT
+    """Return a model that computes almost nothing, to measure a call of onnxruntime."""
+    dtype = onnx.TensorProto.FLOAT
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("Relu", ["x"], ["y"])],
         "call",
-        [onnx.helper.make_tensor_value_info("x", kind, [1])],
-        [onnx.helper.make_tensor_value_info("y", kind, [1])],
+        [onnx.helper.make_tensor_value_info("x", dtype, [1])],
+        [onnx.helper.make_tensor_value_info("y", dtype, [1])],
     )
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)

@@ -1,7 +1,6 @@
-"""What measures a target's runtime on a host: small programs that do little but exchange, call and copy, and what plays
-them there.
+"""Benchmark programs for a target's runtime: programs that do little but call, exchange and copy.
 
-Target → a directory of artifacts and its player, and what profile_run.py must know to make costs of their times.
+Target ──write_benchmarks──► artifacts, a player, and the entry of tasks.json that `runtime_costs_fit` needs
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ BENCHMARK_PLATFORM = Platform(
     tuple(Device(name, name, 1e9) for name in DEVICE_NAMES),
     Network("switch", 1e9),
 )
-WORK_SHAPE, SMALL_SHAPE, LARGE_SHAPE, HUGE_SHAPE = (1, 1, 16, 512), (1, 1, 4, 1024), (1, 4, 1024, 64), (1, 4, 4096, 256)
-BENCHMARKS: Mapping[
-    str, tuple[str, Shape, int, int]
-] = {  # name: what is between steps, the shape, layers a step, steps
+WORK_SHAPE, SMALL_SHAPE = (1, 1, 16, 512), (1, 1, 4, 1024)
+LARGE_SHAPE, HUGE_SHAPE = (1, 4, 1024, 64), (1, 4, 4096, 256)
+BENCHMARKS: Mapping[str, tuple[str, Shape, int, int]] = {
     "one": ("nothing", WORK_SHAPE, 8, 4),
     "calls": ("calls", WORK_SHAPE, 8, 4),
     "messages": ("messages", WORK_SHAPE, 8, 4),
@@ -52,18 +50,36 @@ BENCHMARKS: Mapping[
     "one-huge": ("nothing", HUGE_SHAPE, 1, 4),
     "copies-huge": ("copies", HUGE_SHAPE, 1, 4),
 }
-"""Each does its steps one after another: in one call; in one call, every other in halves; each a call; or each a call
-on the other one of two devices, with a message between. Where there are calls and messages a step computes for about as
-long as a small layer: who waits falls asleep, and caches get cold. What is copied is more than caches hold, as in
-frames of a network, or little, between products that fill caches with something else."""
+"""Name ⇒ (kind, shape of tensors, layers in a step, number of steps). A program runs its steps one after another.
+
+The kind is the quantity between steps:
+- nothing: all steps are one call.
+- calls: each step is a call.
+- messages: each step is a call on the other one of two devices, with a message between them.
+- copies: every other step is computed in two halves.
+
+Steps with calls or messages compute for about as long as a small layer, so that a waiting device sleeps and caches
+get cold. Copies are larger than the caches, as in frames of a network; or they are small, between matrix products that
+fill the caches with other data.
+"""
 
 
 def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
-    """Writes into `directory`, which exists and is empty; the entry of tasks.json. The same bytes each time. UsageError
-    for a target whose runtime cannot be measured."""
+    """Write the benchmark programs of a target and their player, always with the same bytes.
+
+    Args:
+        target: The target.
+        directory: An empty directory.
+
+    Returns:
+        The target's entry of tasks.json.
+
+    Raises:
+        UsageError: The target has no player.
+    """
     files = target.benchmark_player
     if PLAYER_FILE not in files:
-        raise UsageError(f"profile: what the runtime of target {target.name!r} costs cannot be measured")
+        raise UsageError(f"profile: the runtime costs of target {target.name!r} cannot be measured")
     for name, content in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
@@ -71,38 +87,39 @@ def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> dict[str, Any]:
-    """What `profile_runtimes.costs` must know of the programs."""
+    """Return the data of the programs that `runtime_costs_fit.fit_costs` needs."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
-    counts = {name: _frame_counts(compilation) for name, compilation in programs.items()}
+    counts = {name: _frame_counts(state) for name, state in programs.items()}
     return {"target": target.name, "header_share": stated.header_share, "waking": waking, "programs": counts}
 
 
 def emit_benchmark(target: Target, name: str, directory: Path) -> PipelineState:
-    """Writes the artifact of one of PROGRAMS into `directory`, which does not exist."""
-    compilation = _compile_benchmark(*BENCHMARKS[name])
+    """Write the artifact of one of BENCHMARKS into a new directory."""
+    state = _compile_benchmark(*BENCHMARKS[name])
     directory.mkdir()
-    target.emit(compilation, directory)
+    target.emit(state, directory)
     write_integrity(directory)
-    return compilation
+    return state
 
 
-def _compile_benchmark(kind: str, shape: Shape, together: int, steps: int) -> PipelineState:
-    prepared = prepare(Model.load(_chain_model(shape, steps * together)))
+def _compile_benchmark(kind: str, shape: Shape, layers_per_step: int, steps: int) -> PipelineState:
+    prepared = prepare(Model.load(_chain_model(shape, steps * layers_per_step)))
     assert prepared.layers is not None
-    plan = Plan(_chain_parts(prepared.layers, kind, together), (DEVICE_NAMES[0],), (DEVICE_NAMES[0],))
-    placed = (
-        registry()
-        .make("passes", "partition")
-        .run(PipelineState(prepared.model, prepared.layers, BENCHMARK_PLATFORM, plan))
-    )
+    parts = _chain_parts(prepared.layers, kind, layers_per_step)
+    plan = Plan(parts, (DEVICE_NAMES[0],), (DEVICE_NAMES[0],))
+    state = PipelineState(prepared.model, prepared.layers, BENCHMARK_PLATFORM, plan)
+    placed = registry().make("passes", "partition").run(state)
     program = build_program(placed.model, plan.devices)
     return PipelineState(placed.model, placed.layers, BENCHMARK_PLATFORM, plan, placed.routing, program=program)
 
 
 def _chain_model(shape: Shape, length: int) -> onnx.ModelProto:
-    """A number in, so many layers, little out. The layers: products of matrices, or pools of one element, or where
-    little is copied each after the other."""
+    """Return a chain of layers with small inputs and outputs.
+
+    The layers are matrix products for WORK_SHAPE, products and pools in turn for SMALL_SHAPE, and else pools of one
+    element.
+    """
     weights = [numpy_helper.from_array(np.ones(shape, np.float32), "w")]
     if shape in (WORK_SHAPE, SMALL_SHAPE):
         weights.append(numpy_helper.from_array(np.full((shape[3], shape[3]), 1 / shape[3], np.float32), "m"))
@@ -114,26 +131,26 @@ def _chain_model(shape: Shape, length: int) -> onnx.ModelProto:
         else:
             nodes.append(helper.make_node("MaxPool", [f"t{i}"], *names, kernel_shape=[1, 1]))
     nodes.append(helper.make_node("GlobalMaxPool", [f"t{length}"], ["y"], "shrink"))
-    ends = [("x", (1, 1, 1, 1)), ("y", (*shape[:2], 1, 1))]
-    given, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in ends)
-    graph = helper.make_graph(nodes, "chain", [given], [made], weights)
+    graph_input = helper.make_tensor_value_info("x", TensorProto.FLOAT, (1, 1, 1, 1))
+    graph_output = helper.make_tensor_value_info("y", TensorProto.FLOAT, (*shape[:2], 1, 1))
+    graph = helper.make_graph(nodes, "chain", [graph_input], [graph_output], weights)
     return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def _chain_parts(layers: LayerGraph, kind: str, together: int) -> Mapping[str, tuple[Part, ...]]:
-    found: dict[str, tuple[Part, ...]] = {}
+def _chain_parts(layers: LayerGraph, kind: str, layers_per_step: int) -> Mapping[str, tuple[Part, ...]]:
+    parts: dict[str, tuple[Part, ...]] = {}
     for i, layer in enumerate(layers.layers):
-        other = i // together % 2
-        found[layer.name] = (Part(DEVICE_NAMES[other * (kind == "messages")], None, lane=other * (kind == "calls")),)
-        if kind == "copies" and other and layer is not layers.layers[-1]:
-            found[layer.name] = tile_layer(layers, layer, "height", [1.0, 1.0], [DEVICE_NAMES[0], DEVICE_NAMES[0]])
-    return found
+        is_odd = i // layers_per_step % 2 == 1
+        device = DEVICE_NAMES[1] if is_odd and kind == "messages" else DEVICE_NAMES[0]
+        parts[layer.name] = (Part(device, None, lane=1 if is_odd and kind == "calls" else 0),)
+        if kind == "copies" and is_odd and layer is not layers.layers[-1]:
+            parts[layer.name] = tile_layer(layers, layer, "height", [1.0, 1.0], [DEVICE_NAMES[0], DEVICE_NAMES[0]])
+    return parts
 
 
-def _frame_counts(compilation: PipelineState) -> Mapping[str, int]:
-    """What a frame of it takes: calls, messages and their bytes, nodes of the engine, and bytes that slices and joins
-    copy."""
-    program, routing = compilation.program, compilation.routing
+def _frame_counts(state: PipelineState) -> Mapping[str, int]:
+    """Return the numbers of calls, messages, bytes sent, onnxruntime nodes and copied bytes in a frame."""
+    program, routing = state.program, state.routing
     assert program is not None and routing is not None
     segments = [segment for device in program.devices for segment in device.segments]
     return {
@@ -141,5 +158,5 @@ def _frame_counts(compilation: PipelineState) -> Mapping[str, int]:
         "messages": len(program.transfers),
         "bytes": sum(transfer.value.nbytes for transfer in program.transfers),
         "nodes": sum(len(segment.model.graph.node) for segment in segments),
-        "copied": sum(one.nbytes for one in count_copies(routing).values()),
+        "copied": sum(counts.nbytes for counts in count_copies(routing).values()),
     }

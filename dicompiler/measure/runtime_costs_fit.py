@@ -1,6 +1,6 @@
-"""What runtimes take for messages, calls and copies, by what frames of small programs take.
+"""Costs of a target's runtime for messages, calls and copies, from the frame times of its benchmark programs.
 
-It lies beside profile_run.py in a package, and needs what those programs' players need.
+A profile package ships this module. It needs Python, and what the programs' players need.
 """
 
 from __future__ import annotations
@@ -11,74 +11,91 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PLAY_COUNTS, PLAY_S, MAX_PLAY_RATIO = (2, 3), 0.25, 1.05
-"""How often a runtime's programs are played, at least and at most, for how many seconds each, and how far the two best
-plays of each may be apart for no further one."""
+PLAY_COUNTS = (2, 3)
+"""Minimum and maximum number of times that each program is played."""
+PLAY_S = 0.25
+"""Duration of one play of a program."""
+MAX_PLAY_RATIO = 1.05
+"""No further plays are needed if the two best ones of each program differ by at most this factor."""
 
 
 class PlayError(OSError):
-    """Why a program did not run, in one line."""
+    """A program did not run; the message is one line."""
 
 
-def measure_runtimes(place: Path, entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Target → the costs of its runtime, whose programs lie in `place`. What cannot be measured is said, and left
-    out."""
-    found = {}
+def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the runtime costs by target. Targets that cannot be measured are reported and omitted.
+
+    Args:
+        directory: Has a directory with the programs of each target.
+        entries: The key `runtimes` of tasks.json.
+    """
+    costs = {}
     for entry in entries:
         try:
-            times, send_s = play_programs(place / entry["target"], list(entry["programs"]))
-            found[entry["target"]] = fit_costs(entry, times, send_s)
+            times, send_s = play_programs(directory / entry["target"], list(entry["programs"]))
+            costs[entry["target"]] = fit_costs(entry, times, send_s)
         except (OSError, ValueError) as error:
-            why = " ".join(str(error).split())
-            print(f"profile_run.py: runtime of {entry['target']}: it is not measured: {why}", file=sys.stderr)
-    return found
+            reason = " ".join(str(error).split())
+            print(f"profile_run.py: runtime of {entry['target']}: not measured: {reason}", file=sys.stderr)
+    return costs
 
 
-def play_programs(place: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """The shortest frame of each program, and the least that handing a message over took, where that is told: in s."""
+def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
+    """Return the shortest frame of each program in seconds, and of handing a message over, if the player reports it."""
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
-    for round_ in range(PLAY_COUNTS[1]):
-        if round_ >= PLAY_COUNTS[0] and all(
-            sorted(found)[1] <= MAX_PLAY_RATIO * min(found) for found in times.values()
-        ):
+    for count in range(PLAY_COUNTS[1]):
+        is_stable = count > 1 and all(sorted(own)[1] <= MAX_PLAY_RATIO * min(own) for own in times.values())
+        if count >= PLAY_COUNTS[0] and is_stable:
             break
-        command = [sys.executable, "-B", str(place / "play.py"), str(PLAY_S), *names]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise PlayError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
-        for name, line in zip(names, done.stdout.splitlines(), strict=True):
-            told = json.loads(line)
-            times[name].append(min(told["frames"]))
-            if name == "messages" and told["send"] is not None:
-                sends.append(told["send"])
-    return {name: min(found) for name, found in times.items()}, min(sends, default=None)
+        command = [sys.executable, "-B", str(directory / "play.py"), str(PLAY_S), *names]
+        result = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise PlayError((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
+        for name, line in zip(names, result.stdout.splitlines(), strict=True):
+            report = json.loads(line)
+            times[name].append(min(report["frames"]))
+            if name == "messages" and report["send"] is not None:
+                sends.append(report["send"])
+    return {name: min(own) for name, own in times.items()}, min(sends, default=None)
 
 
 def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
-    """By what programs with more of them take longer; waking and receiving are parted as the target's own figures.
-    Bytes, and copies, which are left out then, only where programs with many of them were played."""
+    """Return the runtime costs, from differences between programs that differ in one quantity only.
+
+    Costs per byte, and of copies, are included only if programs with large messages or copies were played.
+
+    Args:
+        entry: An entry of the key `runtimes` of tasks.json. The time after sending is divided into waking and
+            receiving as in the target's stated costs.
+        times: Seconds of a frame of each program.
+        send_s: Seconds of handing a message over; None: a third of a message's time.
+    """
     programs: dict[str, dict[str, int]] = entry["programs"]
 
-    def each(what: str, more: str, less: str) -> float:
-        return (times[more] - times[less]) / (programs[more][what] - programs[less][what])
+    def cost_of_one(quantity: str, more: str, less: str) -> float:
+        return (times[more] - times[less]) / (programs[more][quantity] - programs[less][quantity])
 
-    def size(name: str) -> float:
+    def message_bytes(name: str) -> float:
         return programs[name]["bytes"] / programs[name]["messages"]
 
-    small, byte, copies = each("messages", "messages", "calls"), 0.0, dict[str, float]()
+    message_s, per_byte, copies = cost_of_one("messages", "messages", "calls"), 0.0, dict[str, float]()
     if "messages-large" in programs:
-        large = each("messages", "messages-large", "calls-large")
-        byte = max(0.0, (large - small) / (size("messages-large") - size("messages"))) / 2
+        large_message_s = cost_of_one("messages", "messages-large", "calls-large")
+        extra_bytes = message_bytes("messages-large") - message_bytes("messages")
+        per_byte = max(0.0, (large_message_s - message_s) / extra_bytes) / 2
     if "copies-huge" in programs:
-        copies["per_copied_byte"] = max(0.0, each("copied", "copies-huge", "one-huge"))
-        nbytes, nodes = (programs["copies-small"][what] - programs["one-small"][what] for what in ("copied", "nodes"))
-        copies["per_copy"] = (
-            max(0.0, times["copies-small"] - times["one-small"] - nbytes * copies["per_copied_byte"]) / nodes
-        )
-    both = max(0.0, small - 2 * byte * size("messages"))
-    send = both / 3 if send_s is None else min(both, max(0.0, send_s - byte * size("messages")))
-    call = max(0.0, each("calls", "calls", "one"))
-    waking = entry["waking"] * (both - send)
-    found = {"latency": waking, "send": send, "receive": both - send - waking, "per_byte": byte, "gap": 0.0}
-    return {**found, "call": call, **copies, "header_share": entry["header_share"]}
+        copies["per_copied_byte"] = max(0.0, cost_of_one("copied", "copies-huge", "one-huge"))
+        small, none = programs["copies-small"], programs["one-small"]
+        copies_s = times["copies-small"] - times["one-small"]
+        copies_s -= (small["copied"] - none["copied"]) * copies["per_copied_byte"]
+        copies["per_copy"] = max(0.0, copies_s) / (small["nodes"] - none["nodes"])
+    fixed_s = max(0.0, message_s - 2 * per_byte * message_bytes("messages"))
+    send = fixed_s / 3
+    if send_s is not None:
+        send = min(fixed_s, max(0.0, send_s - per_byte * message_bytes("messages")))
+    call = max(0.0, cost_of_one("calls", "calls", "one"))
+    latency = entry["waking"] * (fixed_s - send)
+    costs = {"latency": latency, "send": send, "receive": fixed_s - send - latency, "per_byte": per_byte, "gap": 0.0}
+    return {**costs, "call": call, **copies, "header_share": entry["header_share"]}

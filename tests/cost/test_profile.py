@@ -60,7 +60,7 @@ class TestSignature:
     ("change", "message"),
     [
         ({"layers": []}, "no layer has been measured yet"),
-        ({"format": "dicompiler.profile/2"}, "is not supported"),
+        ({"format": "dicompiler.profile/1"}, "is not supported"),
         ({"threads": "two"}, "threads: expected a whole number"),
         ({"divece": "x"}, "unknown key 'divece'"),
     ],
@@ -92,12 +92,12 @@ def test_rejects_profile_of_busy_host_unless_forced(model: Any, tmp_path: Path) 
     whole = given["layers"][1]["measurements"][0]
     expected = model((written(tmp_path, given),)).seconds(layers, layers.layers[1], LayerShare(), FAST)
     assert expected > 0
-    whole["low"] = whole["seconds"]
-    whole["seconds"] *= 11
+    whole["min_s"] = whole["median_s"]
+    whole["median_s"] *= 11
     noisy = written(tmp_path, given)
     with pytest.raises(DicompilerError) as caught:
         model((noisy,)).seconds(layers, layers.layers[1], LayerShare(), FAST)
-    name, times = given["layers"][1]["names"][0], [format_seconds(whole[key]) for key in ("seconds", "low")]
+    name, times = given["layers"][1]["names"][0], [format_seconds(whole[key]) for key in ("median_s", "min_s")]
     said = str(caught.value)
     assert said.startswith(f"{noisy}: its host was busy: medians are ")
     assert f" times the shortest times (allowed: 2; most of all {name} {' against '.join(times)}): measure" in said

@@ -74,7 +74,7 @@ class TestMeasured:
         layers = network()
         made = document(layers)
         for one in made["layers"]:
-            whole = one["measurements"][0]["seconds"]  # of which a fifth stays whatever is cut off
+            whole = one["measurements"][0]["median_s"]  # of which a fifth stays whatever is cut off
             one["measurements"][1:] = [entry(cut, 8, whole * 0.6) for cut in ("axis 2", "axis 3")]
         model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
         whole = model.seconds(layers, conv, LayerShare(), FAST)
@@ -88,7 +88,7 @@ class TestMeasured:
         made = document(layers)
         for one in made["layers"]:
             if one["kind"] == "Conv":
-                whole = one["measurements"][0]["seconds"]
+                whole = one["measurements"][0]["median_s"]
                 one["measurements"] += [
                     entry("reduce", 4, whole * 0.75),
                     entry("merge", 2, 1e-3),
@@ -115,7 +115,7 @@ class TestMeasured:
         slow = document(layers, "sl*")
         for one in slow["layers"]:
             for measurement in one["measurements"]:
-                measurement |= {key: 3 * measurement[key] for key in ("seconds", "low")}
+                measurement |= {key: 3 * measurement[key] for key in ("median_s", "min_s")}
         files = (written(tmp_path, slow, "slow.json"), written(tmp_path, document(layers, "fast"), "fast.json"))
         model, conv = ProfileModel(files), layers.layers[0]
         shares = [
@@ -139,10 +139,10 @@ class TestMeasured:
 
     def test_unmeasured_layer_has_its_share_of_whole(self, tmp_path: Path) -> None:
         layers = network()
-        fc, changes = layers.layer_by_name["fc6"], {"weight_s": 1e-6, "read_s": 2e-9}
+        fc, changes = layers.layer_by_name["fc6"], {"weight_byte_s": 1e-6, "read_byte_s": 2e-9}
         counted = AnalyticModel().seconds(layers, fc, LayerShare(), SLOW)
         for whole_s in (0.3, 0.6, 1.2):
-            made = document(layers, whole_s=whole_s, **changes)
+            made = document(layers, whole_model_s=whole_s, **changes)
             made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
             model = ProfileModel((written(tmp_path, made, f"{whole_s}.json"),))
             assert model.seconds(layers, fc, LayerShare(), SLOW) == counted > 0  # its weights are in it
@@ -154,7 +154,8 @@ class TestMeasured:
         made = document(layers)
         made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
         alone, within = (
-            ProfileModel((written(tmp_path, made | more, f"{len(more)}.json"),)) for more in ({}, {"whole_s": 1e-6})
+            ProfileModel((written(tmp_path, made | more, f"{len(more)}.json"),))
+            for more in ({}, {"whole_model_s": 1e-6})
         )
         for layer in layers.layers:
             assert (
@@ -193,7 +194,7 @@ STATED = RuntimeCosts(send=1e-6, receive=2e-6)
 @pytest.mark.parametrize("model", [ProfileModel, LinearModel])
 class TestRuntime:
     def test_measured_runtime_costs_count_unless_overridden(self, model: Any, tmp_path: Path) -> None:
-        file = written(tmp_path, document(network(), "slow", runtime={"sockets": COSTS}))
+        file = written(tmp_path, document(network(), "slow", runtime_costs={"sockets": COSTS}))
         assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
         orderly = replace(STATED, in_order=True)  # which is not measured
         assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
@@ -210,7 +211,7 @@ class TestRuntime:
     ) -> None:
         said: list[str] = []
         monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
-        file = written(tmp_path, document(network(), runtime={"mpi": COSTS}))
+        file = written(tmp_path, document(network(), runtime_costs={"mpi": COSTS}))
         for device in (FAST, SLOW, FAST):
             stated = AnalyticModel().runtime_costs(device, STATED, "sockets")
             assert model((file,)).runtime_costs(device, STATED, "sockets") == stated
@@ -225,8 +226,8 @@ class TestRuntime:
     ) -> None:
         said: list[str] = []
         monkeypatch.setattr(profile_module.log, "warning", lambda text, *words: said.append(text % words))
-        newer = written(tmp_path, document(network(), runtime={"acme": COSTS | {"per_copy": 7e-6}}), "new.json")
-        older = written(tmp_path, document(network(), runtime={"acme": COSTS}))
+        newer = written(tmp_path, document(network(), runtime_costs={"acme": COSTS | {"per_copy": 7e-6}}), "new.json")
+        older = written(tmp_path, document(network(), runtime_costs={"acme": COSTS}))
         stated = replace(STATED, per_copy=1e-6)
         assert model((newer,)).runtime_costs(FAST, stated, "acme") == RuntimeCosts(**COSTS, per_copy=7e-6)
         for _ in range(2):
@@ -243,7 +244,7 @@ def test_whole_layers_sum_to_whole_network(share: float, tmp_path: Path) -> None
     layers = network()
     alone = ProfileModel((written(tmp_path, document(layers)),))
     total = sum(alone.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers)
-    changes = {"whole_s": 1e-4 + share * total, "call_s": 0.0, "weight_s": 1e-9, "read_s": 2e-9}
+    changes = {"whole_model_s": 1e-4 + share * total, "call_s": 0.0, "weight_byte_s": 1e-9, "read_byte_s": 2e-9}
     within = ProfileModel((written(tmp_path, document(layers, **changes), "q.json"),))
     each = [within.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers]
     assert sum(each) == pytest.approx(1e-4 + share * total) and min(each) >= 0
@@ -256,7 +257,7 @@ def test_whole_layers_sum_to_whole_network(share: float, tmp_path: Path) -> None
 def test_parts_read_inputs_and_weights_from_memory(model: Any, tmp_path: Path) -> None:
     layers = network()
     warm = model((written(tmp_path, document(layers)),))
-    cold = model((written(tmp_path, document(layers, weight_s=1e-9, read_s=3e-9), "q.json"),))
+    cold = model((written(tmp_path, document(layers, weight_byte_s=1e-9, read_byte_s=3e-9), "q.json"),))
     conv, everything = layers.layers[1], full_region((1, 8, 16, 16))
     rows, channels = (LayerShare(with_interval(everything, axis, (0, 4))) for axis in (2, 1))
     read = count_operations(layers, conv).weight_bytes
@@ -297,7 +298,9 @@ def test_ignores_inputs_of_variable_size() -> None:
 def test_calls_are_cold_after_other_segments(model: Any, tmp_path: Path) -> None:
     layers = network()
     for runtime, call in (({"acme": COSTS}, COSTS["call"]), ({}, STATED.call)):
-        own = model((written(tmp_path, document(layers, cold_s=2e-5, runtime=runtime), f"{len(runtime)}.json"),))
+        own = model(
+            (written(tmp_path, document(layers, cold_call_s=2e-5, runtime_costs=runtime), f"{len(runtime)}.json"),)
+        )
         costs = own.runtime_costs(FAST, STATED, "acme")
         assert (costs.call, costs.cold_call) == (call, 2e-5)
         assert costs.calls(1) == pytest.approx(call)  # what a device has for itself stays in its caches
@@ -309,7 +312,7 @@ def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_pat
     layers = network()
     alone = model((written(tmp_path, document(layers)),))
     total = sum(alone.seconds(layers, layer, LayerShare(), FAST) for layer in layers.layers)
-    within = model((written(tmp_path, document(layers, whole_s=0.9 * total), "q.json"),))
+    within = model((written(tmp_path, document(layers, whole_model_s=0.9 * total), "q.json"),))
     conv = layers.layers[1]
     half, quarter = (LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
     read = [count_operations(layers, conv, *share).input_bytes for share in (half, quarter)]

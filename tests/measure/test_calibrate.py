@@ -96,10 +96,10 @@ def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> N
     made = [profiles.document(layers) for _ in range(2)]
     for i, document in enumerate(made):
         for one in (one for layer in document["layers"] for one in layer["measurements"]):
-            seconds = 0.06 * (i + 1) * one["seconds"]
-            one |= {"seconds": seconds, "low": seconds, "high": seconds}
-        alone = [len(own["names"]) * own["measurements"][0]["seconds"] for own in document["layers"]]
-        document |= {"whole_s": 0.9 * sum(alone), "weight_s": 2e-9 * (i + 1)}
+            seconds = 0.06 * (i + 1) * one["median_s"]
+            one |= {"median_s": seconds, "min_s": seconds, "max_s": seconds}
+        alone = [len(own["names"]) * own["measurements"][0]["median_s"] for own in document["layers"]]
+        document |= {"whole_model_s": 0.9 * sum(alone), "weight_byte_s": 2e-9 * (i + 1)}
         write_json(tmp_path / f"{('guess', 'truth')[i]}.json", document)
     slower = made[1]
     run = ran(tmp_path, "lenet", boards((1e9,) * 3), cost=f"profile{{file={tmp_path / 'truth.json'} others=true}}")
@@ -110,8 +110,8 @@ def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> N
     check_frame(calibration)
     for made, due in zip(calibration.document["layers"], slower["layers"], strict=True):
         for one, two in zip(made["measurements"], due["measurements"], strict=True):
-            assert one["seconds"] == pytest.approx(two["seconds"], rel=0.12)
-    for key in ("whole_s", "weight_s"):
+            assert one["median_s"] == pytest.approx(two["median_s"], rel=0.12)
+    for key in ("whole_model_s", "weight_byte_s"):
         assert calibration.document[key] == pytest.approx(slower[key], rel=0.12)
 
     def streamed(log: dict[str, Any]) -> None:

@@ -87,7 +87,7 @@ class TestPackage:
     def test_the_same_model_gives_the_same_bytes(self, tmp_path: Path) -> None:
         one, two = content(packed(tmp_path / "one")), content(packed(tmp_path / "two"))
         assert one == two
-        assert {"profile_run.py", "profile_links.py", "profile_runtimes.py", "profile_sessions.py"} <= set(one)
+        assert {"profile_run.py", "link_benchmark.py", "runtime_costs_fit.py", "ort_session.py"} <= set(one)
         assert not any(str(tmp_path).encode() in text for text in one.values())
 
     def test_large_weights_are_not_in_it(self, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ class TestPackage:
 
     def test_the_script_needs_numpy_and_onnxruntime_alone(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p")
-        files = (profiling.SCRIPT_FILE, profiling.LINKS_FILE, profiling.RUNTIMES_FILE, profiling.SESSIONS_FILE)
+        files = tuple(profiling.SHIPPED_MODULES)
         trees = [ast.parse((package / name).read_text()) for name in files]
         imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         names = {
@@ -216,7 +216,7 @@ class TestMeasuring:
         assert all("onnxruntime cannot run it alone" in reason for reason in profile.unmeasured.values())
 
     def test_a_pass_in_which_the_network_did_not_run_is_none(self) -> None:
-        slow, quick = {"whole_s": 2.0, "call_s": 0.1}, {"whole_s": 1.0, "call_s": 0.2}
+        slow, quick = {"whole_model_s": 2.0, "call_s": 0.1}, {"whole_model_s": 1.0, "call_s": 0.2}
         assert profile_script.fastest_network_pass([{}, slow, quick]) == quick
         assert profile_script.fastest_network_pass([{}, {}]) == {}
 
@@ -252,7 +252,7 @@ class TestColdness:
         assert least([(1.0, 0.0, 0.0)], [-1.0]) == [0.0, 0.0, 0.0]
 
     def test_the_piece_in_the_middle_reads_all_weights(self) -> None:
-        pieces = [{"weights": w, "moved": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
+        pieces = [{"weight_bytes": w, "moved_bytes": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
         assert profile_script.median_piece(pieces) == pieces[1]
 
 
@@ -290,7 +290,7 @@ class TestLinks:
 
     def test_the_bandwidth_is_the_lines_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """With the headers that travel beside what arrives, as platforms rate lines."""
-        monkeypatch.setattr(link_benchmark, "_timed", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
+        monkeypatch.setattr(link_benchmark, "_time_request", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
         with serving(packed(tmp_path / "p", (1,))) as (_, port):
             link = link_benchmark.measure_link("127.0.0.1", port, "here", 1, 1000)
         assert (link["bandwidth"], link["latency"]) == (pytest.approx(8 * 1000 * 1.05), 0.25)
@@ -313,7 +313,7 @@ class TestLinks:
         done = script(package, "--connect", f"127.0.0.1:{port}")
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         assert not (package / "PROFILE.json").exists()
-        assert "no HOST:PORT" in script(package, "--connect", "nowhere").stderr
+        assert "is not HOST:PORT" in script(package, "--connect", "nowhere").stderr
 
 
 class TestCommand:
@@ -352,8 +352,8 @@ class TestCommand:
             (["-o", "x.json", "--repeat", "0"], 2, "'--repeat'"),
             (["-o", "nowhere/x.json"], 1, "there is no directory 'nowhere'"),
             (["-o", "x.json", "--target", "socket"], 2, "unknown target 'socket'"),
-            (["-o", "x.json", "--target", "tflm"], 2, "what the runtime of target 'tflm' costs cannot be measured"),
-            (["--package", "."], 1, "it exists: choose another place"),
+            (["-o", "x.json", "--target", "tflm"], 2, "the runtime costs of target 'tflm' cannot be measured"),
+            (["--package", "."], 1, "it exists: choose another directory"),
         ],
     )
     def test_mistakes_are_one_line(

@@ -31,10 +31,10 @@ def entry(cut: str, size: int, seconds: float, work: tuple[int, int] = (1000, 10
         "cut": cut,
         "size": size,
         "flops": work[0],
-        "moved": work[1],
-        "seconds": seconds,
-        "low": seconds,
-        "high": 1.0,
+        "moved_bytes": work[1],
+        "median_s": seconds,
+        "min_s": seconds,
+        "max_s": 1.0,
     }
 
 
@@ -63,7 +63,8 @@ def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, 
                     entry("axis 2", rows, 1e-3 + 1e-6 * less.flops, (less.flops, less.moved_bytes))
                 )
     return {
-        "format": "dicompiler.profile/1", "network": network_digest(graph), "device": device, "host": {}, "threads": 1,
+        "format": "dicompiler.profile/2", "model_digest": network_digest(graph), "device": device, "environment": {},
+        "threads": 1,
         "repeat": 3, "optimization": "extended", "call_s": 0.0, "layers": list(found.values()), "unmeasured": [],
         "links": [{"hosts": ["a", "b"], "bandwidth": 1e9, "latency": 1e-4}],
     } | changes  # fmt: skip
