@@ -348,7 +348,7 @@ class TestCommand:
         [
             ([], 2, "give either -o PROFILE.json or --package DIR"),
             (["-o", "x.json", "--package", "d"], 2, "give either"),
-            (["-o", "x.json", "--tiles", "1,two"], 2, "--tiles are numbers from 1 to 1024"),
+            (["-o", "x.json", "--tiles", "1,two"], 2, "--tiles must be numbers from 1 to 1024"),
             (["-o", "x.json", "--repeat", "0"], 2, "'--repeat'"),
             (["-o", "nowhere/x.json"], 1, "there is no directory 'nowhere'"),
             (["-o", "x.json", "--target", "socket"], 2, "unknown target 'socket'"),
