@@ -21,10 +21,10 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     lines = text.splitlines()
     assert lines[0].split()[:2] == ["strategy", "latency"]
     assert [line.split()[0] for line in lines[1:4]] == ["single", "modnn", "pipeline{devices=pi02,pi01}"]
-    assert "one device alone is best here" in text and "no plan's latency is below" in text
+    assert "a single device is best here" in text and "no plan's latency is below" in text
     assert main([*common, "single,modnn", "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
-    assert given["best"] == "single" and [row["strategy"] for row in given["rows"]] == ["single", "modnn"]
+    assert given["best"] == "single" and [row["strategy"] for row in given["results"]] == ["single", "modnn"]
     assert main([*common, "single,modn"]) == 2
     assert "unknown strategy 'modn'" in capsys.readouterr().err
 
@@ -39,5 +39,5 @@ def test_faster_than_one_is_of_frames_a_second_for_throughput(
     words = capsys.readouterr().out.splitlines()[1].split()
     assert main([*common, "--json"]) == 0
     given = json.loads(capsys.readouterr().out)
-    plan, one = given["rows"][0]["metrics"], given["single"]
+    plan, one = given["results"][0]["metrics"], given["single_device"]
     assert words[6] == f"{one['period_s'] / plan['period_s']:.2f}×" != f"{one['latency_s'] / plan['latency_s']:.2f}×"

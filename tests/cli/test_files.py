@@ -26,7 +26,7 @@ def test_no_command_writes_over_what_it_reads(tmp_path: Path) -> None:
         ("compile", "-o", tmp_path / "a", "--depfile", net),
     ):
         line = failed(1, words[0], *asked, *words[1:])
-        assert line.endswith("net.onnx: the command was given it for something else too: give another name")
+        assert line.endswith("net.onnx: is also used by another option: give another name")
     assert net.read_bytes() == before and not (tmp_path / "a").exists()
     for words in (
         ("plan", *asked, "-o", plan),
@@ -36,7 +36,7 @@ def test_no_command_writes_over_what_it_reads(tmp_path: Path) -> None:
         for _ in range(2):  # what an earlier call wrote is written anew
             assert command(*words).returncode == 0
     assert "a file of the artifact" in failed(1, "report", tmp_path / "a", "-o", tmp_path / "a" / "plan.json")
-    assert "for something else too" in failed(1, "report", tmp_path / "a", "--log", log, "-o", log)
+    assert "is also used by another option" in failed(1, "report", tmp_path / "a", "--log", log, "-o", log)
     assert command("opt", net, "-p", "normalise", "-o", net).returncode == 0
 
 
@@ -60,7 +60,7 @@ def test_texts_are_stored_and_what_is_no_tensor_is_taken_apart_or_refused(tmp_pa
     assert {name: array.tolist() for name, array in read.items()} == {
         "s_0": [1], "s_1": [0, 0], "m_keys": ["a"], "m_values": [1]
     }  # fmt: skip
-    with pytest.raises(DicompilerError, match=r"x\.npz: 'set' is no tensor"):
+    with pytest.raises(DicompilerError, match=r"x\.npz: 'set' is not a tensor"):
         write_npz(tmp_path / "x.npz", {"set": {1}})
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
@@ -71,7 +71,7 @@ def test_what_is_no_npz_is_one_line(tmp_path: Path) -> None:
         with pytest.raises(DicompilerError, match=f"{name}: not an npz file"):
             read_npz(tmp_path / name)
     np.save(tmp_path / "single.npy", np.ones(3))
-    with pytest.raises(DicompilerError, match="holds a single array"):
+    with pytest.raises(DicompilerError, match="contains a single array"):
         read_npz(tmp_path / "single.npy")
     np.savez(tmp_path / "objects.npz", x=np.array([{}], dtype=object))
     with pytest.raises(DicompilerError, match=r"objects\.npz: not an npz file of plain arrays"):

@@ -28,10 +28,10 @@ def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> Non
     assert main(["keys", str(directory)]) == 0
     assert capsys.readouterr().out == f"{place}: b\n"
     assert main(["keys", str(directory)]) == 0
-    assert "nothing to do" in capsys.readouterr().out
+    assert "unchanged: all keys exist" in capsys.readouterr().out
     assert (place / "devices" / "a" / "cert.pem").read_bytes() == before
     assert main(["keys", str(directory), "--revoke", "b", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"keys": str(place), "made": [], "revoked": ["b"]}
+    assert json.loads(capsys.readouterr().out) == {"keys": str(place), "created": [], "revoked": ["b"]}
     assert main(["keys", str(directory), "--revoke", "b", "--renew"]) == 0
     assert capsys.readouterr().out == f"{place}: b; revoked b\n"
     assert main(["keys", str(directory), "--revoke", "c"]) == 2

@@ -73,4 +73,4 @@ def test_a_wrong_shape_would_be_seen() -> None:
     from dicompiler.base.errors import DicompilerError
 
     with pytest.raises(DicompilerError, match="unknown key 'mode'"):
-        validate({"keys": {"keys": "k", "made": [], "mode": 1}}, "results", "keys --json")
+        validate({"keys": {"keys": "k", "created": [], "mode": 1}}, "results", "keys --json")

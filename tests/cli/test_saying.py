@@ -66,13 +66,13 @@ def test_compile_and_run_tell_who_decided_the_prediction_and_what_to_try(
     assert decision is not None and decision.chosen_strategy == summary.chosen_strategy
 
     one = said(capsys, "run", "net")
-    assert "\na frame: " in one and " measured on\n" in one.replace("measured on this", "measured on\nthis")
+    assert "\nframe: " in one and " measured on\n" in one.replace("measured on this", "measured on\nthis")
     assert "queueing" not in one
     many = said(capsys, "run", "net", "--frames", "9", "--in-flight", "3")
-    assert "\nqueueing: 3 frames were on their way at once" in many and " to be started," in " ".join(many.split())
+    assert "\nqueueing: up to 3 frames were in flight" in many and " before its start " in " ".join(many.split())
     told = " ".join(said(capsys, "simulate", "lenet.onnx", "--platform", "boards.toml", "--frames", "9").split())
-    assert " it waited " in told and "By itself it takes " in told
-    assert "\nbetween frames of a stream: " in many
+    assert " it waited " in told and "A frame without queueing takes " in told
+    assert "\nframe period: " in many
     assert max(map(len, many.splitlines())) <= 80
 
 

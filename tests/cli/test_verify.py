@@ -37,7 +37,7 @@ def test_what_does_not_end_is_stopped_and_the_line_names_the_level_and_the_cause
 
 def test_the_reference_run_is_stopped_as_well() -> None:
     inputs = {"x": np.ones((1, 4, 8, 8), np.float32)}
-    late = pytest.raises(DicompilerError, match=r"^verify: real: the whole model: not done after 1 s in all")
+    late = pytest.raises(DicompilerError, match=r"^verify: real: the whole model: not finished after 1 s in all")
     with late, deadline_scope(Deadline(1.0), "verify: real"):
         run_model(Model.load(loop(HUGE)), inputs)
     with deadline_scope(Deadline(60.0), "verify: real"):

@@ -1,4 +1,4 @@
-"""`--wire` and `--samples` of the commands: the plan keeps them, every table counts and says them."""
+"""`--wire-dtype` and `--wire-samples` of the commands: the plan keeps them, every table counts and says them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_plan_keeps_the_wire_and_all_commands_say_it(lenet: Path, tmp_path: Path, call: Call) -> None:
     common, plan, build = (lenet, "--platform", "rpi4x2"), tmp_path / "p.json", tmp_path / "build"
-    said = f"tensors travel between devices as {WIRE}"
-    asked = ("--wire", WIRE, "--samples", lenet.with_name("s.npz"))
+    said = f"tensors are sent between devices as {WIRE}"
+    asked = ("--wire-dtype", WIRE, "--wire-samples", lenet.with_name("s.npz"))
     printed = call("plan", *common, "--strategy", "modnn", *asked, "--depfile", tmp_path / "d", "-o", plan)
     assert said in printed and str(lenet.with_name("s.npz")) in (tmp_path / "d").read_text()
     assert said in call("simulate", *common, "--plan", plan)
@@ -55,36 +55,36 @@ def test_a_plan_keeps_the_wire_and_all_commands_say_it(lenet: Path, tmp_path: Pa
 
 def test_passes_may_leave_a_plan_whose_tensors_travel_so(lenet: Path, tmp_path: Path, call: Call) -> None:
     passes, out = "infer-shapes,form-layers,lop{layers=conv1 parts=2}", tmp_path / "o.onnx"
-    asked = ("--wire", WIRE, "--samples", lenet.with_name("s.npz"), "--save-plan", tmp_path / "p.json")
+    asked = ("--wire-dtype", WIRE, "--wire-samples", lenet.with_name("s.npz"), "--save-plan", tmp_path / "p.json")
     assert "--platform" in call("opt", lenet, "-p", passes, *asked, "-o", out, code=2)
     call("opt", lenet, "-p", passes.replace("2}", "2 devices=pi01,pi02}"), "--platform", "rpi4x2", *asked, "-o", out)
     assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in onnx.load(out).graph.node}
-    assert json.loads((tmp_path / "p.json").read_text())["wire"]
-    line = call("opt", lenet, "-p", f"{passes},partition", "--wire", "float16", "-o", tmp_path / "q.onnx", code=2)
-    assert line.count("\n") == 1 and "leaves no plan to be carried out" in line
+    assert json.loads((tmp_path / "p.json").read_text())["wire_dtype"]
+    line = call("opt", lenet, "-p", f"{passes},partition", "--wire-dtype", "float16", "-o", tmp_path / "q.onnx", code=2)
+    assert line.count("\n") == 1 and "the pipeline partitions the model itself" in line
     assert not (tmp_path / "q.onnx").exists()
 
 
 def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, call: Call) -> None:
     common = (lenet, "--platform", "rpi4x2")
     sent = []
-    for wire in ((), ("--wire", "float16")):
-        rows = json.loads(call("compare", *common, "--strategies", "modnn", *wire, "--json"))["rows"]
+    for wire in ((), ("--wire-dtype", "float16")):
+        rows = json.loads(call("compare", *common, "--strategies", "modnn", *wire, "--json"))["results"]
         sent.append(rows[0]["metrics"]["total_bytes"])
     assert sent[0] == 2 * sent[1] > 0
     small = ("--generations", 2, "--population", 8)
-    call("explore", *common, "--wire", "bfloat16", *small, "-o", tmp_path / "front")
+    call("explore", *common, "--wire-dtype", "bfloat16", *small, "-o", tmp_path / "front")
     plans = [json.loads(path.read_text()) for path in (tmp_path / "front" / "plans").iterdir()]
-    assert plans and all(plan["wire"] == "bfloat16" for plan in plans)
+    assert plans and all(plan["wire_dtype"] == "bfloat16" for plan in plans)
 
 
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--wire", "float8"), "wire: unknown type 'float8'"),
-        (("--wire", "float16,conv9=float32"), "the network has no layer and no input 'conv9' (did you mean 'conv"),
-        (("--wire", "int8"), "wire: int8 needs samples of the inputs"),
-        (("--samples", "s.npz"), "wire: samples are for int8 only"),
+        (("--wire-dtype", "float8"), "wire: unknown type 'float8'"),
+        (("--wire-dtype", "float16,conv9=float32"), "the network has no layer and no input 'conv9' (did you mean 'conv"),
+        (("--wire-dtype", "int8"), "wire: int8 needs samples of the inputs"),
+        (("--wire-samples", "s.npz"), "wire: samples are for int8 only"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_nothing_is_written(

@@ -82,7 +82,7 @@ class TestPage:
     def test_the_bytes_it_shows_are_those_that_are_sent(self, lenet: Path) -> None:
         facts = load_report_data(lenet)
         assert sum(facts.received_bytes.values()) == facts.metrics.total_bytes > 0
-        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes a frame"', render_report(facts))
+        cells = re.findall(r'title="(\w+) to (\w+): (\d+) bytes per frame"', render_report(facts))
         assert sum(int(count) for _, _, count in cells) == facts.metrics.total_bytes
         assert {(a, b) for a, b, _ in cells} == {(t.sender, t.receiver) for t in facts.program.transfers}
 
@@ -152,7 +152,7 @@ class TestPage:
         assert pages[0] == pages[1]
 
     def test_the_plan_is_named_with_who_decided(self, lenet: Path, tmp_path: Path) -> None:
-        assert "of strategy modnn, for latency" in render_report(load_report_data(lenet))
+        assert "by strategy modnn, for latency" in render_report(load_report_data(lenet))
         dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
         assert "given as a file, for latency" in render_report(load_report_data(tmp_path / "given"))
         (tmp_path / "given" / "reference" / "made.json").unlink()  # of a compilation that knows of none
@@ -209,10 +209,10 @@ class TestBadInput:
     def test_no_artifact(self, tmp_path: Path, refused: Refused) -> None:
         (tmp_path / "empty").mkdir()
         for directory in (tmp_path / "empty", tmp_path / "nowhere"):
-            assert "compile a model into it first" in refused(1, "report", directory, "-o", tmp_path / "r.html")
+            assert "compile a model to this directory first" in refused(1, "report", directory, "-o", tmp_path / "r.html")
 
     @pytest.mark.parametrize("file", ["artifact.json", "plan.json", "platform.toml", "reference/model.onnx",
-                                      "reference/made.json"])  # fmt: skip
+                                      "reference/provenance.json"])  # fmt: skip
     def test_a_damaged_artifact(self, lenet: Path, tmp_path: Path, refused: Refused, file: str) -> None:
         broken = tmp_path / "net"
         shutil.copytree(lenet, broken)
