@@ -64,7 +64,7 @@ class TestOpt:
         line = failed(1, "opt", open_model, "-p", "lop{layers=s parts=2}", "--save-plan", plan, "-o", out)
         assert line == "dicompiler: error: pass 'lop' needs layers: run 'form-layers' before it"
         line = failed(2, "opt", open_model, "-p", "infer-shapes", *SHAPE, "--save-plan", plan, "-o", out)
-        assert line == "dicompiler: error: --save-plan: no pass of the pipeline made a plan"
+        assert line == "dicompiler: error: --save-plan: the pipeline has no pass that makes a plan"
         line = failed(1, "opt", open_model, "-p", "infer-shapes", "-o", tmp_path / "no" / "o.onnx")
         assert line.endswith(f"no/o.onnx: there is no directory '{tmp_path / 'no'}'")
         assert "gone.onnx" in failed(1, "opt", tmp_path / "gone.onnx", "-p", "infer-shapes", "-o", out)

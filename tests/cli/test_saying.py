@@ -105,7 +105,7 @@ def test_energy_stands_only_where_powers_are_given(
         assert ("energy" in front, ">energy" in page) == (powered, powered)
         assert ("energy" in (place / f"front-{powered}" / "front.json").read_text()) is powered
     words = ("explore", "lenet.onnx", "--platform", "boards.toml", "--objectives", "energy", *few, "-o", "none")
-    assert main(words) == 2 and "the platform gives no powers" in capsys.readouterr().err
+    assert main(words) == 2 and "the platform does not state powers" in capsys.readouterr().err
     assert not (place / "none").exists()
 
 
@@ -126,7 +126,7 @@ def test_lists_fit_a_screen_and_show_options_with_help_and_platforms_with_their_
         r"^rpi4xN +13\.6 GFLOP/s, 6\.4 W, 4\.29 GB; gateway", command("list", "platforms").stdout, re.MULTILINE
     )
     options = command("list", "strategies", "cpsat").stdout
-    assert "tries     200" in options and "plans to try around the best one" in options
+    assert "tries          200" in options and "plans to try around the best one" in options
     assert "pi07    pi07      4  13.6 GFLOP/s, 6.4 W\n" in command("list", "platforms", "rpi4x7").stdout
     assert "(did you mean 'cpsat'?)" in command("list", "strategies", "cpsta").stderr
 

@@ -88,7 +88,11 @@ def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.Captur
             "tolerate-failures: 1: on rpi4x1 only one device computes",
         ),
         ("plan MODEL --platform rpi4x3 --tolerate-failures 3 -o OUT", 2, "use at most 2"),
-        ("plan MODEL --platform rpi4x3 --tolerate-failures most -o OUT", 2, "'most' is not a number, 'hosts' or a device"),
+        (
+            "plan MODEL --platform rpi4x3 --tolerate-failures most -o OUT",
+            2,
+            "'most' is not a number, 'hosts' or a device",
+        ),
         ("compare MODEL --platform rpi4x3 --tolerate-failures pi002", 2, "(did you mean 'pi02'?)"),
         ("simulate MODEL --platform rpi4x3 --fail pi01", 2, "give a device and the time of its failure"),
         ("simulate MODEL --platform rpi4x3 --fail pi09@1ms", 1, "unknown device 'pi09'"),

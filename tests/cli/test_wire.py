@@ -82,7 +82,10 @@ def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, 
     ("options", "expected"),
     [
         (("--wire-dtype", "float8"), "wire: unknown type 'float8'"),
-        (("--wire-dtype", "float16,conv9=float32"), "the network has no layer and no input 'conv9' (did you mean 'conv"),
+        (
+            ("--wire-dtype", "float16,conv9=float32"),
+            "the network has no layer and no input 'conv9' (did you mean 'conv",
+        ),
         (("--wire-dtype", "int8"), "wire: int8 needs samples of the inputs"),
         (("--wire-samples", "s.npz"), "wire: samples are for int8 only"),
     ],

@@ -154,7 +154,7 @@ class TestPage:
     def test_the_plan_is_named_with_who_decided(self, lenet: Path, tmp_path: Path) -> None:
         assert "by strategy modnn, for latency" in render_report(load_report_data(lenet))
         dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
-        assert "given as a file, for latency" in render_report(load_report_data(tmp_path / "given"))
+        assert "read from a file, for latency" in render_report(load_report_data(tmp_path / "given"))
         (tmp_path / "given" / "reference" / "made.json").unlink()  # of a compilation that knows of none
         write_integrity(tmp_path / "given")
         assert "who decided is not recorded" in render_report(load_report_data(tmp_path / "given"))
@@ -209,7 +209,9 @@ class TestBadInput:
     def test_no_artifact(self, tmp_path: Path, refused: Refused) -> None:
         (tmp_path / "empty").mkdir()
         for directory in (tmp_path / "empty", tmp_path / "nowhere"):
-            assert "compile a model to this directory first" in refused(1, "report", directory, "-o", tmp_path / "r.html")
+            assert "compile a model to this directory first" in refused(
+                1, "report", directory, "-o", tmp_path / "r.html"
+            )
 
     @pytest.mark.parametrize("file", ["artifact.json", "plan.json", "platform.toml", "reference/model.onnx",
                                       "reference/provenance.json"])  # fmt: skip
