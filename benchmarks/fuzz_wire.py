@@ -1,7 +1,7 @@
-"""A million mutated streams of frames for the receiver of the sockets target: no crash, no hang, no memory but the
-plan's. Prints how they ended; the exit code is 1 where one was not refused as the protocol says.
+"""Gives a million mutated message streams to the receiver of the sockets target.
 
-In: how many, the first seed. Out: a table on stdout. Run it as README.md says.
+The receiver must not crash, hang or allocate more memory than planned. The script prints the outcomes; the exit code
+is 1 if a stream was not rejected by the protocol. How to run it: see README.md.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 from pathlib import Path
 
 import click
-from support.fuzzing import Receiver, fuzz
+from support.fuzz_messages import Receiver, fuzz
 from support.handmade import halo, partial
 from support.running import emit
 
 from dicompiler.base.schema import load_json
 
 HANG_S = 60
-"""Seconds after which a thousand streams count as hung; all threads are printed then."""
+"""Seconds after which a thousand streams count as hung, and the stacks of all threads are printed."""
 
 
 def _peak_mib() -> float:
@@ -29,7 +29,7 @@ def _peak_mib() -> float:
 
 
 @click.command()
-@click.option("--streams", default=1_000_000, show_default=True, help="How many mutated streams, over all receivers.")
+@click.option("--streams", default=1_000_000, show_default=True, help="Number of mutated streams, over all receivers.")
 @click.option("--first", default=1_000_000, show_default=True, help="The first seed.")
 def main(streams: int, first: int) -> None:
     """Fuzz the receiver in memory."""
@@ -53,7 +53,7 @@ def main(streams: int, first: int) -> None:
             f"{name} {device}: {ends}; at most {receiver.largest} bytes at once, process grew by {grown:.1f} MiB"
         )
     click.echo(
-        f"{streams} streams in {time.perf_counter() - start:.0f} s: no crash, no hang, no memory beyond the plan's"
+        f"{streams} streams in {time.perf_counter() - start:.0f} s: no crash, no hang, no memory beyond the plan"
     )
 
 

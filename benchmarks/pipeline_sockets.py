@@ -1,7 +1,7 @@
-"""A network in a pipeline of two devices over the sockets target, each process on a core of its own: a frame's time
-beside that of its segments alone and of its bytes on the wire, and frames per second beside one device alone.
+"""Measures a pipeline of two devices with the sockets target, each process on its own core.
 
-In: a network, how often. Out: medians on stdout. Run it as README.md says, on a host that does nothing else.
+The time of a frame is compared with the time of its segments and of its bytes on the wire, and the frames per second
+with those of one device. The script prints medians. How to run it (on an idle host): see README.md.
 """
 
 from __future__ import annotations
@@ -32,14 +32,21 @@ from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.segments import SegmentIO, make_sessions, run_segment, value_from_bytes
 
 SLACK, SPEEDUP = 1.05, 1.6
-"""The time of a frame must be within 5 % of what its parts take; throughput must grow by that."""
+"""Limits: a frame takes at most 5 % longer than its parts, and throughput grows at least by this factor."""
 
 
 @dataclass(frozen=True)
 class Round:
-    """One repetition. In seconds: a frame through both devices, its segments alone, its bytes on the wire; and the time
-    between frames of a stream, with two devices and with one. others: the share of the processors that was used by
-    processes that are not ours."""
+    """One repetition.
+
+    Attributes:
+        frame_s: Seconds of a frame through both devices.
+        alone_s: Seconds of its segments in one process.
+        wire_s: Seconds of its bytes over a loopback connection.
+        period_s: Seconds between two frames of a stream, on two devices.
+        single_s: Seconds between two frames of a stream, on one device.
+        others: Share of the processors that other processes used.
+    """
 
     frame_s: float
     alone_s: float
@@ -58,7 +65,7 @@ class Round:
 
 
 def used() -> tuple[float, float, float]:
-    """Seconds of processors: by everybody, by this process and its ended children; and the time."""
+    """Return processor seconds of all processes, of this process and its ended children, and the time."""
     busy = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     ticks = sum(map(int, busy)) - int(busy[3]) - int(busy[4])
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -67,7 +74,7 @@ def used() -> tuple[float, float, float]:
 
 
 def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> float:
-    """The seconds of all devices' segments, one after another in this process by the code that theirs run: medians."""
+    """Return the sum of the median seconds of all segments, run in this process by the runtime's code."""
     todo: list[tuple[Any, Mapping[str, Any]]] = []
     given: dict[str, Any] = {}
     for device in load_json(directory / "artifact.json")["devices"]:
@@ -80,9 +87,11 @@ def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> fl
         while left:
             session, segment = next(entry for entry in left if all(name in values for name in entry[1]["inputs"]))
             left.remove((session, segment))
-            seam = SegmentIO(segment, session)
+            segment_io = SegmentIO(segment, session)
             start = time.perf_counter()
-            values.update(seam.cut_outputs(run_segment(session, seam.inner, seam.join_inputs(values))))
+            inputs_of_session = segment_io.join_inputs(values)
+            computed = {} if session is None else run_segment(session, segment_io.inner, inputs_of_session)
+            values.update(segment_io.cut_outputs(computed, values))
             seconds[segment["name"]].append(time.perf_counter() - start)
     return sum(map(statistics.median, seconds.values()))
 
@@ -92,7 +101,7 @@ def _bytes(array: Any) -> Any:
 
 
 def wire(count: int, times: int) -> float:
-    """The median seconds in which `count` bytes go through a loopback connection into fresh memory."""
+    """Return the median seconds to send `count` bytes over a loopback connection into new memory."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         one = socket.create_connection(listener.getsockname())
         two = listener.accept()[0]
@@ -115,7 +124,7 @@ def wire(count: int, times: int) -> float:
 
 
 def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) -> Round:
-    """One repetition of everything, so that what else the host does falls on all of it."""
+    """Measure everything once, so that other load on the host affects all figures."""
     target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), used()
     one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, kept_frames=1))
     stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
@@ -138,22 +147,22 @@ def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) ->
 
 
 def others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """The share of the processors that others used in between."""
+    """Return the share of the processors that other processes used between two calls of `used`."""
     everybody, own, passed = (b - a for a, b in zip(before, after, strict=True))
     return max(0.0, everybody - own) / (passed * (os.cpu_count() or 1))
 
 
 def report(network: str, rounds: list[Round]) -> bool:
-    """Prints the medians; whether both goals were reached."""
+    """Print the medians; return True if both limits were met."""
     click.echo(f"{network}, medians of {len(rounds)} repetitions on {len(os.sched_getaffinity(0))} cores")
     for name in ("frame_s", "alone_s", "wire_s", "period_s", "single_s"):
         low, *_, high = values = sorted(1000 * getattr(one, name) for one in (*rounds, *rounds))
         click.echo(f"  {name:9} {statistics.median(values):9.2f} ms  (from {low:.2f} to {high:.2f})")
     overhead = statistics.median(one.overhead for one in rounds)
     speedup = statistics.median(one.speedup for one in rounds)
-    click.echo(f"a frame takes {100 * overhead - 100:+.1f} % beside its segments alone and its bytes (allowed: +5 %)")
-    click.echo(f"a stream has {speedup:.2f} times the frames per second of one device (wanted: {SPEEDUP})")
-    click.echo(f"others used {100 * statistics.median(one.others for one in rounds):.0f} % of the processors meanwhile")
+    click.echo(f"a frame takes {100 * overhead - 100:+.1f} % longer than its segments and bytes (limit: +5 %)")
+    click.echo(f"a stream has {speedup:.2f} times the frames per second of one device (goal: {SPEEDUP})")
+    click.echo(f"other processes used {100 * statistics.median(one.others for one in rounds):.0f} % of the processors")
     return overhead <= SLACK and speedup >= SPEEDUP
 
 

@@ -21,7 +21,7 @@ from random import Random
 from typing import NamedTuple
 
 import click
-from support.losing import DEVICES, Survivor, named
+from support.failing_devices import DEVICES, Survivor, named
 from support.running import pids
 
 import dicompiler

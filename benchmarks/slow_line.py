@@ -1,4 +1,4 @@
-"""Healthy devices on a slow line: whether any is taken for lost. Needs root: it makes network namespaces.
+"""Checks that no healthy device counts as failed on a slow link. Needs root to create network namespaces.
 
 PYTHONPATH=tests python benchmarks/slow_line.py --minutes 10 --rate 64kbit --in-flight 64
 """
@@ -24,8 +24,8 @@ from dicompiler_targets.sockets.target import SocketsTarget
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rate", default="64kbit", help="of each cable, as tc has it")
-    parser.add_argument("--queue", default="1mb", help="what each end of a cable holds")
+    parser.add_argument("--rate", default="64kbit", help="rate of each cable, in the notation of tc")
+    parser.add_argument("--queue", default="1mb", help="queue at each end of a cable")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--size", type=int, default=32, help="rows and columns of the network's input")
     options = parser.parse_args()
@@ -48,7 +48,7 @@ def main() -> int:
         except RunError as error:
             print(f"{time.monotonic() - begun:.1f} s, {count} frames: {error}")
             return 1
-        print(f"{time.monotonic() - begun:.1f} s, {count} frames: nobody was taken for lost")
+        print(f"{time.monotonic() - begun:.1f} s, {count} frames: no device failed")
         session.__exit__(RunError, None, None)
     return 0
 

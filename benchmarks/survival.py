@@ -1,12 +1,15 @@
-"""Devices of boards in network namespaces, started over ssh, are lost at random moments of a stream of frames and come
-back: killed, stopped, their cable cut, their sshd killed. No frame may be lost, twice or wrong. Prints a line for each:
-how long until the loss was noticed, and from then on how long no frame was finished, beside the frames of the plan that
-took over, measured in two ways: one after another in the stream; and each after a pause as long as nothing was finished
-until the loss was noticed, with nothing lost, since processors and caches that have rested make any frame slower. Exit
-code 1 where something was not as it must be.
+"""Lets devices on emulated boards fail at random times of a stream of frames, and return.
 
-In: how many moments, a seed, a network; a file of the moments of earlier calls, to which these are added. Out: lines on
-stdout, at the end of all that is in the file. Run it as README.md says, as root.
+A device is killed or stopped, its cable is cut, or its sshd is killed. Each frame must be delivered once and correct.
+The script prints a line per failure: the time until it was noticed, and then the time until the next finished frame.
+The latter is compared with the frame time of the plan that took over, measured in two ways:
+
+- one frame after another in the stream;
+- each frame after a pause as long as the one before the failure was noticed, because idle processors and caches make
+  any frame slower.
+
+The exit code is 1 if a frame was wrong or late. With a file, the results of earlier calls are added up. How to run it
+(as root): see README.md.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import Any
 
 import click
 from support.boards import Cluster, cluster
-from support.losing import DEVICES, named, survivor
+from support.failing_devices import DEVICES, named, survivor
 from support.running import pids
 
 import dicompiler
@@ -41,20 +44,28 @@ from dicompiler_targets.sockets.session import ClusterSession
 
 WAYS = ("kill", "stop", "cable", "sshd")
 AT_ONCE_S, BEATS = 0.3, 3.75
-"""Within which a loss must be noticed: an end; and silence, in heartbeats, three and how late they are counted."""
+"""Time limits to notice a failure: seconds for an ended process; heartbeats for silence (three, counted late)."""
 BACK_S = 60.0
 RESTED, PAUSE_S = 5, 0.1
-"""Frames that are measured after a pause each, and how long that is at most."""
+"""Number of frames measured after a pause, and the longest pause."""
 LEAST_S = 0.05
-"""What the change itself may take where frames are shorter."""
+"""Seconds that a takeover may take if frames are shorter."""
 
 
 @dataclass
 class Watch:
-    """When things happened, of time.perf_counter: `losses`, `returns`, and each finished frame. `moments`: what was
-    lost, how, and whether it was noticed or taken over late, once it was back."""
+    """Observations of a run; times are of time.perf_counter.
 
-    losses: list[float] = field(default_factory=list)
+    Attributes:
+        failures: Times of the noticed failures.
+        begun: Start of the run.
+        returns: Number of returned devices.
+        last: The last event.
+        frames: Times of the finished frames.
+        moments: The failed device, the kind of failure, and whether it was noticed or taken over late.
+    """
+
+    failures: list[float] = field(default_factory=list)
     begun: float = 0.0
     returns: int = 0
     last: RunEvent | None = None
@@ -64,12 +75,12 @@ class Watch:
     def hear(self, event: RunEvent) -> None:
         self.last = event
         if event.kind == "failure":
-            self.losses.append(self.begun + event.at_s)
+            self.failures.append(self.begun + event.at_s)
         self.returns += event.kind == "return"
 
 
-def there(boards: Cluster, device: str) -> int | None:
-    """The device's process on its board."""
+def find_process(boards: Cluster, device: str) -> int | None:
+    """Return the device's process on its board."""
     home = boards.boards[device].home
     for place in home.glob("**/manifest.json"):
         found = pids(place.parent.parent).get(device)
@@ -78,10 +89,10 @@ def there(boards: Cluster, device: str) -> int | None:
     return None
 
 
-def lose(boards: Cluster, device: str, way: str) -> None:
+def cause_failure(boards: Cluster, device: str, way: str) -> None:
     board = boards.boards[device]
     if way in ("kill", "stop"):
-        pid = there(boards, device)
+        pid = find_process(boards, device)
         assert pid is not None
         os.kill(pid, signal.SIGKILL if way == "kill" else signal.SIGSTOP)
     elif way == "cable":
@@ -90,8 +101,8 @@ def lose(boards: Cluster, device: str, way: str) -> None:
         board.stop()
 
 
-def mend(boards: Cluster, device: str, way: str, pid: int | None) -> None:
-    """What whoever looks after the boards would do."""
+def repair(boards: Cluster, device: str, way: str, pid: int | None) -> None:
+    """Repair a failure as an administrator would."""
     board = boards.boards[device]
     if way == "stop" and pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -102,7 +113,7 @@ def mend(boards: Cluster, device: str, way: str, pid: int | None) -> None:
         board.start()
 
 
-def plot(
+def fail_devices(
     boards: Cluster,
     watch: Watch,
     rng: Random,
@@ -113,7 +124,7 @@ def plot(
     alone: bool,
     end_s: float,
 ) -> Iterator[None]:
-    """Loses a device again and again, for the last time before `end_s`; prints a line for each."""
+    """Let devices fail, the last one before `end_s`; print a line per failure."""
     wrong, over, over_rested = 0, list[float](), list[float]()
     for number in range(moments):
         if time.perf_counter() > end_s:
@@ -122,20 +133,20 @@ def plot(
         while time.perf_counter() < until:
             yield
         device, how = only or rng.choice(DEVICES), way or rng.choice(WAYS)
-        count, pid, at = len(watch.losses), there(boards, device), time.perf_counter()
-        lose(boards, device, how)
-        while len(watch.losses) == count or watch.last is None or watch.last.kind == "failure":
+        count, pid, at = len(watch.failures), find_process(boards, device), time.perf_counter()
+        cause_failure(boards, device, how)
+        while len(watch.failures) == count or watch.last is None or watch.last.kind == "failure":
             yield
-        noticed, interrupted = watch.losses[count], watch.last.interruption_s
+        noticed, interrupted = watch.failures[count], watch.last.interruption_s
         found, pause_s = noticed - at, noticed - max(end for end in watch.frames if end < noticed)
         for _ in range(12):
             yield
         frame = statistics.median(b - a for a, b in zip(watch.frames[-11:], watch.frames[-10:], strict=False))
-        rested = yield from after(pause_s)
-        mend(boards, device, how, pid)
+        rested = yield from frame_after_pause(pause_s)
+        repair(boards, device, how, pid)
         back = time.perf_counter()
-        while watch.returns < len(watch.losses):
-            assert time.perf_counter() - back < BACK_S, f"{device} does not come back"
+        while watch.returns < len(watch.failures):
+            assert time.perf_counter() - back < BACK_S, f"{device} does not return"
             yield
         due = AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s
         bad = found > due or interrupted > 1.5 * frame + LEAST_S
@@ -149,23 +160,23 @@ def plot(
             f"each after a pause of {1000 * pause_s:.0f}); back after {time.perf_counter() - back:.1f} s"
             + ("  LATE" if bad else "")
         )
-    click.echo(f"{len(over)} losses, {wrong} noticed or taken over late")
-    if alone and over:  # with others on their way, what lies between two frames is not what one takes
-        tell(over, over_rested)
+    click.echo(f"{len(over)} failures, {wrong} noticed or taken over late")
+    if alone and over:  # With several frames in flight, the time between two frames is not the time of one.
+        print_interruptions(over, over_rested)
 
 
-def tell(over: list[float], over_rested: list[float]) -> None:
-    """How far the interruptions were from 1.5 frames, in both ways."""
+def print_interruptions(over: list[float], over_rested: list[float]) -> None:
+    """Print the difference between the interruptions and 1.5 frames, for both measurements."""
     for name, values in (("of the stream", over), ("each after the same pause", over_rested)):
         middle, least, most = (1000 * find(values) for find in (statistics.median, min, max))
         held = sum(value <= 0 for value in values)
         click.echo(
-            f"beside 1.5 frames {name}: {middle:+.2f} ms in the median, {least:+.2f} to {most:+.2f}; {held} within them"
+            f"difference to 1.5 frames {name}: median {middle:+.2f} ms, {least:+.2f} to {most:+.2f}; {held} not longer"
         )
 
 
-def add(file: Path, run: dict[str, Any]) -> None:
-    """Adds a run to the file, and tells of all that are in it."""
+def add_to_file(file: Path, run: dict[str, Any]) -> None:
+    """Add a run to the file, and print the totals of all runs in it."""
     runs = [*(json.loads(file.read_text()) if file.exists() else []), run]
     file.write_text(json.dumps(runs))
     moments = [moment for one in runs for moment in one["moments"]]
@@ -177,8 +188,8 @@ def add(file: Path, run: dict[str, Any]) -> None:
     )
 
 
-def after(pause_s: float) -> Generator[None, None, float]:
-    """Seconds of a frame after a pause , the median."""
+def frame_after_pause(pause_s: float) -> Generator[None, None, float]:
+    """Return the median seconds of a frame after a pause."""
     taken = []
     for _ in range(RESTED):
         time.sleep(min(pause_s, PAUSE_S))
@@ -189,15 +200,22 @@ def after(pause_s: float) -> Generator[None, None, float]:
 
 
 @click.command()
-@click.option("--moments", default=50, show_default=True, help="How often a device is lost.")
-@click.option("--seed", default=1, show_default=True, help="Of the random network, its plans and the moments.")
-@click.option("--network", default="", help="A network of dicompiler.networks in place of a random one.")
-@click.option("--way", default="", help=f"One of {', '.join(WAYS)}; by default all of them at random.")
+@click.option("--moments", default=50, show_default=True, help="Number of failures.")
+@click.option("--seed", default=1, show_default=True, help="Seed of the random network, its plans and the times.")
+@click.option("--network", default="", help="A network of dicompiler.networks instead of a random one.")
+@click.option("--way", default="", help=f"One of {', '.join(WAYS)}. Default: at random.")
 @click.option("--in-flight", default=1, show_default=True)
-@click.option("--heartbeat", default=0.4, show_default=True, help="Longer for networks that load this host for long.")
-@click.option("--device", default="", help="Always this one; by default any.")
-@click.option("--seconds", default=1e9, help="So long after the start the last device is lost. Default: no limit.")
-@click.option("--file", default=None, type=click.Path(path_type=Path), help="JSON: moments of earlier calls.")
+@click.option(
+    "--heartbeat", default=0.4, show_default=True, help="Use a longer one for networks that load this host for long."
+)
+@click.option("--device", default="", help="The device that fails. Default: at random.")
+@click.option("--seconds", default=1e9, help="Time of the last failure after the start. Default: no limit.")
+@click.option(
+    "--file",
+    default=None,
+    type=click.Path(path_type=Path),
+    help="JSON file with the results of earlier calls, to which these are added.",
+)
 def main(
     moments: int,
     seed: int,
@@ -209,14 +227,14 @@ def main(
     seconds: float,
     file: Path | None,
 ) -> None:
-    """Lose devices of five boards, any one at a time."""
+    """Let devices of five boards fail, one at a time."""
     end_s = time.perf_counter() + seconds
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     rng, watch = Random(seed), Watch()
-    losses = [(name,) for name in DEVICES]
+    covered = [(name,) for name in DEVICES]
     with tempfile.TemporaryDirectory() as place, cluster(Path(place), DEVICES) as boards, boards.inside():
         net = Path(place, "net")
-        made = named(network, losses, net) if network else survivor(seed, losses, net)
+        made = named(network, covered, net) if network else survivor(seed, covered, net)
         hosts = Hosts.load(boards.hosts(Path(place, "hosts.toml")))
         options = RunOptions(
             hosts=hosts, insecure=True, heartbeat_s=heartbeat, in_flight=in_flight, timeout_s=120, on_event=watch.hear
@@ -226,7 +244,7 @@ def main(
             with dicompiler.connect(net, options) as session:
                 assert isinstance(session, ClusterSession)
                 watch.begun = session.begun_s
-                steps = plot(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1, end_s)
+                steps = fail_devices(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1, end_s)
 
                 def step() -> Iterator[None]:
                     for _ in steps:
@@ -234,12 +252,14 @@ def main(
                         yield
 
                 count, wrong = made.stream(session, step()), ""
-                click.echo(f"{count} frames, all there, in order and right; {len(watch.losses)} losses were noticed")
+                click.echo(
+                    f"{count} frames, complete, in order and correct; {len(watch.failures)} failures were noticed"
+                )
         except (DicompilerError, AssertionError) as error:
             count, wrong = len(watch.frames), str(error)
             click.echo(f"WRONG: {error}")
         if file is not None:
-            add(file, {"network": network or seed, "frames": count, "wrong": wrong, "moments": watch.moments})
+            add_to_file(file, {"network": network or seed, "frames": count, "wrong": wrong, "moments": watch.moments})
         sys.exit(bool(wrong))
 
 

@@ -1,7 +1,6 @@
-"""Boards for tests: network namespaces on a bridge, each with an address, an sshd and a home of its own.
+"""Boards for tests: network namespaces on a bridge, each with its own address, sshd and home directory.
 
-In: an empty directory, names. Out: a cluster whose `inside` lets this thread, and what it starts, be on its network.
-Needs root, ip (iproute2) and sshd (openssh-server): `tests/run` installs them.
+Needs root, ip (iproute2) and sshd (openssh-server), which `tests/run` installs.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ NET = "10.77.0"
 HUB = f"{NET}.1"
 """The address of the coordinator, whose namespace holds the bridge."""
 NOWHERE = "10.78.0.1"
-"""An address to which there is no way."""
+"""An address without a route."""
 CLONE_NEWNET = 0x40000000
 
 
 def call(*words: str) -> str:
-    """Runs a command that must succeed; what it printed."""
+    """Run a command that must succeed; return its output."""
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, f"{' '.join(words)}: {done.stderr.strip()}"
     return done.stdout
@@ -38,7 +37,15 @@ def call(*words: str) -> str:
 
 @dataclass
 class Board:
-    """A namespace. `place`: the directory with its home; `sshd`: its server, which the test can kill."""
+    """A board.
+
+    Attributes:
+        name: Its name.
+        space: Its network namespace.
+        address: Its address.
+        place: The directory with its home directory.
+        sshd: Its server, which a test can kill.
+    """
 
     name: str
     space: str
@@ -51,7 +58,7 @@ class Board:
         return self.place / "home"
 
     def start(self) -> None:
-        """Starts its sshd, which lets the cluster's key in."""
+        """Start its sshd, which accepts the cluster's key."""
         root = self.place.parent
         config = self.place / "sshd_config"
         config.write_text(
@@ -71,7 +78,7 @@ class Board:
         return False
 
     def stop(self) -> None:
-        """Ends its sshd and the connections that it serves."""
+        """Kill its sshd and all connections."""
         if self.sshd is not None:
             for pid in descendants(self.sshd.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -81,14 +88,14 @@ class Board:
             self.sshd = None
 
     def link(self, state: str) -> None:
-        """Takes its end of the cable off ("down") or puts it back ("up")."""
+        """Set its end of the cable "down" or "up"."""
         call("ip", "-n", self.space, "link", "set", "net", state)
 
 
 def descendants(pid: int) -> list[int]:
-    """The sshd processes below an sshd, which serve one connection each."""
+    """Return the processes below an sshd, which serve one connection each."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # it may have ended meanwhile
+    with contextlib.suppress(OSError):  # The process may have ended.
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             if "sshd" in Path(f"/proc/{child}/comm").read_text():
                 found += [int(child), *descendants(int(child))]
@@ -97,7 +104,13 @@ def descendants(pid: int) -> list[int]:
 
 @dataclass
 class Cluster:
-    """`root`: the directory with keys and homes; `space`: the hub's namespace."""
+    """The boards of a cluster.
+
+    Attributes:
+        root: The directory with keys and home directories.
+        space: The hub's network namespace.
+        boards: The boards by name.
+    """
 
     root: Path
     space: str
@@ -105,8 +118,10 @@ class Cluster:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread, and the threads and processes that it starts, are on the boards' network; ssh knows the key and
-        the boards, and nothing of the user's."""
+        """Move this thread, and threads and processes that it starts, to the boards' network.
+
+        ssh uses the cluster's key and host keys, and not the user's configuration.
+        """
         paths = os.environ["PATH"]
         with Path("/proc/thread-self/ns/net").open() as before, Path("/run/netns", self.space).open() as space:
             enter(space.fileno())
@@ -118,7 +133,7 @@ class Cluster:
                 enter(before.fileno())
 
     def hosts(self, path: Path, extra: str = "", python: str = sys.executable) -> Path:
-        """Writes a hosts.toml that names all boards."""
+        """Write a hosts.toml with all boards."""
         text = f'[defaults]\npython = "{python}"\n'
         for board in self.boards.values():
             text += f'[[host]]\nname = "{board.name}"\nssh = "root@{board.address}"\n'
@@ -126,13 +141,13 @@ class Cluster:
         return path
 
     def known(self, addresses: Sequence[str]) -> None:
-        """Lets ssh know the host keys of these boards only."""
+        """Write the host keys of these boards only to the known hosts."""
         key = (self.root / "host_key.pub").read_text()
         (self.root / "known_hosts").write_text("".join(f"{address} {key}" for address in addresses))
 
 
 def shape(boards: Cluster, rate: str, queue: str) -> None:
-    """Makes both ends of each cable send at `rate` and hold `queue` bytes, as tc writes them."""
+    """Limit both ends of each cable to `rate` with a queue of `queue` bytes, in the notation of tc."""
     words = ("root", "tbf", "rate", rate, "burst", "8kb", "limit", queue)
     for board in boards.boards.values():
         call("ip", "netns", "exec", board.space, "tc", "qdisc", "add", "dev", "net", *words)
@@ -140,13 +155,13 @@ def shape(boards: Cluster, rate: str, queue: str) -> None:
 
 
 def enter(space: int) -> None:
-    """Moves this thread to the network namespace of a file descriptor."""
+    """Move this thread to the network namespace of a file descriptor."""
     assert ctypes.CDLL(None, use_errno=True).setns(space, CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
 
 
 @contextlib.contextmanager
 def cluster(root: Path, names: Sequence[str]) -> Iterator[Cluster]:
-    """The boards, running. They are taken away whatever happens."""
+    """Start the boards; remove them at the end in any case."""
     paths = os.environ["PATH"]
     os.environ["PATH"] = f"{paths}:/usr/sbin:/sbin"
     if os.getuid() or not all(map(shutil.which, ("ip", "ssh", "sshd"))):
@@ -171,9 +186,9 @@ def cluster(root: Path, names: Sequence[str]) -> Iterator[Cluster]:
 
 
 def prepare(made: Cluster) -> None:
-    """The hub with its bridge, the keys, and an ssh that uses them."""
+    """Create the hub with its bridge, the keys, and an ssh that uses them."""
     root = made.root
-    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd wants to be locked in
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd needs this directory for privilege separation.
     for name in ("key", "host_key"):
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(root / name))
     config = f"Host *\nIdentityFile {root}/key\nIdentitiesOnly yes\nUserKnownHostsFile {root}/known_hosts\n"
@@ -191,7 +206,7 @@ def prepare(made: Cluster) -> None:
 
 
 def add(made: Cluster, name: str, space: str, address: str) -> Board:
-    """A board with a cable to the hub."""
+    """Create a board with a cable to the hub."""
     call("ip", "netns", "add", space)
     call("ip", "-n", space, "link", "add", "net", "type", "veth", "peer", "name", space, "netns", made.space)
     call("ip", "-n", made.space, "link", "set", space, "master", "bridge", "up")

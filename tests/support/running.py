@@ -1,4 +1,4 @@
-"""Runs artifacts of the sockets target for tests: emits them, finds their processes, waits for what must happen."""
+"""Runs of sockets artifacts in tests: emit them, find their processes, and wait for conditions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageTy
 from dicompiler_targets.sockets.runtime.transport import Connection
 
 LIMIT_S = 2.0
-"""From a failure to the end of everything."""
+"""Seconds from a failure to the end of all processes."""
 
 
 def emit(made: Made, directory: Path) -> Path:
@@ -36,7 +36,7 @@ def emit(made: Made, directory: Path) -> Path:
 
 
 def pids(directory: Path) -> dict[str, int]:
-    """The processes of the artifact's devices: those whose working directory lies in it."""
+    """Return the process ID of each device of an artifact, found by its working directory."""
     found = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
@@ -52,15 +52,15 @@ def wait_until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
         if value := condition():
             return value
         time.sleep(0.005)
-    raise AssertionError("it did not happen in time")
+    raise AssertionError("the condition was not met in time")
 
 
 MEMBER = RunCredentials("12345678", "only members know it")
-"""The run of a `Fake`."""
+"""Credentials of the run of a `Fake`."""
 
 
 class Fake:
-    """The coordinator's place, and that of the peers of a device, taken by a test."""
+    """A device process whose coordinator and peers are played by a test."""
 
     def __init__(self, directory: Path, listener: socket.socket, device: str, heartbeat_s: float = 60) -> None:
         self.messages: list[tuple[MessageHeader, Any]] = []
@@ -81,7 +81,7 @@ class Fake:
         )
 
     def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
-        """Lets the device connect to `listener` as its peer b, and greets it with `message`."""
+        """Let the device connect to `listener` as its peer b, and greet it with `message`."""
         self.tell_peers(b=listener.getsockname())
         peer = listener.accept()[0]
         channel = MessageChannel(Connection(peer))
@@ -91,7 +91,7 @@ class Fake:
         return peer
 
     def tell_peers(self, **addresses: Any) -> None:
-        """Tells the device, as its coordinator, where its peers are."""
+        """Send the PEERS message to the device."""
         peers = {
             "addresses": addresses,
             "in_flight": self.in_flight,
@@ -100,12 +100,12 @@ class Fake:
         self.control.send_json(MessageType.PEERS, peers)
 
     def heard(self, kind: MessageType) -> Any:
-        """Waits for a message of that kind."""
+        """Wait for a message of that type."""
         header, payload = wait_until(lambda: next((m for m in self.messages if m[0].type is kind), None))
         return decode_json(payload) if header.length else None
 
     def ended(self) -> str:
-        """Waits for the process to end by itself with code 1: what it wrote."""
+        """Wait until the process ends by itself with exit code 1; return its output."""
         _, errors = self.process.communicate(timeout=10)
         assert self.process.returncode == 1
         return errors.decode()
@@ -113,7 +113,7 @@ class Fake:
 
 @contextlib.contextmanager
 def fake(directory: Path, device: str = "a", heartbeat_s: float = 60) -> Iterator[tuple[Fake, socket.socket]]:
-    """A device's process with a test around it, and where its peers would listen."""
+    """Start a device process that is played with, and a socket at which its peers would listen."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as peers:
         one = Fake(directory, listener, device, heartbeat_s)
         try:
@@ -126,7 +126,7 @@ def fake(directory: Path, device: str = "a", heartbeat_s: float = 60) -> Iterato
 
 
 def control(directory: Path) -> str:
-    """The address of the coordinator, as its devices are told it."""
+    """Return the coordinator's address, as its devices know it."""
     for pid in pids(directory).values():
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         if "--coordinator" in words:
@@ -135,7 +135,7 @@ def control(directory: Path) -> str:
 
 
 def by_hand(directory: Path, message: str) -> subprocess.Popen[bytes]:
-    """Starts a device in its directory as the run's message tells a user to."""
+    """Start a device in its directory as the run's message tells the user."""
     device, words = message.removeprefix("start ").split(" in its directory on its host: ")
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.Popen(

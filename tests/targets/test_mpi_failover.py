@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.losing import Survivor, survivor
+from support.failing_devices import Survivor, survivor
 from support.mpi_runs import ranks
 from support.running import LIMIT_S, wait_until
 

@@ -1,4 +1,4 @@
-"""The sockets target when all goes well: what it writes, and that real processes compute what the whole model does."""
+"""The sockets target without failures: written files, and outputs of real processes compared with the whole model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def manifest(directory: Path, device: str) -> dict[str, Any]:
     [halo, partial, lambda: partial("bfloat16"), lambda: partial("float8e4m3fn"), lambda: partial("bool")],
     ids=["halo", "partial", "bfloat16", "float8", "bool"],
 )
-def test_processes_compute_what_the_whole_model_computes(made: Any, tmp_path: Path) -> None:
+def test_processes_match_whole_model(made: Any, tmp_path: Path) -> None:
     program, model, inputs = one = made()
     result = SocketsTarget().run(emit(one, tmp_path), [inputs] * 2, RunOptions(timeout_s=60))
     reference = run_model(model, inputs)["out"]
@@ -69,7 +69,7 @@ def test_processes_compute_what_the_whole_model_computes(made: Any, tmp_path: Pa
         assert set(report.sent_bytes) == {t.index for t in program.transfers if t.sender == device.device}
 
 
-def test_frames_are_not_mixed_up(tmp_path: Path) -> None:
+def test_keeps_frames_apart(tmp_path: Path) -> None:
     program, model, inputs = halo()
     frames = [{"x": integers(inputs["x"].shape, seed)} for seed in range(20)]
     result = SocketsTarget().run(emit((program, model, inputs), tmp_path), frames, RunOptions(timeout_s=60))
@@ -77,7 +77,7 @@ def test_frames_are_not_mixed_up(tmp_path: Path) -> None:
         assert np.array_equal(outputs["out"], run_model(model, frame)["out"])
 
 
-def test_shapes_may_be_known_only_at_run_time(tmp_path: Path) -> None:
+def test_accepts_shapes_known_only_at_run_time(tmp_path: Path) -> None:
     made = unknown_shape()
     frames = [{"x": integers(shape, 1)} for shape in [(2, 5), (2, 0), (2, 1)]]
     result = SocketsTarget().run(emit(made, tmp_path), frames, RunOptions(timeout_s=60))
@@ -86,15 +86,15 @@ def test_shapes_may_be_known_only_at_run_time(tmp_path: Path) -> None:
         assert np.array_equal(outputs["out"], run_model(made[1], frame)["out"])
 
 
-def test_large_tensors_that_cross_do_not_block(tmp_path: Path) -> None:
-    # Both devices send each other more than the sockets buffer before either of them receives.
+def test_crossing_large_tensors_do_not_deadlock(tmp_path: Path) -> None:
+    # Both devices send more than the socket buffers hold before either receives.
     program, model, inputs = partial(rows=200_000)
     result = SocketsTarget().run(emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(model, inputs)["out"])
     assert min(sum(report.sent_bytes.values()) for report in result.reports) > 16 << 20
 
 
-def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
+def test_matches_executor(tmp_path: Path) -> None:
     program, model, inputs = halo(32, 5)
     result = SocketsTarget(optimization="none", threads=2).run(
         emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60)
@@ -104,14 +104,14 @@ def test_it_agrees_with_the_executor(tmp_path: Path) -> None:
     assert {i: n for report in result.reports for i, n in report.sent_bytes.items()} == dict(enumerate(execution.sent))
 
 
-def test_the_artifact_may_be_moved_and_is_not_changed_by_a_run(tmp_path: Path, monkeypatch: Any) -> None:
+def test_run_does_not_change_moved_artifact(tmp_path: Path, monkeypatch: Any) -> None:
     made = halo()
     (tmp_path / "here" / "sub").mkdir(parents=True)
     emit(made, tmp_path / "there")
     before = content(tmp_path / "there")
     shutil.move(tmp_path / "there", tmp_path / "here" / "sub" / "artifact")
     monkeypatch.chdir(tmp_path / "here")
-    # What would make another Python misbehave does not reach the devices.
+    # Environment variables that would disturb Python do not reach the devices.
     monkeypatch.setenv("PYTHONINSPECT", "1")
     result = SocketsTarget().run(Path("sub/artifact"), [made[2]], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
@@ -122,7 +122,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
-def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_same_program_gives_same_bytes(tmp_path: Path) -> None:
     script = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; from support.handmade import halo\n"
@@ -141,7 +141,7 @@ def test_the_same_program_gives_the_same_bytes(tmp_path: Path) -> None:
     assert not any(str(tmp_path).encode() in data for data in found[0].values())
 
 
-def test_files_fit_their_schemas(tmp_path: Path) -> None:
+def test_files_match_schemas(tmp_path: Path) -> None:
     for i, made in enumerate([halo(), partial("bfloat16"), unknown_shape()]):
         directory = emit(made, tmp_path / str(i))
         artifact = load_json(directory / "artifact.json")
@@ -159,7 +159,7 @@ def test_files_fit_their_schemas(tmp_path: Path) -> None:
                 assert record == {"bytes": len(data), "digest": f"sha256:{hashlib.sha256(data).hexdigest()}"}
 
 
-def test_each_weight_is_stored_once_per_device_and_in_place(tmp_path: Path) -> None:
+def test_stores_each_weight_once_per_device(tmp_path: Path) -> None:
     program, model, inputs = halo()
     directory = emit((program, model, inputs), tmp_path)
     assert not (directory / "c" / "weights.bin").exists()
@@ -183,7 +183,7 @@ def test_each_weight_is_stored_once_per_device_and_in_place(tmp_path: Path) -> N
     onnx.checker.check_model(str(directory / "a" / "segment001.onnx"))
 
 
-def test_the_digest_includes_the_weights(tmp_path: Path) -> None:
+def test_digest_includes_weights(tmp_path: Path) -> None:
     program, model, inputs = halo()
     first = load_json(emit((program, model, inputs), tmp_path / "1") / "artifact.json")
     weights = dict(program.weights)
@@ -198,7 +198,7 @@ def test_the_digest_includes_the_weights(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_the_runtime_needs_only_python_numpy_and_onnxruntime() -> None:
+def test_runtime_imports_only_numpy_and_onnxruntime() -> None:
     allowed = {*sys.stdlib_module_names, "numpy", "onnxruntime"}
     for path in RUNTIME.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -211,13 +211,13 @@ def test_the_runtime_needs_only_python_numpy_and_onnxruntime() -> None:
                 assert all((RUNTIME / f"{name}.py").exists() or name.isupper() for name in inside), path
 
 
-def test_nothing_is_unpickled() -> None:
+def test_never_unpickles() -> None:
     for path in RUNTIME.glob("*.py"):
         for word in ("pickle", "marshal", "eval(", "exec(", "allow_pickle"):
             assert word not in path.read_text(), path
 
 
-def test_threads_are_those_of_the_device_unless_told(tmp_path: Path) -> None:
+def test_threads_default_to_device_cores(tmp_path: Path) -> None:
     program, model, _ = halo()
     devices = tuple(Device(name, name, 1e9, cores) for name, cores in (("a", 1), ("b", 4), ("c", 2)))
     hosts = tuple(Host(device.host, 1 << 30) for device in devices)
@@ -239,12 +239,12 @@ def renamed(made: Made, name: str) -> Made:
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "reference", "artifact.json", "-x"])
-def test_names_that_are_no_directories_are_refused(name: str, tmp_path: Path) -> None:
+def test_rejects_device_names_that_cannot_be_directories(name: str, tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"^device .*: not a valid name for its directory"):
         emit(renamed(unknown_shape(), name), tmp_path)
 
 
-def test_words_between_devices_are_refused(tmp_path: Path) -> None:
+def test_rejects_strings_between_devices(tmp_path: Path) -> None:
     made = failing()
     object.__setattr__(made[0].transfers[0].value, "dtype", onnx.TensorProto.STRING)
     with pytest.raises(
@@ -253,13 +253,13 @@ def test_words_between_devices_are_refused(tmp_path: Path) -> None:
         emit(made, tmp_path)
 
 
-def test_every_type_of_the_runtime_is_what_onnx_says() -> None:
+def test_tensor_types_match_onnx() -> None:
     for name, (number, size) in runtime_values.TENSOR_TYPES.items():
         assert onnx.TensorProto.DataType.Value(name) == number
         assert onnx.helper.tensor_dtype_to_np_dtype(number).itemsize == size
 
 
-def test_wrong_inputs_are_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_rejects_wrong_inputs_before_start(tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path)
     with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape"):
         SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], RunOptions(timeout_s=60))

@@ -1,4 +1,4 @@
-"""The sockets target when something goes wrong: which device is at fault, that all ends at once, nothing is left."""
+"""Failures of the sockets target: the error names the device at fault, and all processes end at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.handmade import endless, failing, halo, partial
-from support.killing import COORDINATOR, kill_once
+from support.kill_process import COORDINATOR, kill_once
 from support.running import LIMIT_S, emit, fake, pids, wait_until
 from support.tampering import reseal
 
@@ -42,7 +42,7 @@ from dicompiler_targets.sockets.runtime.transport import Connection
 
 
 class Run(threading.Thread):
-    """A run in a thread of its own: `outcome` is its result or its error, `ended` when it ended."""
+    """A run in a separate thread; `outcome` is its result or error, `ended` the time of its end."""
 
     def __init__(self, directory: Path, inputs: Mapping[str, Any], frames: int, timeout: float = 60.0) -> None:
         super().__init__(daemon=True)
@@ -60,14 +60,14 @@ class Run(threading.Thread):
 
 
 def computing(directory: Path, device: str) -> bool:
-    """Whether the device's process has used the processor for longer than starting takes."""
+    """Return True if the device's process has used more processor time than its start takes."""
     fields = Path(f"/proc/{pids(directory)[device]}/stat").read_text().rsplit(")")[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") > 1.0
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 @pytest.mark.parametrize("moment_s", [0.0, 0.2, 0.8])
-def test_one_process_killed_ends_all_and_is_named(victim: str, moment_s: float, tmp_path: Path) -> None:
+def test_killed_process_ends_run_and_is_named(victim: str, moment_s: float, tmp_path: Path) -> None:
     made = halo()
     run = Run(emit(made, tmp_path), made[2], 100_000)
     victims = wait_until(lambda: len(found := pids(tmp_path)) == 3 and found)
@@ -84,7 +84,7 @@ def test_one_process_killed_ends_all_and_is_named(victim: str, moment_s: float, 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A compiled network on four devices, alone in its directory."""
+    """A network that was compiled for four devices, in its own directory."""
     directory = tmp_path_factory.mktemp("kill") / "artifact"
     dicompiler.compile(networks.build("tiny"), platform="rpi4x4", strategy="modnn", output=directory)
     return directory
@@ -94,14 +94,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("victim", "moment_s"),
     [("pi01", 0.1), ("pi02", 0.9), ("pi03", 1.5), ("pi04", 0.6), (COORDINATOR, 0.3), (COORDINATOR, 1.2)],
 )
-def test_a_kill_leaves_no_process_and_no_output(victim: str, moment_s: float, compiled: Path) -> None:
+def test_kill_leaves_no_process_and_no_output(victim: str, moment_s: float, compiled: Path) -> None:
     found = kill_once(compiled, victim, moment_s)
-    if found.seconds > LIMIT_S:  # where the whole host was busy with something else: it must do so when asked again
+    if found.seconds > LIMIT_S:  # The host may have been busy, so a second attempt is allowed.
         found = kill_once(compiled, victim, moment_s)
-    assert found.wrong(LIMIT_S) == ""
+    assert found.find_fault(LIMIT_S) == ""
 
 
-def test_a_death_ends_a_device_that_is_deep_in_a_segment(tmp_path: Path) -> None:
+def test_failure_ends_device_within_long_segment(tmp_path: Path) -> None:
     made = endless()
     run = Run(emit(made, tmp_path), made[2], 1)
     wait_until(lambda: "b" in pids(tmp_path) and computing(tmp_path, "b"))
@@ -113,7 +113,7 @@ def test_a_death_ends_a_device_that_is_deep_in_a_segment(tmp_path: Path) -> None
     assert pids(tmp_path) == {}
 
 
-def test_time_is_limited(tmp_path: Path) -> None:
+def test_enforces_timeout(tmp_path: Path) -> None:
     made = endless()
     run = Run(emit(made, tmp_path), made[2], 1, timeout=1.0)
     begun = time.monotonic()
@@ -123,7 +123,7 @@ def test_time_is_limited(tmp_path: Path) -> None:
     assert pids(tmp_path) == {}
 
 
-def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path) -> None:
+def test_names_hanging_device_and_not_waiting_ones(tmp_path: Path) -> None:
     made = halo()
     run = Run(emit(made, tmp_path), made[2], 100_000, timeout=2.0)
     wait_until(lambda: len(pids(tmp_path)) == 3)
@@ -135,14 +135,14 @@ def test_a_device_that_hangs_is_named_not_those_that_wait_for_it(tmp_path: Path)
     assert pids(tmp_path) == {}
 
 
-def test_what_a_segment_raises_is_told_in_words(tmp_path: Path) -> None:
+def test_reports_error_of_segment(tmp_path: Path) -> None:
     made = failing()
     with pytest.raises(RunError, match=r"^device 'b': segment 'b0': onnxruntime cannot run it: .*out of data bounds"):
         SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
 
 
-def test_a_broken_segment_names_its_device(tmp_path: Path) -> None:
+def test_broken_segment_names_device(tmp_path: Path) -> None:
     path = emit(halo(), tmp_path) / "b" / "segment001.onnx"
     path.write_bytes(bytes(path.stat().st_size))
     reseal(tmp_path)
@@ -151,7 +151,7 @@ def test_a_broken_segment_names_its_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "found"), [("cut", "has 100 bytes, expected 800"), ("gone", "is missing")])
-def test_a_file_that_is_not_whole_names_its_device(change: str, found: str, tmp_path: Path) -> None:
+def test_damaged_file_names_device(change: str, found: str, tmp_path: Path) -> None:
     path = emit(halo(), tmp_path) / "a" / "weights.bin"
     data = path.read_bytes()
     path.unlink()
@@ -161,20 +161,18 @@ def test_a_file_that_is_not_whole_names_its_device(change: str, found: str, tmp_
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
 
 
-def test_a_runtime_that_does_not_start_is_told_with_its_last_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = emit(halo(), tmp_path) / "c" / "runtime" / "values.py"
+def test_reports_last_output_of_runtime_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = emit(halo(), tmp_path) / "c" / "runtime" / "segments.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     reseal(tmp_path)
-    monkeypatch.setattr(device_process, "RUNTIME_COMMAND", ("-m", "runtime"))  # as by hand on a board
+    monkeypatch.setattr(device_process, "RUNTIME_COMMAND", ("-m", "runtime"))  # As a user starts it on a board.
     monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path) == {}
 
 
-def test_a_directory_of_another_artifact_is_refused(tmp_path: Path) -> None:
+def test_rejects_directory_of_another_artifact(tmp_path: Path) -> None:
     emit(halo(), tmp_path / "1")
     emit(halo(channels=5), tmp_path / "2")
     (tmp_path / "1" / "b").rename(tmp_path / "old")
@@ -195,7 +193,7 @@ SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], RunOptions(timeout_s=60))
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
-def test_no_device_outlives_the_coordinator(sign: signal.Signals, tmp_path: Path) -> None:
+def test_devices_end_with_coordinator(sign: signal.Signals, tmp_path: Path) -> None:
     emit(endless(), tmp_path)
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     command = [sys.executable, "-c", SCRIPT, str(tmp_path), *paths]
@@ -209,11 +207,11 @@ def test_no_device_outlives_the_coordinator(sign: signal.Signals, tmp_path: Path
     assert (b"KeyboardInterrupt" in errors) == (sign is signal.SIGINT)
 
 
-def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+def test_rejects_wrong_length_before_allocation(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             one.heard(MessageType.READY)
-            # The payload is never sent: only a device that looks at the header first can answer.
+            # The payload is never sent, so only a device that checks the header first can answer.
             peer.sendall(HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 1 << 40))
             message = one.heard(MessageType.ERROR)["message"]
         assert message == "from 'b': TENSOR 2 ('pb') has 1099511627776 bytes, expected 96"
@@ -243,7 +241,7 @@ def test_a_frame_of_the_wrong_length_is_refused_before_memory_is_taken(tmp_path:
         ),
     ],
 )
-def test_what_a_peer_must_not_send_is_refused_in_words(header: Any, message: str, tmp_path: Path) -> None:
+def test_reports_invalid_message_of_peer(header: Any, message: str, tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             one.heard(MessageType.READY)
@@ -252,7 +250,7 @@ def test_what_a_peer_must_not_send_is_refused_in_words(header: Any, message: str
         one.ended()
 
 
-def test_a_tensor_that_comes_twice_is_refused(tmp_path: Path) -> None:
+def test_rejects_duplicate_tensor(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             one.heard(MessageType.READY)
@@ -271,7 +269,7 @@ def test_devices_of_different_artifacts_refuse_each_other(tmp_path: Path) -> Non
         assert words in one.ended()
 
 
-def test_a_peer_that_goes_is_named(tmp_path: Path) -> None:
+def test_names_disconnected_peer(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}):
             one.heard(MessageType.READY)
@@ -281,7 +279,7 @@ def test_a_peer_that_goes_is_named(tmp_path: Path) -> None:
         one.ended()
 
 
-def test_a_device_ends_when_its_coordinator_goes(tmp_path: Path) -> None:
+def test_device_ends_when_coordinator_disconnects(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener), one.meet(listener, {"device": "b", "digest": one.digest}):
         one.heard(MessageType.READY)
         gone = time.monotonic()
@@ -290,7 +288,7 @@ def test_a_device_ends_when_its_coordinator_goes(tmp_path: Path) -> None:
         assert time.monotonic() - gone < LIMIT_S
 
 
-def test_a_connection_that_says_nothing_of_ours_does_not_disturb(tmp_path: Path) -> None:
+def test_ignores_unrelated_connection(tmp_path: Path) -> None:
     made = halo()
     run = Run(emit(made, tmp_path), made[2], 1)
     port = wait_until(lambda: listening(tmp_path))
@@ -301,7 +299,7 @@ def test_a_connection_that_says_nothing_of_ours_does_not_disturb(tmp_path: Path)
 
 
 def listening(directory: Path) -> int:
-    """The port of the coordinator, as its devices are told it."""
+    """Return the coordinator's port, as its devices know it."""
     for pid in pids(directory).values():
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if b"--coordinator" in words:
@@ -309,7 +307,7 @@ def listening(directory: Path) -> int:
     return 0
 
 
-def test_tensors_are_checked_against_the_plan() -> None:
+def test_checks_tensors_against_plan() -> None:
     expected = {3: {"name": "t", "bytes": 8}, 4: {"name": "u", "bytes": None}}
     window = FrameWindow(2)
     gate = ReceiveFilter(expected, window)

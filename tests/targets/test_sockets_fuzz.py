@@ -1,6 +1,6 @@
-"""Wrong bytes on the wire: the receiver refuses them as the protocol says, takes no more memory than the plan's, ends.
+"""Invalid bytes on connections: the receiver rejects them, allocates no more than planned, and ends.
 
-In memory by the thousand, and over real connections to real processes.
+Thousands of streams are tested in memory, and some over real connections to real processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.fuzzing import IN_FLIGHT, Frame, Receiver, fuzz, mutated
+from support.fuzz_messages import IN_FLIGHT, RawMessage, Receiver, fuzz, mutate_stream
 from support.handmade import halo, partial
 from support.running import MEMBER, by_hand, control, emit, fake, wait_until
 
@@ -29,31 +29,31 @@ from dicompiler_targets.sockets.runtime.transport import Connection
 
 
 @pytest.mark.parametrize(("made", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])
-def test_mutated_frames_are_refused_within_the_memory_of_the_plan(made: Any, device: str, tmp_path: Path) -> None:
+def test_rejects_mutated_messages_within_planned_memory(made: Any, device: str, tmp_path: Path) -> None:
     emit(made(), tmp_path)
     receiver = Receiver(tmp_path, load_json(tmp_path / device / "manifest.json"))
     for peer, frames in receiver.streams():
         assert receiver.take(b"".join(frame.pack() for frame in frames), peer, 7) == "all taken"
     receiver.outcomes.clear()
     fuzz(receiver, range(3000))
-    # Each way to end is met often.
+    # Each outcome occurs often.
     assert min(receiver.outcomes[name] for name in ("all taken", "refused", "cut short")) > 50
     assert sum(receiver.outcomes.values()) == 3000
 
 
 def tell(address: Any, data: bytes) -> None:
-    """Connects, says it, and goes; the other end may have hung up already."""
+    """Connect, send the data and disconnect; the other end may have closed the connection already."""
     with contextlib.suppress(OSError), socket.create_connection(tuple(address)) as stranger:
         stranger.sendall(data)
 
 
 def greetings(count: int) -> list[bytes]:
-    """Wrong greetings of a device that does not exist."""
-    hello = [Frame(MessageType.HELLO, payload=b'{"device": "nobody", "digest": "0", "address": ["127.0.0.1", 1]}')]
-    return [mutated(hello, random.Random(seed)) for seed in range(count)]
+    """Yield invalid greetings of a device that does not exist."""
+    hello = [RawMessage(MessageType.HELLO, payload=b'{"device": "nobody", "digest": "0", "address": ["127.0.0.1", 1]}')]
+    return [mutate_stream(hello, random.Random(seed)) for seed in range(count)]
 
 
-def test_a_device_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
+def test_device_survives_hundreds_of_invalid_greetings(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path), "b") as (one, _):
         one.tell_peers()
         for data in greetings(400):
@@ -72,11 +72,11 @@ def test_a_device_bears_hundreds_of_wrong_greetings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_device_that_is_sent_mutated_tensors_ends_in_words(seed: int, tmp_path: Path) -> None:
+def test_device_ends_with_message_after_mutated_tensors(seed: int, tmp_path: Path) -> None:
     emit(partial(), tmp_path)
     receiver = Receiver(tmp_path, load_json(tmp_path / "a" / "manifest.json"))
     (_, frames), rng = receiver.streams()[1], random.Random(seed)
-    while receiver.take(data := mutated(frames, rng), "b", 1 << 20) != "refused":
+    while receiver.take(data := mutate_stream(frames, rng), "b", 1 << 20) != "refused":
         continue
     with fake(tmp_path) as (one, listener):
         one.in_flight = IN_FLIGHT
@@ -88,7 +88,7 @@ def test_a_device_that_is_sent_mutated_tensors_ends_in_words(seed: int, tmp_path
         assert one.ended().startswith("a: ")
 
 
-def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_survives_hundreds_of_invalid_greetings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made, results = partial(), []  # type: ignore[var-annotated]
     directory = emit(made, tmp_path)
     caplog.set_level("WARNING", "dicompiler")
@@ -107,7 +107,7 @@ def test_a_run_bears_hundreds_of_wrong_greetings(tmp_path: Path, caplog: pytest.
     assert process.wait(5) == 0
 
 
-def test_bytes_that_come_one_by_one_are_not_waited_for_forever(tmp_path: Path) -> None:
+def test_slow_greeting_times_out(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path), "b") as (one, _):
         one.tell_peers()
         begun = time.monotonic()

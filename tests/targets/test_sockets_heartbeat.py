@@ -1,4 +1,4 @@
-"""Signs of life: who is stopped, or whose network is down, is found and named although its connection stays."""
+"""Heartbeats: a stopped or unreachable device is detected and named although its connection stays open."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FOUND_S = 3.75 * HEARTBEAT_S
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-def test_a_stopped_device_is_named_in_time(victim: str, tmp_path: Path) -> None:
+def test_names_stopped_device_in_time(victim: str, tmp_path: Path) -> None:
     made = halo()
     session = dicompiler.connect(emit(made, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
     words = rf"^device '{victim}': no data received for 1\.2 s: it has stopped, or the network to it is down$"
@@ -44,8 +44,8 @@ def test_a_stopped_device_is_named_in_time(victim: str, tmp_path: Path) -> None:
     assert pids(tmp_path) == {}
 
 
-def test_a_peer_that_makes_its_sessions_is_waited_for(tmp_path: Path) -> None:
-    """It has greeted, and its side of the connection is not at work yet: nothing is heard of it before it is."""
+def test_waits_for_peer_that_creates_sessions(tmp_path: Path) -> None:
+    """The peer has completed the handshake, but sends nothing until its sessions are created."""
     with fake(emit(halo(), tmp_path), "a", heartbeat_s=0.1) as (device, listener), contextlib.ExitStack() as stack:
         peers = {"b": listener.getsockname(), "c": listener.getsockname()}
         device.tell_peers(**peers)
@@ -61,11 +61,11 @@ def test_a_peer_that_makes_its_sessions_is_waited_for(tmp_path: Path) -> None:
         lines = EventLoop(60)
         stack.callback(lines.close)
         channel.start(lines, lambda _: None, lambda *_: None, lambda _: None)
-        channel.send(MessageType.HEARTBEAT)  # from here on it is expected to go on
+        channel.send(MessageType.HEARTBEAT)  # From here on, the peer must send heartbeats.
         assert "the connection to 'c' was lost: no data received for 0.3 s" in device.ended()
 
 
-def test_a_session_may_be_idle_for_long(tmp_path: Path) -> None:
+def test_session_can_be_idle(tmp_path: Path) -> None:
     made = partial()
     with dicompiler.connect(emit(made, tmp_path), RunOptions(heartbeat_s=0.2)) as session:
         before = session.infer(made[2])
@@ -83,7 +83,7 @@ time.sleep(60)
 """
 
 
-def test_devices_end_when_their_coordinator_is_stopped(tmp_path: Path) -> None:
+def test_devices_end_when_coordinator_is_stopped(tmp_path: Path) -> None:
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     command = [sys.executable, "-c", SCRIPT, str(emit(partial(), tmp_path)), *paths]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as coordinator:
@@ -91,7 +91,7 @@ def test_devices_end_when_their_coordinator_is_stopped(tmp_path: Path) -> None:
         assert coordinator.stdout.readline() == b"ready\n"
         coordinator.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
-        # Its devices are its children, which it cannot wait for now.
+        # The devices are children of the stopped coordinator, which cannot wait for them.
         wait_until(lambda: all(ended(pid) for pid in pids(tmp_path).values()), 10)
         assert time.monotonic() - stopped < FOUND_S + LIMIT_S
         coordinator.kill()

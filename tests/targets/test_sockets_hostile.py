@@ -1,4 +1,4 @@
-"""A hostile device, or holder of one key: what it can do to a run, and that nobody else is blamed for it."""
+"""A hostile device or owner of one key: it cannot make the run blame another device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.handmade import endless, partial
-from support.hostile import Hostile, outcome
+from support.hostile_device import Hostile, outcome
 from support.running import MEMBER, by_hand, emit, fake, pids
 
 from dicompiler.base.errors import RunError
@@ -26,7 +26,7 @@ OPTIONS = RunOptions(timeout_s=20, start_manually=("b",))
     [{"digest": "0" * 64, "proof": ""}, {"proof": ""}, {"proof": "0" * 64}, {"run": "0" * 16}, {"proof": None}],
     ids=str,
 )
-def test_who_does_not_know_the_token_is_not_taken_for_a_device(changes: Any, tmp_path: Path) -> None:
+def test_rejects_device_without_token(changes: Any, tmp_path: Path) -> None:
     made = partial()
     directory, words = emit(made, tmp_path), []
 
@@ -41,7 +41,7 @@ def test_who_does_not_know_the_token_is_not_taken_for_a_device(changes: Any, tmp
     assert "another run" in words[0] or "does not know this run's token" in words[0]
 
 
-def test_the_token_is_on_no_command_line(tmp_path: Path) -> None:
+def test_token_is_not_on_command_line(tmp_path: Path) -> None:
     made = endless()
     directory, lines = emit(made, tmp_path), []
 
@@ -55,7 +55,7 @@ def test_the_token_is_on_no_command_line(tmp_path: Path) -> None:
     assert lines
 
 
-def test_a_key_of_another_device_ends_nothing(tmp_path: Path) -> None:
+def test_key_of_another_device_does_not_end_run(tmp_path: Path) -> None:
     made = partial()
     directory, keys, words = emit(made, tmp_path / "artifact"), tmp_path / "keys", []
     make_keys("ab", keys)
@@ -72,7 +72,7 @@ def test_a_key_of_another_device_ends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [["10.9.8.7", 80], ["127.0.0.2", 80], ["localhost", 80], ["127.0.0.1", 0], [1, 2]])
-def test_a_device_cannot_send_its_peers_elsewhere(address: Any, tmp_path: Path) -> None:
+def test_device_cannot_redirect_peers(address: Any, tmp_path: Path) -> None:
     made = partial()
     directory = emit(made, tmp_path)
     error = outcome(directory, made[2], OPTIONS, lambda words: Hostile(directory, "b", words).greet(address=address))
@@ -82,7 +82,7 @@ def test_a_device_cannot_send_its_peers_elsewhere(address: Any, tmp_path: Path) 
     )
 
 
-def test_a_good_bye_that_comes_early_is_told_at_once_of_who_said_it(tmp_path: Path) -> None:
+def test_reports_early_bye_at_once(tmp_path: Path) -> None:
     made = partial()
     directory = emit(made, tmp_path)
 
@@ -104,7 +104,7 @@ def test_a_good_bye_that_comes_early_is_told_at_once_of_who_said_it(tmp_path: Pa
     assert time.monotonic() - begun < 15
 
 
-def test_what_a_device_says_cannot_steer_a_terminal_nor_fill_it(tmp_path: Path) -> None:
+def test_escapes_and_limits_messages_of_devices(tmp_path: Path) -> None:
     made = partial()
     directory = emit(made, tmp_path)
 
@@ -121,7 +121,7 @@ def test_what_a_device_says_cannot_steer_a_terminal_nor_fill_it(tmp_path: Path) 
     assert len(error) < 1600
 
 
-def test_a_peer_that_is_not_of_the_run_is_refused_by_a_device(tmp_path: Path) -> None:
+def test_device_rejects_peer_of_another_run(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest, "proof": MEMBER.make_proof("b", "c")["proof"]}):
             message = one.heard(MessageType.ERROR)
@@ -129,7 +129,7 @@ def test_a_peer_that_is_not_of_the_run_is_refused_by_a_device(tmp_path: Path) ->
         assert "it does not know this run's token" in message["message"]
 
 
-def test_a_coordinator_that_is_not_of_the_run_is_not_believed(tmp_path: Path) -> None:
+def test_device_rejects_coordinator_of_another_run(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         one.control.send_json(MessageType.PEERS, {"addresses": {"b": listener.getsockname()}, "in_flight": 1})
         assert "the coordinator cannot be trusted: it does not know this run's token" in one.ended()

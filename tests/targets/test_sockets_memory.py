@@ -1,4 +1,4 @@
-"""What the sockets target adds to a program's memory: against the processes' own figures, and how it comes about."""
+"""Memory that the sockets target adds to a program, compared with the memory of real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNDER, OVER = 0.95, 1.15
 
 
 def convolutions(behind: str) -> onnx.ModelProto:
-    """Three layers of 256 × 256 × 3 × 3 (2.25 MiB each) and a Gemm of 16 MiB behind them."""
+    """Build three layers of 256 × 256 × 3 × 3 (2.25 MiB each), followed by a Gemm of 16 MiB."""
     rows = (
         f"c{i} = Conv <pads = [1, 1, 1, 1]> ({f'r{i - 1}' if i else 'x'}, w{i}) {behind.format(i=i)}" for i in range(3)
     )
@@ -46,7 +46,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("squeezenet", "pipeline"), ("plain", "modnn"), ("folded", "single")])
-def test_the_prediction_is_close_to_the_largest_resident_memory(name: str, strategy: str, tmp_path: Path) -> None:
+def test_prediction_is_close_to_peak_memory(name: str, strategy: str, tmp_path: Path) -> None:
     made = compile(NETWORKS[name](), platform="rpi4x2", strategy=strategy, output=tmp_path / "a")
     assert made.program is not None
     held, added = program_memory(made.program), SocketsTarget().memory_overhead(made.program)
@@ -59,7 +59,7 @@ def test_the_prediction_is_close_to_the_largest_resident_memory(name: str, strat
         )
 
 
-def test_a_device_without_work_still_is_a_process() -> None:
+def test_idle_device_needs_process_memory() -> None:
     made = compile(networks.build("lenet"), platform="rpi4x2", strategy="single")
     assert made.program is not None
     added = SocketsTarget().memory_overhead(made.program)
@@ -67,7 +67,7 @@ def test_a_device_without_work_still_is_a_process() -> None:
     assert all(value >= PROCESS_BYTES for value in added.values())
 
 
-def test_what_loading_does_with_each_weight() -> None:
+def test_predicts_loading_of_each_weight() -> None:
     model = convolutions("b{i} = BatchNormalization (c{i}, s{i}, t{i}, m{i}, v{i})  r{i} = Relu (b{i})")
     made = compile(model, platform="rpi4x1", strategy="single")
     assert made.program is not None
@@ -81,7 +81,7 @@ def test_what_loading_does_with_each_weight() -> None:
     )
 
 
-def test_a_gemm_with_its_activation_is_packed_after_those_without() -> None:
+def test_packs_gemm_with_activation_last() -> None:
     text = """(float[1, 4] x) => (float[1, 2] y)
     { a = Gemm (x, w)  b = Relu (a)  y = Gemm (b, v) }"""
     own = segment("s", "d", text, {})
@@ -90,7 +90,7 @@ def test_a_gemm_with_its_activation_is_packed_after_those_without() -> None:
     assert analyze_weight_loading(own).packed == (64, 128)
 
 
-def test_convolutions_with_more_filters_than_places_copy_all_patches() -> None:
+def test_convolutions_with_many_filters_copy_all_patches() -> None:
     text = "(float[1, 64, 16, 16] x) => (float[1, 512, 16, 16] y) { y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
     own = segment("s", "d", text, {})
     own.model.graph.initializer.append(helper.make_tensor("w", 1, [512, 64, 3, 3], np.ones(512 * 64 * 9).tolist()))

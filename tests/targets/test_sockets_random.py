@@ -1,4 +1,4 @@
-"""Random networks under random plans, for real: a process for each device, bytes counted on the wire."""
+"""Random networks with random plans, with a process for each device, and the sent bytes."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from dicompiler_targets.sockets.target import SocketsTarget
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_processes_compute_the_same_bits_and_send_the_bytes_predicted(seed: int, tmp_path: Path) -> None:
+def test_processes_compute_same_bits_and_send_predicted_bytes(seed: int, tmp_path: Path) -> None:
     check_random(SocketsTarget(), 7000 + seed, 4, tmp_path)

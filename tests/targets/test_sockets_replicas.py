@@ -1,4 +1,4 @@
-"""Replicas with real processes: every frame's outputs, every role's bytes, and the end of a run that loses a device."""
+"""Replicas with real processes: outputs of each frame, sent bytes of each role, and failures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.dealing import dealt
 from support.generators import integers
-from support.killing import kill_once
+from support.kill_process import kill_once
 from support.running import LIMIT_S
 from support.tampering import reseal, rewrite
 
@@ -41,7 +41,7 @@ PAIRS: tuple[dict[str, str], ...] = ({}, {"pi01": "pi03", "pi02": "pi04"})
 
 
 def plan(*devices: str, replicas: tuple[dict[str, str], ...]) -> Plan:
-    """LeNet's layers on these devices, one after another in turn of halves; inputs and outputs on pi01."""
+    """Return a plan with LeNet's layers on these devices in turn; inputs and outputs are on pi01."""
     names = [layer.name for layer in load_problem(networks.build("lenet", 0), "rpi4x4").layers.layers]
     share = -(-len(names) // len(devices))
     parts = {name: (Part(devices[i // share]),) for i, name in enumerate(names)}
@@ -53,7 +53,7 @@ def sent(result: RunResult) -> dict[int, int]:
 
 
 def predicted(program: Program, frames: int) -> dict[int, int]:
-    """Bytes by index of transfer: each role plays every n-th frame."""
+    """Return the predicted bytes by index of the transfer; each role computes every n-th frame."""
     counts = [len(range(i, frames, len(program.roles))) for i in range(len(program.roles))]
     each = [count for role, count in zip(program.roles, counts, strict=True) for _ in role.transfers]
     return {t.index: count * t.value.nbytes for t, count in zip(program.all_transfers, each, strict=True) if count}
@@ -68,7 +68,7 @@ def lenet() -> Any:
 @pytest.mark.parametrize(
     "dealt_plan", [plan("pi01", "pi02", replicas=PAIRS), plan("w0", replicas=SINGLES)], ids=["2 pairs", "4 singles"]
 )
-def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
+def test_frames_are_correct_and_roles_send_predicted_bytes(
     dealt_plan: Plan, in_flight: int, lenet: Any, tmp_path: Path
 ) -> None:
     made = compile(lenet, "rpi4x4", plan=dealt_plan, output=tmp_path / "a")
@@ -80,7 +80,7 @@ def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
         checks = [compare_value(name, value, outputs[name]) for name, value in run_model(model, given).items()]
         assert all(check.passed for check in checks), checks
     assert sent(result) == predicted(made.program, 11)
-    # Everybody has worked: that is what replicas are for.
+    # All devices have computed, which is the purpose of replicas.
     assert all(report.compute_s > 0 for report in result.reports)
     for report, device in zip(result.reports, made.program.devices, strict=True):
         count = sum(
@@ -90,7 +90,7 @@ def test_every_frame_is_right_and_every_role_sends_what_was_predicted(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_plan_with_any_renamings_computes_the_same_bits(seed: int, tmp_path: Path) -> None:
+def test_any_replicated_plan_computes_same_bits(seed: int, tmp_path: Path) -> None:
     compilation, model, _ = dealt(9100 + seed)
     assert compilation.program is not None and compilation.plan is not None
     SocketsTarget().emit(compilation, tmp_path)
@@ -104,8 +104,8 @@ def test_any_plan_with_any_renamings_computes_the_same_bits(seed: int, tmp_path:
     assert sent(result) == predicted(compilation.program, 5)
 
 
-def test_an_artifact_keeps_weights_once_and_equal_segments_once(lenet: Any, tmp_path: Path) -> None:
-    """pi02 does the same in roles 0 and 2, pi01 never more than pass on."""
+def test_stores_shared_weights_and_segments_once(lenet: Any, tmp_path: Path) -> None:
+    """pi02 does the same in roles 0 and 2; pi01 only forwards tensors."""
     every = tuple({"w0": name} for name in ("pi02", "pi03", "pi02"))
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=every), output=tmp_path / "a")
     alone = compile(lenet, "rpi4x4", plan=plan("pi02", replicas=()), output=tmp_path / "b")
@@ -116,14 +116,14 @@ def test_an_artifact_keeps_weights_once_and_equal_segments_once(lenet: Any, tmp_
     assert manifest["other_roles"][1]["segments"] == manifest["segments"] and not manifest["other_roles"][0]["segments"]
     weights = [(tmp_path / name / "pi02" / "weights.bin").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
-    # Without replicas an artifact says nothing of roles.
+    # Without replicas, the manifest has no other roles.
     assert "other_roles" not in load_json(tmp_path / "b" / "pi02" / "manifest.json")
     artifact = load_json(tmp_path / "a" / "artifact.json")
     validate(artifact, "artifact", "a")
     assert [transfer["index"] for transfer in artifact["transfers"]] == list(range(6))
 
 
-def test_the_same_plan_gives_the_same_bytes(lenet: Any, tmp_path: Path) -> None:
+def test_same_plan_gives_same_bytes(lenet: Any, tmp_path: Path) -> None:
     for name in "ab":
         compile(lenet, "rpi4x4", plan=plan("pi01", "pi02", replicas=PAIRS), output=tmp_path / name)
     files = [
@@ -135,13 +135,13 @@ def test_the_same_plan_gives_the_same_bytes(lenet: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["pi02", "pi04"])
-def test_a_device_lost_in_one_role_ends_the_run_and_is_named(victim: str, lenet: Any, tmp_path: Path) -> None:
-    """pi02 works in the first role only, pi04 in the second only."""
+def test_failure_in_one_role_ends_run_and_is_named(victim: str, lenet: Any, tmp_path: Path) -> None:
+    """pi02 computes only in the first role, pi04 only in the second."""
     compile(lenet, "rpi4x4", plan=plan("pi01", "pi02", replicas=PAIRS), output=tmp_path / "a")
-    assert kill_once(tmp_path / "a", victim, 1.5).wrong(LIMIT_S) == ""
+    assert kill_once(tmp_path / "a", victim, 1.5).find_fault(LIMIT_S) == ""
 
 
-def test_a_segment_that_fails_in_one_role_is_named(lenet: Any, tmp_path: Path) -> None:
+def test_names_segment_that_fails_in_one_role(lenet: Any, tmp_path: Path) -> None:
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
     place = tmp_path / "a" / "pi03" / "segment000.onnx"
     place.write_bytes(b"\0" * place.stat().st_size)
@@ -150,7 +150,7 @@ def test_a_segment_that_fails_in_one_role_is_named(lenet: Any, tmp_path: Path) -
         SocketsTarget().run(tmp_path / "a", [{"input": np.zeros((1, 1, 32, 32), np.float32)}], RunOptions(timeout_s=60))
 
 
-def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Path) -> None:
+def test_rejects_devices_with_different_roles(lenet: Any, tmp_path: Path) -> None:
     compile(lenet, "rpi4x4", plan=plan("w0", replicas=SINGLES), output=tmp_path / "a")
     rewrite(tmp_path / "a" / "pi03" / "manifest.json", lambda manifest: manifest["other_roles"].pop())
     reseal(tmp_path / "a")
@@ -158,7 +158,7 @@ def test_devices_that_disagree_on_the_roles_are_refused(lenet: Any, tmp_path: Pa
         SocketsArtifact.load(tmp_path / "a")
 
 
-def test_what_another_role_sends_is_not_let_in() -> None:
+def test_rejects_tensors_of_another_role() -> None:
     first, second = {3: {"name": "t", "bytes": 8}}, {4: {"name": "t", "bytes": 4}}
     gate = ReceiveFilter(first, FrameWindow(4), [second])
     for header in (

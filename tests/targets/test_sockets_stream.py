@@ -1,4 +1,4 @@
-"""Frames in flight and the client: order, bounds, back-pressure, failures in the middle, and what a client imports."""
+"""Frames in flight and the client: order, limits, back-pressure, failures, and imported modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from dicompiler_targets.sockets.session import ClusterSession
 
 
 def frames(made: Made, count: int) -> list[dict[str, Any]]:
-    """Different inputs for each frame, small integers."""
+    """Return different small integers for each frame."""
     return [{n: integers(x.shape, 100 + i, x.dtype) for n, x in made[2].items()} for i in range(count)]
 
 
@@ -42,7 +42,7 @@ def check(made: Made, given: Mapping[str, Any], outputs: Mapping[str, Any]) -> N
 
 @pytest.mark.parametrize("in_flight", [0, 2, 5])
 @pytest.mark.parametrize("made", [halo, partial], ids=["halo", "partial"])
-def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path: Path) -> None:
+def test_outputs_keep_order_of_frames(made: Any, in_flight: int, tmp_path: Path) -> None:
     one = made()
     given = frames(one, 60)
     result = SocketsTarget().run(emit(one, tmp_path), given, RunOptions(timeout_s=60, in_flight=in_flight))
@@ -53,7 +53,7 @@ def test_frames_in_flight_come_out_in_order(made: Any, in_flight: int, tmp_path:
     assert max(result.frames_s) <= result.total_s
 
 
-def test_shapes_may_differ_from_frame_to_frame_in_flight(tmp_path: Path) -> None:
+def test_shapes_can_differ_between_frames_in_flight(tmp_path: Path) -> None:
     made = unknown_shape()
     given = [{"x": integers(shape, 1)} for shape in [(2, 5), (2, 0), (2, 1)] * 5]
     result = SocketsTarget().run(emit(made, tmp_path), given, RunOptions(timeout_s=60, in_flight=3))
@@ -61,13 +61,13 @@ def test_shapes_may_differ_from_frame_to_frame_in_flight(tmp_path: Path) -> None
         check(made, inputs, outputs)
 
 
-def test_only_as_many_outputs_are_kept_as_asked_for(tmp_path: Path) -> None:
+def test_keeps_requested_number_of_outputs(tmp_path: Path) -> None:
     made = partial()
     result = SocketsTarget().run(emit(made, tmp_path), [made[2]] * 5, RunOptions(timeout_s=60, kept_frames=1))
     assert (len(result.outputs), len(result.outputs_by_device), len(result.frames_s)) == (1, 1, 5)
 
 
-def test_a_client_starts_devices_once_and_gives_them_frames(tmp_path: Path) -> None:
+def test_client_starts_devices_once(tmp_path: Path) -> None:
     made = halo()
     given = frames(made, 8)
     with dicompiler.connect(emit(made, tmp_path)) as session:
@@ -75,7 +75,7 @@ def test_a_client_starts_devices_once_and_gives_them_frames(tmp_path: Path) -> N
         check(made, given[0], session.infer(given[0]))
         for inputs, outputs in zip(given, session.stream(given), strict=True):
             check(made, inputs, outputs)
-        # One may ask in between, and leave a stream before its end.
+        # Other calls are allowed during a stream, and a stream can end early.
         stream = session.stream(iter(given))
         check(made, given[0], next(stream))
         check(made, given[5], session.infer(given[5]))
@@ -89,7 +89,7 @@ def test_a_client_starts_devices_once_and_gives_them_frames(tmp_path: Path) -> N
         session.infer(given[0])
 
 
-def test_a_source_is_not_read_further_than_frames_may_be_in_flight(tmp_path: Path) -> None:
+def test_reads_no_more_frames_than_can_be_in_flight(tmp_path: Path) -> None:
     made, read = partial(), []
 
     def source() -> Iterator[dict[str, Any]]:
@@ -104,7 +104,7 @@ def test_a_source_is_not_read_further_than_frames_may_be_in_flight(tmp_path: Pat
     assert len(read) == 30
 
 
-def test_outputs_come_before_the_next_frame_is_there(tmp_path: Path) -> None:
+def test_yields_outputs_before_next_frame_is_available(tmp_path: Path) -> None:
     made, taken = partial(), threading.Semaphore(1)
 
     def camera() -> Iterator[dict[str, Any]]:
@@ -117,7 +117,7 @@ def test_outputs_come_before_the_next_frame_is_there(tmp_path: Path) -> None:
             taken.release()
 
 
-def test_a_source_may_use_its_arrays_again(tmp_path: Path) -> None:
+def test_source_can_reuse_arrays(tmp_path: Path) -> None:
     made, buffers = (
         partial(rows=20_000),
         {name: np.zeros_like(array) for name, array in partial(rows=20_000)[2].items()},
@@ -135,7 +135,7 @@ def test_a_source_may_use_its_arrays_again(tmp_path: Path) -> None:
     assert i == 11
 
 
-def test_what_the_source_raises_comes_after_the_outputs_before_it_and_the_session_goes_on(tmp_path: Path) -> None:
+def test_raises_error_of_source_after_earlier_outputs(tmp_path: Path) -> None:
     made, got = halo(), list[Any]()
     given = frames(made, 3)
 
@@ -152,7 +152,7 @@ def test_what_the_source_raises_comes_after_the_outputs_before_it_and_the_sessio
         check(made, given[0], session.infer(given[0]))
 
 
-def test_streams_are_awaited_too(tmp_path: Path) -> None:
+def test_async_streams(tmp_path: Path) -> None:
     made = halo()
     given = frames(made, 6)
 
@@ -167,7 +167,7 @@ def test_streams_are_awaited_too(tmp_path: Path) -> None:
             got = [outputs async for outputs in session.astream(source)]
             for one, outputs in zip(given, got, strict=True):
                 check(made, one, outputs)
-        with pytest.raises(TimeoutError):  # the camera is silent: leaving takes no frame of it
+        with pytest.raises(TimeoutError):  # The camera sends nothing: leaving the stream takes no frame.
             await asyncio.wait_for(_all(session.astream(camera(2))), 1)
         check(made, given[0], session.infer(given[0]))
 
@@ -179,7 +179,7 @@ def test_streams_are_awaited_too(tmp_path: Path) -> None:
         asyncio.run(use(session))  # type: ignore[arg-type]
 
 
-def test_inputs_that_do_not_fit_leave_the_session_as_it_is(tmp_path: Path) -> None:
+def test_wrong_inputs_do_not_end_session(tmp_path: Path) -> None:
     made = halo()
     with dicompiler.connect(emit(made, tmp_path)) as session:
         for inputs, words in (
@@ -192,10 +192,10 @@ def test_inputs_that_do_not_fit_leave_the_session_as_it_is(tmp_path: Path) -> No
             with pytest.raises(DicompilerError, match=rf"^{words}"):
                 session.infer(inputs)
         check(made, made[2], session.infer(made[2]))
-        check(made, made[2], session.infer({"x": made[2]["x"].tolist()}))  # plain lists, as dicompiler.run takes
+        check(made, made[2], session.infer({"x": made[2]["x"].tolist()}))  # Lists are accepted, as by dicompiler.run.
 
 
-def test_a_device_that_dies_while_idle_is_named_at_the_next_frame(tmp_path: Path) -> None:
+def test_names_device_that_failed_while_idle(tmp_path: Path) -> None:
     made = halo()
     session = dicompiler.connect(emit(made, tmp_path))
     session.infer(made[2])
@@ -205,7 +205,7 @@ def test_a_device_that_dies_while_idle_is_named_at_the_next_frame(tmp_path: Path
     assert pids(tmp_path) == {}
 
 
-def test_each_frame_has_its_time(tmp_path: Path) -> None:
+def test_measures_time_of_each_frame(tmp_path: Path) -> None:
     session = dicompiler.connect(emit(endless(), tmp_path), timeout=3)
     begun = time.monotonic()
     with pytest.raises(RunError, match=r"^device 'b': did not finish within 3 s"), session:
@@ -215,8 +215,8 @@ def test_each_frame_has_its_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
-def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(target: str, tmp_path: Path) -> None:
-    """Six frames for one device at once: each waits until it has done those before it, and takes no longer after."""
+def test_separates_queue_wait_from_frame_time(target: str, tmp_path: Path) -> None:
+    """Six frames are sent to one device at once: each waits for the earlier ones, and then takes the same time."""
     text = """<ir_version: 8, opset_import: ["" : 17]> squares (float[640, 640] x) => (float[640, 640] y) {
         a = MatMul (x, x)
         b = MatMul (a, a)
@@ -224,20 +224,20 @@ def test_waiting_to_be_started_is_told_from_the_time_of_a_frame(target: str, tmp
     }"""
     dicompiler.compile(onnx.parser.parse_model(text), "rpi4x2", "single", target=target, output=tmp_path / "net")
     at_once = dicompiler.run(tmp_path / "net", frames=6, options=RunOptions(in_flight=6))
-    assert at_once.queue_wait_s[0] < statistics.median(at_once.queue_wait_s[1:])  # only the first has nobody before it
+    assert at_once.queue_wait_s[0] < statistics.median(at_once.queue_wait_s[1:])  # Only the first frame does not wait.
     own = [took - waited for took, waited in zip(at_once.frames_s, at_once.queue_wait_s, strict=True)]
     assert at_once.queue_wait_s[-1] > 2 * statistics.median(own) > 0
     by_itself = dicompiler.run(tmp_path / "net", frames=3)
     assert statistics.median(by_itself.queue_wait_s) < 0.75 * statistics.median(by_itself.frames_s)
 
 
-def test_a_segment_that_fails_in_a_stream_is_told(tmp_path: Path) -> None:
+def test_reports_segment_that_fails_in_stream(tmp_path: Path) -> None:
     good, bad = failing()[2], {"x": np.array([9], np.int64)}
     with pytest.raises(RunError, match=r"^device 'b': segment 'b0': onnxruntime cannot run it: "):
         SocketsTarget().run(emit(failing(), tmp_path), [good, good, bad, good], RunOptions(timeout_s=60, in_flight=4))
 
 
-def test_devices_may_be_started_elsewhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_devices_can_be_started_manually(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = halo()
     artifact = SocketsArtifact.load(emit(made, tmp_path))
     with pytest.raises(UsageError, match=r"no device 'x'"):
@@ -255,7 +255,7 @@ def test_devices_may_be_started_elsewhere(tmp_path: Path, caplog: pytest.LogCapt
     assert started[0].wait(5) == 0
 
 
-def test_processes_can_be_pinned(tmp_path: Path) -> None:
+def test_pins_processes(tmp_path: Path) -> None:
     with dicompiler.connect(emit(partial(), tmp_path), RunOptions(pin=True)):
         own = [os.sched_getaffinity(pid) for _, pid in sorted(pids(tmp_path).items())]
     everywhere = os.sched_getaffinity(0)
@@ -263,7 +263,7 @@ def test_processes_can_be_pinned(tmp_path: Path) -> None:
     assert own[0] | own[1] == everywhere or len(everywhere) % 2 or len(everywhere) == 1
 
 
-def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "artifact"
     dicompiler.compile(networks.build("tiny"), platform="rpi4x2", strategy="pipeline", output=directory)
     assert main(["keys", str(directory)]) == 0
@@ -290,7 +290,7 @@ def test_the_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixtur
         (RunOptions(listen="0.0.0.0:0", insecure=True), r"0\.0\.0\.0: devices need an address of this host"),
     ],
 )
-def test_options_that_cannot_be_are_refused(options: RunOptions, words: str, tmp_path: Path) -> None:
+def test_rejects_invalid_options(options: RunOptions, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=rf"^run: {words}"):
         dicompiler.connect(emit(partial(), tmp_path), options)
     assert pids(tmp_path) == {}

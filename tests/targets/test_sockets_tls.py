@@ -1,4 +1,4 @@
-"""TLS with certificates on both ends: what is accepted, and that each refusal is one line with peer and cause."""
+"""TLS with certificates on both ends: accepted keys, and one-line errors with peer and cause."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from dicompiler_targets.sockets.runtime.transport import TlsKeys, is_loopback, o
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keys of a cluster of a, b and c."""
+    """Keys of a cluster with devices a, b and c."""
     directory = tmp_path_factory.mktemp("cluster") / "keys"
     assert make_keys("abc", directory) == ("coordinator", "a", "b", "c")
     return directory
 
 
-def test_a_run_in_tls_computes_the_same(keys: Path, tmp_path: Path) -> None:
+def test_tls_run_computes_same_outputs(keys: Path, tmp_path: Path) -> None:
     for made in (halo(), partial(rows=50_000)):
         directory = emit(made, tmp_path / str(len(made[0].devices)))
         options = RunOptions(timeout_s=60, in_flight=3, keys=keys)
@@ -55,7 +55,7 @@ def test_a_run_in_tls_computes_the_same(keys: Path, tmp_path: Path) -> None:
 
 
 def changed(keys: Path, place: Path, change: Callable[[Path], None]) -> Path:
-    """A copy of the keys in which what b holds was changed."""
+    """Return a copy of the keys in which the files of b were changed."""
     shutil.copytree(keys, place)
     change(place / "devices" / "b")
     return place
@@ -92,7 +92,7 @@ def unlisted(device: Path) -> None:
 
 
 def resigned(device: Path, key: Path, end: datetime.timedelta) -> None:
-    """The list of revoked certificates with another end, signed by that key, in the name of the cluster's authority."""
+    """Return a revocation list with another expiry date, signed by `key` in the name of the cluster's authority."""
     old = x509.load_pem_x509_crl((device / "crl.pem").read_bytes())
     builder = x509.CertificateRevocationListBuilder().issuer_name(old.issuer).last_update(old.last_update_utc)
     signer = load_pem_private_key((key / "authority" / "key.pem").read_bytes(), None)
@@ -121,7 +121,8 @@ def gone(device: Path) -> None:
         (foreign_but_trusting, "keys/devices/b: its certificate does not belong to this cluster: create new"),
         (
             revoked,
-            "keys/devices/b: its certificate was revoked: to trust the device again, create new ones with 'dicompiler keys",
+            "keys/devices/b: its certificate was revoked: to trust the device again, create new ones with "
+            "'dicompiler keys",
         ),
         (unlisted, "crl.pem is missing: create keys with 'dicompiler keys'"),
         (
@@ -133,7 +134,7 @@ def gone(device: Path) -> None:
         (gone, "key.pem is missing: create keys with 'dicompiler keys'"),
     ],
 )
-def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
+def test_reports_wrong_keys_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path / "artifact")
     with pytest.raises(RunError) as caught:
         SocketsTarget().run(
@@ -146,7 +147,7 @@ def test_wrong_keys_are_told_in_one_line(change: Any, words: str, keys: Path, tm
     assert pids(directory) == {}
 
 
-def test_a_device_without_keys_is_told_so(keys: Path, tmp_path: Path) -> None:
+def test_reports_device_without_keys(keys: Path, tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path)
     secure, clear = local_starter(directory, RunOptions(keys=keys), 3), local_starter(directory, RunOptions(), 3)
 
@@ -170,7 +171,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def meet(client: Any, server: Any) -> tuple[Any, Any]:
-    """What each end of a connection gets to see: a greeting, or an error."""
+    """Return the greeting or error that each end of a connection gets."""
     found: list[Any] = [None, None]
 
     def end(number: int, connection: socket.socket, keys: Any) -> None:
@@ -193,7 +194,7 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
 
 
 class Nameless(TlsKeys):
-    """Trusts everybody and sends no certificate."""
+    """Keys that trust all certificates and send none."""
 
     def __init__(self) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -202,7 +203,7 @@ class Nameless(TlsKeys):
 
 
 class Unchecked(TlsKeys):
-    """What a device uses that has been tampered with: it does not look at its own keys."""
+    """Keys of a manipulated device that does not check them."""
 
     def _check(self, directory: Path) -> float:  # noqa: ARG002
         return time.time() + 1e9
@@ -217,10 +218,10 @@ class Unchecked(TlsKeys):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("opens", [True, False])
-def test_each_handshake_refuses_such_a_certificate_in_words(
+def test_both_ends_report_refused_certificate(
     change: Any, theirs: str, ours: str, opens: bool, keys: Path, tmp_path: Path
 ) -> None:
-    """The device itself holds the list of before."""
+    """The device itself has the earlier revocation list."""
     device = tmp_path / "keys" / "devices" / "b"
     shutil.copytree(keys, tmp_path / "keys")
     change(device)
@@ -231,7 +232,7 @@ def test_each_handshake_refuses_such_a_certificate_in_words(
     assert isinstance(refused, PeerRefused) and str(refused).startswith(ours)
 
 
-def test_a_device_tells_that_its_certificate_expires_soon(tmp_path: Path) -> None:
+def test_warns_of_certificate_that_expires_soon(tmp_path: Path) -> None:
     make_keys("abc", tmp_path / "keys", days=9)
     assert TlsKeys(tmp_path / "keys" / "devices" / "a").expiry_notice.endswith(
         "create new ones with 'dicompiler keys' and --renew"
@@ -247,14 +248,14 @@ def test_a_device_tells_that_its_certificate_expires_soon(tmp_path: Path) -> Non
     process.close()
 
 
-def test_who_shows_no_certificate_is_refused(keys: Path) -> None:
+def test_rejects_client_without_certificate(keys: Path) -> None:
     client, server = meet(Nameless(), TlsKeys(keys / "coordinator"))
     assert str(server) == "it sent no certificate: give it keys (--keys)"
     assert isinstance(client, PeerRefused)
     assert str(client) == "it requires a certificate: give keys to this end (--keys)"
 
 
-def test_both_ends_see_who_the_other_is(keys: Path) -> None:
+def test_both_ends_see_identity_of_other(keys: Path) -> None:
     one, two = pair()
     lines: list[Any] = []
     thread = threading.Thread(
@@ -268,7 +269,7 @@ def test_both_ends_see_who_the_other_is(keys: Path) -> None:
     lines[0].close()
 
 
-def test_strangers_do_not_disturb_a_run_in_tls(keys: Path, tmp_path: Path) -> None:
+def test_unknown_clients_do_not_disturb_tls_run(keys: Path, tmp_path: Path) -> None:
     made = halo()
     results: list[Any] = []
     options = RunOptions(timeout_s=60, keys=keys)
@@ -282,10 +283,10 @@ def test_strangers_do_not_disturb_a_run_in_tls(keys: Path, tmp_path: Path) -> No
     assert len(results) == 1
 
 
-def test_a_device_does_not_leave_its_host_without_keys(tmp_path: Path) -> None:
+def test_device_requires_keys_beyond_loopback(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
     document = DeviceProcess({"device": "a"})
-    # An address of this host that is not loopback needs no network: nothing is sent before it is refused.
+    # A non-loopback address of this host needs no network: nothing is sent before it is refused.
     with socket.create_server(("", 0)) as listener, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -303,7 +304,7 @@ def test_a_device_does_not_leave_its_host_without_keys(tmp_path: Path) -> None:
         process.popen.wait()
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_reports_port_in_use(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -313,14 +314,18 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, keys=tmp_path))
 
 
-def test_a_device_says_that_its_port_is_taken(tmp_path: Path) -> None:
+def test_device_reports_port_in_use(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as coordinator, socket.create_server(("127.0.0.1", 0)) as taken:
         control, listen = (f"127.0.0.1:{one.getsockname()[1]}" for one in (coordinator, taken))
         done = subprocess.run(
             [sys.executable, "-m", "runtime", "--coordinator", control, "--listen", listen],
-            cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: "a token"}, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            cwd=directory / "a",
+            env=os.environ | {TOKEN_VARIABLE: "a token"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
     remedy = "end the process that uses it, or choose another port (0: any)"
     assert (done.returncode, done.stderr) == (1, f"a: {listen}: cannot listen there: the port is in use: {remedy}\n")
 
@@ -328,11 +333,11 @@ def test_a_device_says_that_its_port_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("host", "expected"), [("127.0.0.1", 1), ("::1", 1), ("::ffff:127.0.0.1", 1), ("10.0.0.1", 0), ("fe80::1%lo", 0)]
 )
-def test_what_stays_on_this_host(host: str, expected: int) -> None:
+def test_recognizes_loopback_addresses(host: str, expected: int) -> None:
     assert is_loopback(host) == expected
 
 
-def test_addresses() -> None:
+def test_splits_and_joins_addresses() -> None:
     assert split_address("[::1]:70") == ("::1", 70)
     assert split_address("pi01:7000") == ("pi01", 7000)
     for text in ("pi01", ":7", "pi01:x", "pi01:70000", "pi01:-1"):

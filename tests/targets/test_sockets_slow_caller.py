@@ -1,5 +1,4 @@
-"""A user who takes longer between two frames than a frame may take, with real processes: it is nobody's fault, and what
-is lost meanwhile is no lost frame."""
+"""A caller that takes longer between two frames than the timeout of a frame, with real processes."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.losing import DEVICES, Survivor, kinds, survivor
+from support.failing_devices import DEVICES, Survivor, kinds, survivor
 from support.running import pids
 
 import dicompiler
@@ -27,12 +26,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
 
 
 @pytest.mark.parametrize("how", [None, signal.SIGKILL, signal.SIGSTOP], ids=["nothing", "killed", "stopped"])
-def test_who_is_away_for_longer_than_a_frame_may_take_loses_none(how: signal.Signals | None, made: Survivor) -> None:
+def test_slow_caller_loses_no_frame(how: signal.Signals | None, made: Survivor) -> None:
     def plot() -> Iterator[None]:
         yield
         if how is not None:
             os.kill(pids(made.directory)["c"], how)
-        time.sleep(AWAY_S)  # frames are on their way
+        time.sleep(AWAY_S)  # Frames are in flight.
         for _ in range(10):
             yield
 
@@ -43,8 +42,8 @@ def test_who_is_away_for_longer_than_a_frame_may_take_loses_none(how: signal.Sig
     assert kinds(session)[:2] == ([] if how is None else [("failure", "c"), ("takeover", "c")])
 
 
-def test_who_hangs_longer_than_a_frame_may_take_is_named_where_losses_are_survived_too(made: Survivor) -> None:
-    """Its heartbeats are so slow that it is not lost before: those that wait say for whom."""
+def test_names_hanging_device_even_with_failure_plans(made: Survivor) -> None:
+    """Heartbeats are too slow to detect the failure, so the waiting devices report it."""
 
     def plot() -> Iterator[None]:
         yield

@@ -1,4 +1,4 @@
-"""Greetings at an entrance: who was met stays, who was not is sent away, and there is always room for the next."""
+"""Handshakes of accepted connections: members stay connected, others are refused, and silent ones do not block."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def listener() -> Any:
         yield listener
 
 
-def test_who_was_met_stays_when_the_entrance_closes_at_that_very_moment(listener: socket.socket) -> None:
+def test_accepted_connection_survives_concurrent_close(listener: socket.socket) -> None:
     entrance = ConnectionAcceptor(listener, None, meet)
 
     class Closing(queue.SimpleQueue):  # type: ignore[type-arg]
@@ -51,7 +51,7 @@ def test_who_was_met_stays_when_the_entrance_closes_at_that_very_moment(listener
     inside.close()
 
 
-def test_who_is_not_met_is_told_why(listener: socket.socket) -> None:
+def test_refused_connection_gets_reason(listener: socket.socket) -> None:
     with contextlib.closing(ConnectionAcceptor(listener, None, meet)) as entrance:
         with pytest.raises(PeerRefused, match="who is that"):
             arrive(listener, "pi09").receive_greeting(time.monotonic() + 5)
@@ -59,7 +59,7 @@ def test_who_is_not_met_is_told_why(listener: socket.socket) -> None:
         assert entrance.last_refusal == "127.0.0.1: who is that?"
 
 
-def test_a_crowd_of_silent_ones_leaves_room(listener: socket.socket) -> None:
+def test_silent_connections_do_not_block_others(listener: socket.socket) -> None:
     with contextlib.closing(ConnectionAcceptor(listener, None, meet)) as entrance:
         crowd = [socket.create_connection(listener.getsockname()) for _ in range(3 * MAX_GREETINGS)]
         begun = time.monotonic()
@@ -72,7 +72,7 @@ def test_a_crowd_of_silent_ones_leaves_room(listener: socket.socket) -> None:
             one.close()
 
 
-def test_a_token_is_shown_by_whom_and_to_whom() -> None:
+def test_proof_names_sender_and_receiver() -> None:
     ours, others = RunCredentials("1", "token"), RunCredentials("1", "another")
     ours.check(ours.make_proof("pi01", "pi02"), "pi01", "pi02")
     for message, sender in (

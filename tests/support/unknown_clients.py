@@ -1,6 +1,6 @@
-"""Strangers: connections of many kinds by somebody who does not belong to a run and wants to disturb it.
+"""Connections of clients that do not belong to a run and try to disturb it.
 
-In: where a run listens, and what anybody can know of it. Out: connections that stay as long as they can.
+The ports of a run and public facts about it ⇒ connections that stay open as long as possible.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from dicompiler_targets.sockets.runtime.protocol import (
 )
 
 DRIBBLE_S = 0.2
-"""Seconds between two bytes of those who send them one by one: no silence is ever long enough to be noticed."""
+"""Seconds between two bytes of clients that send single bytes, too short to count as silence."""
 
 
 def hello(device: str, digest: str = "0" * 64, **more: Any) -> bytes:
-    """A greeting as a device would send it."""
+    """Return a greeting as a device sends it."""
     words = json.dumps({"device": device, "digest": digest, "address": ["127.0.0.1", 9], **more}).encode()
     return pack_header(MessageHeader(MessageType.HELLO, 0, 0, len(words))) + words
 
 
 def client_hello() -> bytes:
-    """The first message of TLS."""
+    """Return the first message of a TLS handshake."""
     outgoing = ssl.MemoryBIO()
     tls = _anonymous().wrap_bio(ssl.MemoryBIO(), outgoing)
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -57,7 +57,7 @@ def _anonymous() -> ssl.SSLContext:
 
 
 def _said(data: bytes) -> Callable[[socket.socket], None]:
-    """Says it, then stays silent."""
+    """Return a client that sends the data and then nothing more."""
     return lambda connection: connection.sendall(data)
 
 
@@ -81,20 +81,20 @@ def _flood(connection: socket.socket) -> None:
 
 
 def _shake(connection: socket.socket) -> None:
-    """TLS without a certificate, which the other end notices only when all else is said."""
+    """Use TLS without a certificate, which the other end notices only at the end of the handshake."""
     connection.settimeout(5)
     with contextlib.suppress(ssl.SSLError):
         _anonymous().wrap_socket(connection, do_handshake_on_connect=True, suppress_ragged_eofs=True)
 
 
 def _linger(connection: socket.socket) -> None:
-    """Wrong at once, then a byte now and then: whoever waits for its end waits long."""
+    """Send invalid data, and then single bytes, so that the end of the connection takes long."""
     connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
     _dribbled(bytes(100))(connection)
 
 
 def kinds(device: str, digest: str) -> list[Callable[[socket.socket], None]]:
-    """What strangers do, who have learnt a device's name and the artifact's digest."""
+    """Return the behaviours of clients that know a device's name and the artifact's digest."""
     return [
         _said(b""),
         _said(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"),
@@ -115,13 +115,16 @@ def kinds(device: str, digest: str) -> list[Callable[[socket.socket], None]]:
     ]
 
 
-class Strangers:
-    """`count` connections, in turn of each kind, to the ports at which a run of this process listens, as many to each.
-    They come from a process of their own, are all there once this is made, and stay until `stop`. `hit`: the ports."""
+class UnknownClients:
+    """Connections of unknown clients from a separate process to all ports of a run, until `stop`.
+
+    Attributes:
+        hit: The ports.
+    """
 
     def __init__(self, count: int, directory: Path, device: str, digest: str) -> None:
         paths = [os.path.abspath(entry) for entry in sys.path if entry]
-        code = "import sys; sys.path[:0] = sys.argv[6:]; from support.strangers import main; main(*sys.argv[1:6])"
+        code = "import sys; sys.path[:0] = sys.argv[6:]; from support.unknown_clients import main; main(*sys.argv[1:6])"
         words = [str(count), str(directory), str(os.getpid()), device, digest, *paths]
         self._process = subprocess.Popen(
             [sys.executable, "-c", code, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -130,12 +133,12 @@ class Strangers:
         self.hit: list[int] = json.loads(self._process.stdout.readline())
 
     def stop(self) -> None:
-        """Closes all of them."""
+        """Close all connections."""
         self._process.communicate(timeout=30)
 
 
 def main(count: str, directory: str, pid: str, device: str, digest: str) -> None:
-    """Connects as `Strangers` says, tells the ports, and stays until standard input ends."""
+    """Connect as `UnknownClients` describes, print the ports, and wait until standard input ends."""
     kept, acts = [], itertools.cycle(kinds(device, digest))
     ports = sorted(listening(Path(directory), int(pid)))
     for _, port in zip(range(int(count)), itertools.cycle(ports), strict=False):
@@ -152,7 +155,7 @@ def _act(act: Callable[[socket.socket], None], connection: socket.socket) -> Non
 
 
 def listening(directory: Path, coordinator: int) -> set[int]:
-    """The ports at which a run's coordinator and the artifact's devices listen."""
+    """Return the ports of a run's coordinator and of the artifact's devices."""
     sockets = {inode for pid in {coordinator, *pids(directory).values()} for inode in _sockets(pid)}
     found = set()
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""Who moves the bytes: the main thread while it waits, a helper while it computes; and that both do it right."""
+"""The event loop: the main thread runs it while it waits, and a helper thread while the main thread computes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class End:
         return header.index == self.hold_at
 
     def take_over(self) -> None:
-        """From here on the helper drives no more."""
+        """Run the loop in this thread from here on."""
         self.lines.run_until(lambda: False, time.monotonic())
 
     def send(self, *payloads: Any) -> None:
@@ -120,8 +120,8 @@ def check(came: list[tuple[int, Any]], payloads: list[Any]) -> None:
         assert np.array_equal(found, payload)
 
 
-def test_tensors_of_older_frames_overtake_those_of_younger_ones(ends: tuple[End, End]) -> None:
-    """All but what has begun to leave, and what is behind words."""
+def test_tensors_of_earlier_frames_overtake_later_ones(ends: tuple[End, End]) -> None:
+    """Except for a tensor that is partly sent, and tensors behind other messages."""
     one, other = ends
     first = numbers(LARGE, 0)
     one.channel.post(MessageType.TENSOR, first, 0, frame=9)
@@ -138,7 +138,7 @@ def test_tensors_of_older_frames_overtake_those_of_younger_ones(ends: tuple[End,
     assert all(np.array_equal(payload, numbers(5, index)) for index, payload in other.came[1:])
 
 
-def test_the_timeline_of_the_last_frame_is_whole_where_older_ones_leave_between(ends: tuple[End, End]) -> None:
+def test_timeline_of_last_frame_is_complete(ends: tuple[End, End]) -> None:
     one, other = ends
     for index, frame in enumerate((9, 10, 9, 10, 8)):
         one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
@@ -147,7 +147,7 @@ def test_the_timeline_of_the_last_frame_is_whole_where_older_ones_leave_between(
     assert [(index, frame) for index, frame, *_ in one.channel.timeline] == [(1, 10), (2, 9), (3, 10), (4, 8)]
 
 
-def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
+def test_held_channel_stops_reading(ends: tuple[End, End]) -> None:
     one, other = ends
     payloads = [numbers(size, size) for size in (3, 5, 1 << 20)]
     other.hold_at = 0
@@ -162,7 +162,7 @@ def test_what_follows_waits_where_it_is_held(ends: tuple[End, End]) -> None:
 
 
 class Counted(socket.socket):
-    """A connection that counts how often the system is asked to move bytes."""
+    """A socket that counts system calls."""
 
     sends = receives = 0
 
@@ -179,13 +179,13 @@ class Counted(socket.socket):
         return super().recv_into(*given)
 
 
-def test_a_small_message_takes_one_call_of_the_system_at_each_end(secrets: TlsKeys | None) -> None:
-    """In TLS too; and so do several that are ready together."""
+def test_small_message_takes_one_system_call_per_end(secrets: TlsKeys | None) -> None:
+    """Also with TLS, and for several messages that are queued together."""
     one, other = (Counted(fileno=end.detach()) for end in connected())
     with met(one, other, secrets) as (sender, receiver):
         for end in (sender, receiver):
             end.take_over()
-            end.lines.run_until(lambda: False, time.monotonic() + 0.1)  # what TLS says behind its handshake
+            end.lines.run_until(lambda: False, time.monotonic() + 0.1)  # TLS sends session tickets after its handshake.
         for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
             one.sends = other.receives = 0
             receiver.came.clear()
@@ -196,15 +196,15 @@ def test_a_small_message_takes_one_call_of_the_system_at_each_end(secrets: TlsKe
 
 
 def drip(source: socket.socket, target: socket.socket, size: int) -> None:
-    """Hands on what comes in pieces, until the source ends."""
+    """Forward the data in pieces until the source ends."""
     with contextlib.suppress(OSError):
         while piece := source.recv(size):
             target.sendall(piece)
             time.sleep(0.0005)
 
 
-def test_what_comes_drop_by_drop_is_not_waited_for_in_vain(secrets: TlsKeys | None) -> None:
-    """Ends of TLS records lie anywhere: what a record holds beside the message must not be taken for more of it."""
+def test_reads_data_that_arrives_in_small_pieces(secrets: TlsKeys | None) -> None:
+    """TLS records can end anywhere, so their overhead must not count as part of the message."""
     (connection, near), (far, accepted) = connected(), connected()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for source, target in ((near, far), (far, near)):
@@ -218,7 +218,7 @@ def test_what_comes_drop_by_drop_is_not_waited_for_in_vain(secrets: TlsKeys | No
         assert all(np.array_equal(found, sent) for (_, found), sent in zip(other.came, payloads, strict=True))
 
 
-def test_frames_come_whole_and_in_their_order(ends: tuple[End, End]) -> None:
+def test_messages_arrive_complete_and_in_order(ends: tuple[End, End]) -> None:
     one, other = ends
     other.take_over()
     sizes = [0, 1, 7, 100, 16_000, 20_000, 0, 70_000, 1 << 20, 3, LARGE, 5, *range(200)]
@@ -230,11 +230,11 @@ def test_frames_come_whole_and_in_their_order(ends: tuple[End, End]) -> None:
     sender.join()
     check(other.came, payloads)
     assert one.channel.sent == dict(enumerate(sizes))
-    assert other.threads == {threading.get_ident()}  # handed over by nobody
+    assert other.threads == {threading.get_ident()}  # No other thread delivered a message.
 
 
-def test_a_long_frame_that_comes_in_drops_wakes_nobody_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shaped line lets a packet through at a time. What is short behind a long frame comes at once."""
+def test_slow_long_message_causes_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shaped link delivers one packet at a time. A short message behind a long one arrives at once."""
     reads: list[int] = []
     receive = Connection._receive
     monkeypatch.setattr(Connection, "_receive", lambda line, view: (reads.append(len(view)), receive(line, view))[1])
@@ -265,7 +265,7 @@ def test_a_long_frame_that_comes_in_drops_wakes_nobody_for_each(monkeypatch: pyt
     connection.close()
 
 
-def test_large_frames_in_both_directions_pass_while_both_ends_compute(ends: tuple[End, End]) -> None:
+def test_helper_sends_large_messages_while_both_ends_compute(ends: tuple[End, End]) -> None:
     payloads = [numbers(LARGE, 1), numbers(9, 2)]
     for end in ends:
         end.take_over()
@@ -273,13 +273,13 @@ def test_large_frames_in_both_directions_pass_while_both_ends_compute(ends: tupl
         end.lines.let_helper_run(3600)
     deadline = time.monotonic() + 20
     while any(len(end.came) < 2 for end in ends) and time.monotonic() < deadline:
-        sum(range(10_000))  # no call that moves anything
+        sum(range(10_000))  # No call runs the event loop.
     for end in ends:
         check(end.came, payloads)
         assert threading.get_ident() not in end.threads
 
 
-def test_what_is_left_is_sent_while_a_short_segment_runs(ends: tuple[End, End]) -> None:
+def test_helper_sends_backlog_during_short_segment(ends: tuple[End, End]) -> None:
     one, other = ends
     one.take_over()
     one.send(numbers(LARGE, 3))
@@ -288,7 +288,7 @@ def test_what_is_left_is_sent_while_a_short_segment_runs(ends: tuple[End, End]) 
     check(other.came, [numbers(LARGE, 3)])
 
 
-def test_a_failure_that_the_helper_meets_reaches_the_main_thread(ends: tuple[End, End]) -> None:
+def test_failure_in_helper_reaches_main_thread(ends: tuple[End, End]) -> None:
     one, other = ends
     other.lines.let_helper_run(3600)
     one.channel.send(MessageType.FINISH)
@@ -300,7 +300,7 @@ def test_a_failure_that_the_helper_meets_reaches_the_main_thread(ends: tuple[End
     assert (len(one.lost), len(other.lost)) == (1, 1)
 
 
-def test_signs_of_life_are_given_while_the_main_thread_waits_and_while_it_computes() -> None:
+def test_sends_heartbeats_while_main_thread_waits_or_computes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = socket.create_connection(listener.getsockname())
         accepted = listener.accept()[0]
@@ -323,7 +323,7 @@ def test_signs_of_life_are_given_while_the_main_thread_waits_and_while_it_comput
         player.join()
     assert heard == [MessageType.HEARTBEAT] * 8
     assert not lost
-    assert lines.run_until(lambda: lost, time.monotonic() + 10)  # it hears nothing from now on
+    assert lines.run_until(lambda: lost, time.monotonic() + 10)  # It receives nothing from now on.
     assert "no data received for 0.3 s" in str(lost[0])
     lines.close()
     with contextlib.suppress(OSError):
@@ -340,8 +340,8 @@ class _Waiting:
         return self._connection.recv_into(view[: HEADER_STRUCT.size])
 
 
-def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Path) -> None:
-    """b does not read until a has computed all frames: what a sends it waits, and may not change meanwhile."""
+def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
+    """b does not read until a has computed all frames, so the queued tensors of a must not change."""
     made, count = partial(rows=64), 40
     given = [{n: integers(x.shape, 100 + i, x.dtype) for n, x in made[2].items()} for i in range(count)]
     with fake(emit(made, tmp_path)) as (one, listener):
@@ -368,7 +368,7 @@ def test_places_are_not_used_again_before_what_is_in_them_has_left(tmp_path: Pat
 
 
 def _tensors(peer: socket.socket, count: int) -> dict[tuple[int, int], Any]:
-    """Payloads by index and frame."""
+    """Return received payloads by index and frame."""
     peer.settimeout(10)
     reader, found = MessageReader(_All(peer)), {}
     while len(found) < count:
@@ -384,7 +384,7 @@ class _All(_Waiting):
         return self._connection.recv_into(view)
 
 
-def test_frames_on_their_way_give_what_they_give_one_at_a_time(tmp_path: Path) -> None:
+def test_frames_in_flight_match_single_frames(tmp_path: Path) -> None:
     made = partial(rows=64)
     given = [{n: integers(x.shape, 200 + i, x.dtype) for n, x in made[2].items()} for i in range(60)]
     directory = emit(made, tmp_path)

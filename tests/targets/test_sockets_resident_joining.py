@@ -1,4 +1,4 @@
-"""Joining devices that stay where that is hard: one has stopped, strangers call in TLS, two clients call at once."""
+"""Difficult cases of joining resident devices: a stopped device, unknown TLS clients, and two clients at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.failing_devices import DEVICES, kinds, survivor
 from support.handmade import halo
-from support.keeping import kept
-from support.losing import DEVICES, kinds, survivor
+from support.resident_devices import kept
 from support.running import emit, pids
-from support.strangers import Strangers
+from support.unknown_clients import UnknownClients
 
 import dicompiler
 from dicompiler.base.errors import RunError
@@ -24,8 +24,8 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.session import ClusterSession
 
 
-def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
-    """Where its loss is covered frames begin without it, in time, and it takes part once it goes on."""
+def test_stopped_resident_device_counts_as_failed(tmp_path: Path) -> None:
+    """If a failure plan covers the device, frames start without it, and it takes part when it continues."""
     plain, covered = emit(halo(), tmp_path / "plain"), survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
     with kept(plain), kept(covered.directory):
         stopped = [pids(plain)["b"], pids(covered.directory)["c"]]
@@ -50,7 +50,7 @@ def test_a_device_that_has_stopped_is_missing_or_lost(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGCONT)
 
 
-def test_in_tls_strangers_disturb_nobody_and_of_two_clients_one_is_told_who_is_served(tmp_path: Path) -> None:
+def test_tls_serves_one_of_two_clients_and_rejects_unknown_ones(tmp_path: Path) -> None:
     made = halo()
     directory = emit(made, tmp_path / "net")
     make_keys("abc", tmp_path / "keys")
@@ -67,7 +67,7 @@ def test_in_tls_strangers_disturb_nobody_and_of_two_clients_one_is_told_who_is_s
             both.wait(20)
 
     with kept(directory, tmp_path / "keys") as cluster:
-        crowds = [Strangers(60, directory, name, cluster.digest) for name in "ab"]
+        crowds = [UnknownClients(60, directory, name, cluster.digest) for name in "ab"]
         for _ in range(2):
             both = threading.Barrier(2)
             clients = [threading.Thread(target=join, args=(both,)) for _ in range(2)]

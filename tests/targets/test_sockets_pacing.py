@@ -1,4 +1,4 @@
-"""What is on its way at once: on a slow line signs of life are not late, and a fast one is used."""
+"""Send pacing: heartbeats are in time on slow links, and fast links are used fully."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dicompiler_targets.sockets.runtime.channel import (
 )
 
 
-def test_on_a_slow_line_no_healthy_device_is_taken_for_lost(tmp_path: Path) -> None:
-    """64 frames of 12 kB at 64 kbit/s: without a limit they fill the line for 98 s at once."""
+def test_healthy_device_does_not_fail_on_slow_link(tmp_path: Path) -> None:
+    """64 frames of 12 kB at 64 kbit/s would fill the link for 98 s at once without a limit."""
     made = halo(32)
     right = run_model(made[1], made[2])["out"]
     with cluster(tmp_path, "abc") as boards, boards.inside():
@@ -45,11 +45,11 @@ def test_on_a_slow_line_no_healthy_device_is_taken_for_lost(tmp_path: Path) -> N
 
 
 class Enough(Exception):
-    """Enough was seen: frames that are still on their way are not waited for."""
+    """Ends the test without waiting for the frames in flight."""
 
 
 class Wire:
-    """A line that carries `rate` bytes a second, but the first `burst` at once; time passes as it is told to."""
+    """A simulated link that carries `rate` bytes per second after a burst, with simulated time."""
 
     def __init__(self, rate: float, burst: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rate, self.burst, self.now, self.given = rate, burst, 0.0, 0
@@ -61,7 +61,7 @@ class Wire:
         self.carried = min(self.given, max(self.carried + seconds * self.rate, min(self.given, self.burst)))
 
     def give(self, limit: SendPacing, size: int) -> int:
-        """Gives it what is free, or lets time pass; the bytes."""
+        """Send as many bytes as allowed and return their number, or let time pass."""
         if count := limit.sendable_bytes(size):
             self.given += count
             limit.record_sent(count)
@@ -74,7 +74,7 @@ class Wire:
 
 
 @pytest.mark.parametrize("rate", [1e3, 8e3, 1e6, 1e8])
-def test_a_line_is_given_what_it_carries_in_half_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_unacknowledged_bytes_to_half_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(rate, 8192, monkeypatch)
     limit = SendPacing(wire.waiting)
     assert limit.allowed == INITIAL_UNACKED_BYTES
@@ -88,12 +88,12 @@ def test_a_line_is_given_what_it_carries_in_half_a_second(rate: float, monkeypat
         most = max(most, wire.waiting() / rate)
         begun = begun or wire.now
     assert most < max(4 * MAX_UNACKED_S, 8 * INITIAL_UNACKED_BYTES / rate)
-    # The line was hardly ever idle.
+    # The link was almost never idle.
     assert wire.now < 1.1 * total / rate + 1
     assert limit.allowed >= MIN_UNACKED_BYTES
 
 
-def test_a_line_that_becomes_slow_is_given_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lowers_limit_when_link_becomes_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(1e7, 0, monkeypatch)
     limit = SendPacing(wire.waiting)
     for rate, seconds in ((1e7, 5), (1e4, 60)):

@@ -1,4 +1,4 @@
-"""Devices that stay between clients, with real processes: who may join, what is left when clients or devices go."""
+"""Resident devices with real processes: admission of clients, and the state after clients or devices end."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.failing_devices import DEVICES, kinds, survivor
 from support.handmade import Made, halo
-from support.keeping import TEXT, kept, start
-from support.losing import DEVICES, kinds, survivor
 from support.printed import column
+from support.resident_devices import TEXT, kept, start
 from support.running import emit, pids, wait_until
-from support.strangers import Strangers
+from support.unknown_clients import UnknownClients
 
 import dicompiler
 from dicompiler.base.errors import RunError, UsageError
@@ -43,12 +43,12 @@ TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
 
 
 def idle(directory: Path) -> bool:
-    """Whether no device serves anybody."""
+    """Return True if no device serves a client."""
     return all(one.is_responding and not one.client for one in open_service(directory, RunOptions()).status())
 
 
 def open_files(processes: dict[str, int]) -> list[int]:
-    """How many each has once that no longer changes: who asked for its status is still connected for a moment."""
+    """Return the number of open files of each device, when it no longer changes."""
 
     def counted() -> list[int]:
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes.values()]
@@ -69,8 +69,8 @@ def net(tmp_path: Path) -> tuple[Path, Made]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_whichever_of_its_threads_gets_the_signal(net: tuple[Path, Made], number: int) -> None:
-    """The system gives it to any thread: it has done so to a process that had just been continued."""
+def test_ends_whichever_thread_gets_signal(net: tuple[Path, Made], number: int) -> None:
+    """The kernel can deliver the signal to any thread, as happens to a process that was just continued."""
     directory, _ = net
     with kept(directory):
         pid = pids(directory)["a"]
@@ -80,22 +80,22 @@ def test_it_ends_whichever_of_its_threads_gets_the_signal(net: tuple[Path, Made]
         assert "ended by a signal" in (directory / STATE_DIRECTORY / "a.log").read_text()
 
 
-def test_clients_join_one_after_another_and_strangers_do_not(
+def test_serves_clients_in_turn_and_rejects_unknown_ones(
     net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In TLS: tests/targets/test_deploy.py."""
+    """tests/targets/test_deploy.py does the same with TLS."""
     directory, made = net
     right = SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60)).outputs[0]
     with kept(directory) as cluster:
         before = pids(directory)
-        crowds = [Strangers(60, directory, name, cluster.digest) for name in "ab"]
+        crowds = [UnknownClients(60, directory, name, cluster.digest) for name in "ab"]
         for _ in range(2):
             with dicompiler.connect(directory, timeout=60) as session:
                 assert all(np.array_equal(found["out"], right["out"]) for found in session.stream([made[2]] * 20))
             assert [report.device for report in session.reports] == ["a", "b", "c"]
         for crowd in crowds:
             crowd.stop()
-        # A client that is killed in the middle of a frame is forgotten at once.
+        # The device drops a client that is killed during a frame at once.
         session = dicompiler.connect(directory, timeout=60)
         next(iter(session.stream([made[2]] * 3)))
         session.__exit__(RuntimeError, None, None)
@@ -129,7 +129,7 @@ def test_clients_join_one_after_another_and_strangers_do_not(
             assert np.array_equal(session.infer(made[2])["out"], right["out"])
 
 
-def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]) -> None:
+def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]) -> None:
     directory, made = net
     with kept(directory) as cluster:
         ResidentCluster(directory, cluster.digest, cluster.addresses, "a stranger's").save()
@@ -138,7 +138,7 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         ResidentCluster(directory, "sha256:0", cluster.addresses, TEXT).save()
         with pytest.raises(RunError, match=r"its resident devices run another artifact: stop them first \('dicompiler"):
             SocketsTarget().run(directory, [made[2]], RunOptions())
-        # Who holds another artifact refuses, whatever the file says.
+        # A device with another artifact refuses, whatever the state file says.
         cluster.save()
         options = RunOptions(timeout_s=20)
         other = replace(SocketsArtifact.load(directory), digest="sha256:0")
@@ -154,7 +154,7 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "it is running already" in done.stderr
         os.kill(pids(directory)["b"], signal.SIGKILL)
         wait_until(lambda: "b" not in pids(directory))
-        (directory / STATE_DIRECTORY / "b.json").unlink()  # which a device that is killed cannot
+        (directory / STATE_DIRECTORY / "b.json").unlink()  # A killed device cannot do this.
         with pytest.raises(
             RunError, match=r"device 'b' at .*: it cannot be reached: Connection refused: start it again"
         ):
@@ -167,7 +167,7 @@ def test_who_may_not_join_is_told_why(net: tuple[Path, Made], capfd: pytest.Capt
         open_service(directory, RunOptions()).status()
 
 
-def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
+def test_resident_device_fails_and_returns(tmp_path: Path) -> None:
     one = survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
     with kept(one.directory) as cluster:
         os.kill(pids(one.directory)["c"], signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_a_device_that_stays_is_lost_and_comes_back(tmp_path: Path) -> None:
         assert told["a"].runs == told["c"].runs == 1 and told["a"].frames > told["c"].frames > 0
 
 
-def test_a_log_is_bounded(tmp_path: Path) -> None:
+def test_limits_log_size(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:];"
         "from dicompiler_targets.sockets.runtime.daemon import DaemonLog; import os;"

@@ -1,6 +1,6 @@
-"""Random networks with random plans, and others for when devices are lost; and runs of them in which devices are lost.
+"""Random networks with random plans and failure plans, and runs of them in which devices fail.
 
-In: a seed, which losses are covered. Out: an artifact of the sockets target, frames of small integers, what they give.
+A seed and the covered failures ⇒ a sockets artifact, frames of small integers, and their expected outputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ DEVICES = ("a", "b", "c", "d", "e")
 
 @dataclass(frozen=True)
 class Survivor:
-    """An artifact in `directory`, and the model it is a split of. exact: its numbers are small integers."""
+    """An artifact with failure plans.
+
+    Attributes:
+        directory: The artifact.
+        model: The model before partitioning.
+        compilation: The compiled network.
+        exact: All values are small integers.
+    """
 
     directory: Path
     model: Model
@@ -49,14 +56,14 @@ class Survivor:
         return [integers(Random(number), self.model.proto) for number in range(count)]
 
     def peers(self, device: str) -> list[str]:
-        """Those that it exchanges something with, in any role, in order."""
+        """Return the sorted devices with which it exchanges tensors in any role."""
         program = self.compilation.program
         assert program is not None
         ends = [{t.sender, t.receiver} for role in program.roles for t in role.transfers]
         return sorted({name for pair in ends if device in pair for name in pair} - {device})
 
     def roles(self) -> Sequence[RoleIO]:
-        """What each device is given, and delivers, in each role."""
+        """Return inputs and outputs of the devices in each role."""
         return SocketsArtifact.load(self.directory).roles
 
     @cached_property
@@ -68,8 +75,11 @@ class Survivor:
         return np.array_equal(due, got) if self.exact else compare_value("", due, got).passed
 
     def stream(self, session: ClusterSession, plot: Iterator[None]) -> int:
-        """Gives frames as long as `plot` goes on, by a step for each whose outputs are there. AssertionError for the
-        first whose outputs are not those of the whole model: bit by bit where it is exact. How many there were."""
+        """Send frames while the generator `plot` runs, which advances once per finished frame; return their number.
+
+        Raises:
+            AssertionError: Outputs differ from those of the model; an exact model must match bit by bit.
+        """
         frames, wanted = self._known
         over = False
 
@@ -89,8 +99,7 @@ class Survivor:
 
 
 def named(network: str, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
-    """A network of dicompiler.networks with seeded weights, its layers one after another on as many devices as are
-    there."""
+    """Return a network of dicompiler.networks with its layers distributed over all devices that are up."""
     base = replace(prepare(Model.load(networks.build(network, 0))), platform=cluster(*DEVICES))
     assert base.layers is not None
     names = [layer.name for layer in base.layers.layers]
@@ -105,7 +114,7 @@ def named(network: str, losses: Iterable[Sequence[str]], directory: Path) -> Sur
 
 
 def survivor(seed: int, losses: Iterable[Sequence[str]], directory: Path) -> Survivor:
-    """On five devices, of which each of the losses leaves some, on which another random plan goes on."""
+    """Return a random network on five devices, with another random plan for each of the failures."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -124,5 +133,5 @@ def _emitted(given: PipelineState, directory: Path, exact: bool = True) -> Survi
 
 
 def kinds(session: ClusterSession) -> list[tuple[str, str]]:
-    """What befell a session: kind and device of each event."""
+    """Return kind and device of each event of a session."""
     return [(event.kind, event.device) for event in session.events]

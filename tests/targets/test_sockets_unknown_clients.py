@@ -1,4 +1,4 @@
-"""Strangers at the ports of a run: it ends right, as soon as without them, and blames nobody for what they did."""
+"""Unknown clients at the ports of a run: it computes the same, as fast as without them, and blames no device."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.handmade import Made, halo
-from support.hostile import outcome
+from support.hostile_device import outcome
 from support.running import by_hand, emit, wait_until
-from support.strangers import Strangers, listening
+from support.unknown_clients import UnknownClients, listening
 
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
@@ -37,8 +37,8 @@ def seconds(made: Made, directory: Path, options: RunOptions, device: str = "") 
     def act(message: str) -> None:
         wait_until(lambda: len(listening(directory, os.getpid())) >= 3)
         if device:
-            strangers.append(Strangers(200, directory, device, SocketsArtifact.load(directory).digest))
-            assert len(strangers[0].hit) >= 3  # the coordinator's port, and those of both devices
+            strangers.append(UnknownClients(200, directory, device, SocketsArtifact.load(directory).digest))
+            assert len(strangers[0].hit) >= 3  # The ports of the coordinator and of both devices.
         begun.append(time.monotonic())
         assert by_hand(directory, message.replace("KEYS", f"{options.keys}/devices/c")).wait(30) == 0
 
@@ -54,7 +54,7 @@ def seconds(made: Made, directory: Path, options: RunOptions, device: str = "") 
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["clear", "tls"])
-def test_two_hundred_strangers_do_not_disturb(secure: bool, keys: Path, tmp_path: Path) -> None:
+def test_two_hundred_unknown_clients_do_not_disturb(secure: bool, keys: Path, tmp_path: Path) -> None:
     made = halo()
     directory = emit(made, tmp_path)
     options = RunOptions(timeout_s=60, keys=keys if secure else None, in_flight=3, start_manually=("c",))

@@ -1,6 +1,6 @@
-"""A device of a run that a test plays, as one who has its keys or token could: it does what it likes.
+"""A device that a test plays with the keys or token of a real one, and that sends arbitrary messages.
 
-In: a run's message that tells how to start it. Out: its channel to the coordinator, and what a real device would say.
+The message of a run that tells how to start the device ⇒ its channel to the coordinator, and the usual messages.
 """
 
 from __future__ import annotations
@@ -29,23 +29,28 @@ from dicompiler_targets.sockets.runtime.transport import TlsKeys, open_connectio
 
 
 class Hostile:
-    """Device `name`. `keys`: a directory of keys of any device. `outcome` closes it: who connects to a listener that
-    is left open waits in vain. beat_s: seconds between its signs of life."""
+    """A hostile device. `outcome` closes all of them, because peers would wait for an open listener.
+
+    Attributes:
+        there: All hostile devices that are not closed.
+    """
 
     there: ClassVar[list[Hostile]] = []
 
-    def __init__(self, directory: Path, name: str, message: str, keys: Path | None = None, beat_s: float = 60) -> None:
-        words = shlex.split(message.partition("host: ")[2])
-        token = next((word.partition("=")[2] for word in words if word.startswith(TOKEN_VARIABLE)), "")
-        after = dict(itertools.pairwise(words))
-        self.beat_s = beat_s
-        self.name, self.member = name, RunCredentials(after["--run"], token)
+    def __init__(
+        self, directory: Path, name: str, message: str, keys: Path | None = None, heartbeat_s: float = 60
+    ) -> None:
+        arguments = shlex.split(message.partition("host: ")[2])
+        token = next((word.partition("=")[2] for word in arguments if word.startswith(TOKEN_VARIABLE)), "")
+        options = dict(itertools.pairwise(arguments))
+        self.heartbeat_s = heartbeat_s
+        self.name, self.credentials = name, RunCredentials(options["--run"], token)
         self.digest = load_json(directory / "artifact.json")["digest"]
         self.end = time.monotonic() + 20
         self.messages: list[tuple[MessageHeader, Any]] = []
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.there.append(self)
-        connection = socket.create_connection(split_address(after["--coordinator"]))
+        connection = socket.create_connection(split_address(options["--coordinator"]))
         self.control = MessageChannel(
             open_connection(connection, None if keys is None else TlsKeys(keys), False, self.end)
         )
@@ -53,47 +58,47 @@ class Hostile:
             "device": name,
             "digest": self.digest,
             "address": list(self.listener.getsockname()),
-            **self.member.make_proof(name, COORDINATOR_NAME),
+            **self.credentials.make_proof(name, COORDINATOR_NAME),
         }
 
     def greet(self, **changes: Any) -> None:
-        """Greets the coordinator as a right device would, but for these changes."""
+        """Greet the coordinator as a real device does, except for these changes."""
         self.control.send_greeting(MessageType.HELLO, {**self.hello, **changes}, self.end)
-        self.lines = EventLoop(self.beat_s)
+        self.loop = EventLoop(self.heartbeat_s)
         self.control.start(
-            self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+            self.loop, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
 
-    def heard(self, kind: MessageType) -> Any:
-        """Waits for a message of that kind."""
-        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].type is kind), None))
-        return decode_json(payload) if kind in (MessageType.PEERS, MessageType.ERROR) else header
+    def heard(self, message_type: MessageType) -> Any:
+        """Wait for a message of that type."""
+        header, payload = wait_until(lambda: next((m for m in self.messages if m[0].type is message_type), None))
+        return decode_json(payload) if message_type in (MessageType.PEERS, MessageType.ERROR) else header
 
     def welcome(self, peer: str = "") -> MessageChannel:
-        """Accepts a peer, by default any, and greets it."""
+        """Accept a peer, by default any, and greet it."""
         channel = MessageChannel(open_connection(self.listener.accept()[0], None, True, self.end))
         name = channel.receive_greeting(self.end)["device"]
         assert peer in ("", name)
         channel.send_greeting(
             MessageType.HELLO,
-            {"device": self.name, "digest": self.digest, **self.member.make_proof(self.name, name)},
+            {"device": self.name, "digest": self.digest, **self.credentials.make_proof(self.name, name)},
             self.end,
         )
         return channel
 
     def call(self, peer: str, address: Any) -> MessageChannel:
-        """Connects to a peer, and greets it."""
+        """Connect to a peer and greet it."""
         channel = MessageChannel(open_connection(socket.create_connection(tuple(address)), None, False, self.end))
         channel.send_greeting(
             MessageType.HELLO,
-            {"device": self.name, "digest": self.digest, **self.member.make_proof(self.name, peer)},
+            {"device": self.name, "digest": self.digest, **self.credentials.make_proof(self.name, peer)},
             self.end,
         )
         assert channel.receive_greeting(self.end)["device"] == peer
         return channel
 
     def take_part(self, peers: Iterable[str]) -> None:
-        """Greets the coordinator and these peers, all that it has, and says that it is ready: `channels` to them."""
+        """Greet the coordinator and all peers, set `channels`, and report that the device is ready."""
         self.greet()
         addresses = self.heard(MessageType.PEERS)["addresses"]
         before, after = ([name for name in peers if (name > self.name) == later] for later in (False, True))
@@ -106,7 +111,15 @@ class Hostile:
 
 
 def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[str], None], frames: int = 1) -> Any:
-    """How a run ends, its result or its error, in which `act` plays a device, as the message tells how to start it."""
+    """Return the result or the error of a run in which `act` plays a device.
+
+    Args:
+        directory: The artifact.
+        inputs: Inputs of each frame.
+        options: Options of the run.
+        act: Plays the device; gets the message that tells how to start it.
+        frames: Number of frames.
+    """
     messages: list[str] = []
 
     class Messages(logging.Handler):

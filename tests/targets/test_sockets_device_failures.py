@@ -1,4 +1,4 @@
-"""Devices that are lost in the middle of frames, with real processes: no frame is lost, twice or wrong."""
+"""Devices that fail while frames are in flight, with real processes: each frame is delivered once and correct."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from support.hostile import Hostile
-from support.losing import DEVICES, Survivor, kinds, survivor
+from support.failing_devices import DEVICES, Survivor, kinds, survivor
+from support.hostile_device import Hostile
 from support.running import LIMIT_S, by_hand, pids, wait_until
 
 import dicompiler
@@ -61,13 +61,13 @@ EACH = [(name,) for name in DEVICES]
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
-    """Any one of its devices may be lost; source and sink are other devices then."""
+    """Any one device can fail; source and sink are other devices then."""
     return survivor(1, EACH, tmp_path_factory.mktemp("one") / "artifact")
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
-    """b may be lost, and c beside it."""
+    """b can fail, and also b and c together."""
     return survivor(2, [("b",), ("b", "c")], tmp_path_factory.mktemp("two") / "artifact")
 
 
@@ -88,7 +88,7 @@ def frames(count: int) -> Iterator[None]:
 
 
 def until(happened: Callable[[], object], seconds: float = 20.0) -> Iterator[None]:
-    """AssertionError where that does not happen while frames go on."""
+    """Yield until the condition is true; raise AssertionError if that takes too long."""
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "it did not happen in time"
@@ -96,7 +96,7 @@ def until(happened: Callable[[], object], seconds: float = 20.0) -> Iterator[Non
 
 
 @pytest.mark.parametrize("victims", [(*DEVICES, "a"), "b"], ids=["clear", "tls"])
-def test_every_device_may_die_and_comes_back(victims: str, one: Survivor, tmp_path: Path) -> None:
+def test_each_device_can_fail_and_return(victims: str, one: Survivor, tmp_path: Path) -> None:
     rng, heard, options = Random(5), list[RunEvent](), dict[str, Any]()
     if len(victims) == 1:
         make_keys(DEVICES, tmp_path / "keys")
@@ -122,7 +122,7 @@ def test_every_device_may_die_and_comes_back(victims: str, one: Survivor, tmp_pa
 
 
 @pytest.mark.parametrize("victim", ["a", "d"])
-def test_a_device_that_hangs_is_lost_after_its_heartbeats(victim: str, one: Survivor) -> None:
+def test_hanging_device_fails_after_missed_heartbeats(victim: str, one: Survivor) -> None:
     with connect(one, heartbeat_s=BEAT_S) as session:
 
         def plot() -> Iterator[None]:
@@ -150,7 +150,7 @@ def ended(pid: int) -> bool:
 
 @dataclass
 class Noting:
-    """A channel that notes what is posted."""
+    """A channel that records posted messages."""
 
     peer: str
     words: list[tuple[str, MessageType, int]]
@@ -160,7 +160,7 @@ class Noting:
 
 
 class Held:
-    """A channel that notes how often it is released."""
+    """A channel that counts its releases."""
 
     def __init__(self) -> None:
         self.released = 0
@@ -170,7 +170,7 @@ class Held:
 
 
 class Told(logging.Handler):
-    """What the runs of this process say, while it is open: `words`. It starts devices by hand as they say."""
+    """Captures the messages of runs in this process, and starts devices manually as the messages say."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -181,7 +181,7 @@ class Told(logging.Handler):
         self.words.append(record.getMessage())
 
     def how(self, device: str) -> str:
-        """Waits for the words that tell how to start a device."""
+        """Wait for the message that tells how to start a device."""
         start = f"start {device} in its directory"
         found = wait_until(lambda: next((words for words in self.words if words.startswith(start)), ""))
         return str(found)
@@ -191,7 +191,7 @@ class Told(logging.Handler):
         return self.started[-1]
 
     def soon(self, made: Survivor, device: str) -> None:
-        """Starts it once the run has begun."""
+        """Start the device in a thread when the run asks for it."""
         threading.Thread(target=self.start, args=(made, device), daemon=True).start()
 
 
@@ -209,8 +209,8 @@ def told() -> Iterator[Told]:
         process.wait()
 
 
-def test_who_was_stopped_for_long_disturbs_nobody_when_it_goes_on(told: Told, one: Survivor) -> None:
-    """It is not ours to end: it ends by itself, and another one takes its place."""
+def test_continued_device_does_not_disturb_run(told: Told, one: Survivor) -> None:
+    """The run cannot end the process. It ends by itself, and another one replaces it."""
     told.soon(one, "c")
     with connect(one, heartbeat_s=BEAT_S, start_manually=("c",)) as session:
 
@@ -229,7 +229,7 @@ def test_who_was_stopped_for_long_disturbs_nobody_when_it_goes_on(told: Told, on
     assert kinds(session) == [("failure", "c"), ("takeover", "c"), ("return", "c")]
 
 
-def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: Told, two: Survivor) -> None:
+def test_survives_two_failures_and_ends_at_uncovered_one(told: Told, two: Survivor) -> None:
     for name in "bc":
         told.soon(two, name)
     with connect(two, start_manually=("b", "c")) as session:
@@ -246,11 +246,11 @@ def test_two_losses_in_turn_and_the_one_that_is_not_covered_ends_the_run(told: T
 
         with pytest.raises(RunError, match=r"^device 'd': its process was ended by signal 9 \(SIGKILL\)$"):
             two.stream(session, plot())
-    assert pids(two.directory).keys() <= {"b", "c"}  # not yet waited for
+    assert pids(two.directory).keys() <= {"b", "c"}  # The run does not wait for it yet.
 
 
-def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Survivor) -> None:
-    """There is none for c alone: b is there, has nothing to do, and would refuse to hear of a frame until c is back."""
+def test_uses_plan_for_more_failures(told: Told, two: Survivor) -> None:
+    """There is no plan for c alone, so b is up but idle, and would reject frames until c returns."""
     told.soon(two, "c")
     with connect(two, start_manually=("c",)) as session:
         assert [{"b", "c"} & role.active_devices for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
@@ -269,8 +269,8 @@ def test_a_loss_that_a_plan_for_more_covers_goes_by_that(told: Told, two: Surviv
     assert kinds(session) == [(kind, "c") for kind in ("failure", "takeover", "return", "failure", "takeover")]
 
 
-def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: Path) -> None:
-    """The plan for the first of them does without the second: nothing is given twice."""
+def test_host_failure_causes_one_takeover(told: Told, tmp_path: Path) -> None:
+    """The plan for the first failure does without the second device too, so no frame is sent twice."""
     made = survivor(3, [("b", "c")], tmp_path / "artifact")
     for name in "bc":
         told.soon(made, name)
@@ -293,13 +293,13 @@ def test_devices_of_a_host_that_dies_are_taken_over_once(told: Told, tmp_path: P
     ].replayed_frames <= 4
 
 
-def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Survivor) -> None:
+def test_failure_of_idle_device_drops_no_frame(told: Told, two: Survivor) -> None:
     for name in "bc":
         told.soon(two, name)
     with connect(two, start_manually=("b", "c")) as session:
 
         def plot() -> Iterator[None]:
-            for name in "cb":  # the plan for both is in force once c is lost
+            for name in "cb":  # After c fails, the plan for both failures is in use.
                 yield from frames(10)
                 hit(two, name, signal.SIGKILL)
                 yield from until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
@@ -309,15 +309,15 @@ def test_the_loss_of_a_device_without_a_part_drops_nothing(told: Told, two: Surv
     assert session.events[-1].device == "b" and session.events[-1].replayed_frames == 0
 
 
-def test_what_is_not_on_its_way_is_not_dropped_either(two: Survivor) -> None:
-    """A number that no frame has, as changes come in a row, would go by roles in which the device has a part."""
+def test_unused_frame_numbers_do_not_count_as_in_flight(two: Survivor) -> None:
+    """Consecutive changes leave a frame number unused, whose role would include the device."""
     telling = EventLog(None)
     crew = ClusterState(
         SocketsArtifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, telling.set_reason
     )
     crew.schedule.change(("b", "c"), 0, 0)
     frames = [crew.window.open() for _ in range(2)]
-    crew.schedule.change((), 2, 0)  # both are back, and lost again before a frame is given
+    crew.schedule.change((), 2, 0)  # Both devices return, and fail again before a frame is sent.
     crew.window.finish(crew.window.open())
     crew.schedule.change(("b", "c"), 3, 0)
     assert not crew._is_needed_in_flight("c") and crew._is_needed_in_flight("a")
@@ -326,16 +326,16 @@ def test_what_is_not_on_its_way_is_not_dropped_either(two: Survivor) -> None:
     crew.loop.close()
 
 
-def test_numbers_that_no_frame_has_are_passed_over_in_a_row() -> None:
-    """Changes in a row, none of which drops anything, while a device is in a segment."""
+def test_skips_several_unused_frame_numbers() -> None:
+    """Consecutive changes that drop no frame, while a device computes a segment."""
     box = Mailbox()
     for number in (5, 6):
         box.put_order(("skip", number), number + 1)
     assert (box.skip_frames(5), box.skip_frames(7)) == (7, 7)
 
 
-def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
-    """Two in a row with no frame between: an answer to the first is none to the second."""
+def test_each_change_has_its_own_number(told: Told, two: Survivor) -> None:
+    """With two changes and no frame between, the acknowledgement of the first does not count for the second."""
     for name in "bc":
         told.soon(two, name)
     with connect(two, start_manually=("b", "c")) as session:
@@ -357,9 +357,7 @@ def test_each_change_has_a_number_of_its_own(told: Told, two: Survivor) -> None:
         (MessageType.DONE, 0, "received DONE twice for frame 0"),
     ],
 )
-def test_a_device_says_once_what_it_may_say_once(
-    kind: MessageType, frame: int, words: str, told: Told, one: Survivor
-) -> None:
+def test_rejects_repeated_device_messages(kind: MessageType, frame: int, words: str, told: Told, one: Survivor) -> None:
     player = sorted(one.roles()[0].active_devices)[0]
 
     def act() -> None:
@@ -379,8 +377,8 @@ def test_a_device_says_once_what_it_may_say_once(
         Hostile.there.pop().close()
 
 
-def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Survivor) -> None:
-    """Of a device that sends it without end, as of frames that were given again."""
+def test_discards_late_messages_while_caller_is_slow(told: Told, one: Survivor) -> None:
+    """Late messages of frames that were sent again do not accumulate, even from a device that sends them endlessly."""
     outputs = one.roles()[0].outputs
     sink = next(name for name, values in outputs.items() if values)
     index, value = next(iter(outputs[sink].items()))
@@ -412,7 +410,7 @@ def test_what_comes_late_is_not_kept_while_the_user_is_away(told: Told, one: Sur
         Hostile.there.pop().close()
 
 
-def test_a_run_begins_without_devices(one: Survivor) -> None:
+def test_starts_without_devices(one: Survivor) -> None:
     program = one.compilation.program
     assert program is not None
     for lost in (("b",), ("e",)):
@@ -428,14 +426,14 @@ def test_a_run_begins_without_devices(one: Survivor) -> None:
 
 
 @pytest.mark.parametrize("how", ["ends", "never comes"])
-def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Survivor) -> None:
-    """It ends while others call it or wait for it, or does not come in time."""
+def test_device_can_fail_before_run_starts(how: str, told: Told, one: Survivor) -> None:
+    """The device ends while others connect to it or wait for it, or does not start in time."""
 
     def act() -> None:
-        device = Hostile(one.directory, "c", told.how("c"), beat_s=BEAT_S)
+        device = Hostile(one.directory, "c", told.how("c"), heartbeat_s=BEAT_S)
         device.greet()
         device.heard(MessageType.PEERS)
-        device.welcome()  # who waits for c itself is still to hear of it
+        device.welcome()  # The device that waits for c has not heard of the failure yet.
         device.control.close()
 
     if how == "ends":
@@ -451,13 +449,13 @@ def test_who_is_lost_before_all_are_ready_is_lost(how: str, told: Told, one: Sur
         Hostile.there.pop().close()
 
 
-def test_a_device_that_never_comes_leaves_half_of_the_time_for_frames(one: Survivor) -> None:
+def test_missing_device_leaves_half_of_timeout_for_frames(one: Survivor) -> None:
     result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=6, start_manually=("c",)))
     assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["failure", "takeover"]
 
 
 class Deadly(Sequence[Any]):
-    """Frames: `strike` is called when the one of that number is read, and the run has begun."""
+    """Frames that call `strike` when the frame of a given number is read."""
 
     def __init__(self, frames: list[Any], number: int, strike: Callable[[], object]) -> None:
         self.frames, self.number, self.strike = frames, number, strike
@@ -471,15 +469,15 @@ class Deadly(Sequence[Any]):
         return self.frames[place]
 
 
-def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
-    """What `dicompiler run` writes of one that goes on for a while after b has died."""
+def test_run_log_lists_events(one: Survivor) -> None:
+    """The log of `dicompiler run` for a run that continues after b has failed."""
     struck = list[float]()
 
     def strike() -> None:
-        if "b" in pids(one.directory):  # frames are also looked at before
+        if "b" in pids(one.directory):  # Frames are also checked before the run.
             struck.append(hit(one, "b", signal.SIGKILL))
 
-    wait_until(lambda: not pids(one.directory))  # of runs before
+    wait_until(lambda: not pids(one.directory))  # Of earlier runs.
     given = Deadly(one.frames(3) * 200, 100, strike)
     result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))
     assert len(result.outputs) == len(given) and len(struck) == 1
@@ -489,7 +487,7 @@ def test_a_log_tells_what_befell_the_run(one: Survivor) -> None:
     assert log["replays"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
 
 
-def test_who_others_have_lost_is_lost(told: Told, one: Survivor) -> None:
+def test_device_suspected_by_others_fails(told: Told, one: Survivor) -> None:
     def act() -> None:
         device = Hostile(one.directory, "c", told.how("c"))
         device.take_part(one.peers("c"))
@@ -505,9 +503,7 @@ def test_who_others_have_lost_is_lost(told: Told, one: Survivor) -> None:
         Hostile.there.pop().close()
 
 
-def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
-    told: Told, one: Survivor, two: Survivor
-) -> None:
+def test_refuses_returning_device_with_another_artifact(told: Told, one: Survivor, two: Survivor) -> None:
     told.soon(one, "b")
     with connect(one, start_manually=("b",)) as session:
 
@@ -525,9 +521,7 @@ def test_who_comes_back_with_another_artifact_is_refused_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("harm", ["file", "certificate"])
-def test_who_comes_back_damaged_is_left_out_until_it_is_whole(
-    harm: str, told: Told, one: Survivor, tmp_path: Path
-) -> None:
+def test_refuses_damaged_returning_device_until_repaired(harm: str, told: Told, one: Survivor, tmp_path: Path) -> None:
     if harm == "file":
         victim, words = max((one.directory / "b").glob("*.onnx"), key=lambda path: path.stat().st_size), "is damaged"
         wrong, options = bytearray(victim.read_bytes()), dict[str, Any]()
@@ -540,7 +534,7 @@ def test_who_comes_back_damaged_is_left_out_until_it_is_whole(
     right = victim.read_bytes()
 
     def put(content: bytes) -> None:
-        new = victim.with_suffix(".new")  # who has mapped the old one keeps it
+        new = victim.with_suffix(".new")  # A process that mapped the old file keeps it.
         new.write_bytes(content)
         os.replace(new, victim)
 
@@ -561,10 +555,10 @@ def test_who_comes_back_damaged_is_left_out_until_it_is_whole(
         finally:
             put(right)
     assert kinds(session) == [("failure", "b"), ("takeover", "b"), ("return", "b")]
-    assert sum(words in line for line in told.words) == 1  # though it was tried again and again
+    assert sum(words in line for line in told.words) == 1  # Although there were several attempts.
 
 
-def test_targets_that_cannot_survive_refuse(one: Survivor) -> None:
+def test_rejects_targets_that_cannot_tolerate_failures(one: Survivor) -> None:
     plan = one.compilation.plan
     assert plan is not None
     with pytest.raises(DicompilerError, match="target 'tflm' does not support failure plans"):
@@ -572,7 +566,7 @@ def test_targets_that_cannot_survive_refuse(one: Survivor) -> None:
     check_target_support(plan, SocketsTarget())
 
 
-def test_frames_go_by_the_roles_in_force() -> None:
+def test_frames_use_current_roles() -> None:
     schedule = RoleSchedule([(), (), ("b",), ("b", "c"), ("b", "c")])
     assert [schedule.role_index(frame) for frame in range(4)] == [0, 1, 0, 1]
     schedule.change(("b", "c"), 5, 2)
@@ -586,8 +580,8 @@ def test_frames_go_by_the_roles_in_force() -> None:
         schedule.change(("d",), 9, 0)
 
 
-def test_a_schedule_has_a_last_change_at_any_time() -> None:
-    """Threads ask for it that do not wait for each other."""
+def test_schedule_always_has_last_change() -> None:
+    """Threads read it without synchronization."""
 
     class Watched(RoleSchedule):
         def __setattr__(self, name: str, value: Any) -> None:
@@ -597,7 +591,7 @@ def test_a_schedule_has_a_last_change_at_any_time() -> None:
 
     seen = list[int]()
     schedule = Watched([(), ("b",)])
-    schedule.change(("b",), 5, 5)  # nothing of before is asked for again
+    schedule.change(("b",), 5, 5)  # Earlier roles are not needed any more.
     assert seen == [0, 5]
 
 
@@ -607,7 +601,7 @@ def make_device(survivor: Survivor) -> DeviceRun:
     return DeviceRun(survivor.directory / "c", manifest, settings, RunCredentials())
 
 
-def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> None:
+def test_holds_peer_that_changed_roles_earlier(one: Survivor) -> None:
     device = make_device(one)
     admit, deliver, _ = device._make_peer_callbacks("a")
     word = MessageHeader(MessageType.ROLES_CHANGED, 0, 5, 0)
@@ -618,13 +612,13 @@ def test_a_peer_that_hears_of_a_loss_sooner_waits_to_be_heard(one: Survivor) -> 
     device._loop.close()
 
 
-def test_a_peer_that_hears_of_two_losses_sooner_is_heard_after_the_second(one: Survivor) -> None:
+def test_holds_peer_until_second_change(one: Survivor) -> None:
     device, channel = make_device(one), Held()
     _, deliver, _ = device._make_peer_callbacks("a")
     device.peers.channels["a"] = cast(Any, channel)
     assert (
         deliver(MessageHeader(MessageType.ROLES_CHANGED, 0, 6, 0), b"") is True
-    )  # it was told of both before it had anything to send
+    )  # The peer heard of both changes before it sent a tensor.
     released = []
     for first, lost in ((5, "b"), (6, "d")):
         device._change_roles({"down": [lost], "failed": [lost], "first": first, "drop": True})
@@ -633,7 +627,7 @@ def test_a_peer_that_hears_of_two_losses_sooner_is_heard_after_the_second(one: S
     device._loop.close()
 
 
-def test_peers_are_told_of_a_change_once_before_the_next_tensor(one: Survivor) -> None:
+def test_notifies_peers_once_before_next_tensor(one: Survivor) -> None:
     device, words = make_device(one), list[tuple[str, MessageType, int]]()
     for peer in ("a", "b"):
         device.peers.channels[peer] = cast(Any, Noting(peer, words))
@@ -641,14 +635,17 @@ def test_peers_are_told_of_a_change_once_before_the_next_tensor(one: Survivor) -
     for index, receiver in enumerate(("b", "b", "a")):
         device._post_value({"receiver": receiver, "index": index}, 7, b"", None)
     assert words == [
-        ("b", MessageType.ROLES_CHANGED, 7), ("b", MessageType.TENSOR, 7), ("b", MessageType.TENSOR, 7), ("a", MessageType.ROLES_CHANGED, 7),
+        ("b", MessageType.ROLES_CHANGED, 7),
+        ("b", MessageType.TENSOR, 7),
+        ("b", MessageType.TENSOR, 7),
+        ("a", MessageType.ROLES_CHANGED, 7),
         ("a", MessageType.TENSOR, 7),
-    ]  # fmt: skip
+    ]
     device._loop.close()
 
 
 class Waiting:
-    """An entrance at which one device waits."""
+    """An acceptor with one queued connection."""
 
     def __init__(self, process: DeviceProcess) -> None:
         self.here, self.closed = process, False
@@ -660,7 +657,7 @@ class Waiting:
         self.closed = True
 
 
-def test_who_was_given_up_while_it_waited_at_the_door_is_not_let_in() -> None:
+def test_drops_queued_connection_of_replaced_process() -> None:
     door = RunAcceptor(ANY_LOOPBACK_PORT, None, False)
     before, now = DeviceProcess({"device": "b"}), DeviceProcess({"device": "b"})
     waiting = Waiting(before)
@@ -676,7 +673,7 @@ def event(kind: Any, device: str) -> RunEvent:
     return RunEvent(kind, device, "its connection was lost", (device,), 0.0, 0)
 
 
-def test_a_loss_is_told_with_its_reason_and_before_what_follows() -> None:
+def test_reports_failure_with_reason_before_later_events() -> None:
     heard = list[RunEvent]()
     telling = EventLog(heard.append)
     leaving = FailedProcesses(telling.set_reason)
@@ -696,7 +693,7 @@ def test_a_loss_is_told_with_its_reason_and_before_what_follows() -> None:
     assert telling.events == heard and not telling and not leaving
 
 
-def test_a_lost_process_that_does_not_end_is_ended_and_the_loss_told() -> None:
+def test_kills_failed_process_that_does_not_end() -> None:
     telling = EventLog(None)
     leaving = FailedProcesses(telling.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
@@ -708,14 +705,14 @@ def test_a_lost_process_that_does_not_end_is_ended_and_the_loss_told() -> None:
     leaving.end_all(())
 
 
-def test_what_is_late_is_let_in_only_as_planned() -> None:
+def test_accepts_late_tensors_only_as_planned() -> None:
     window = FrameWindow(4)
     gate = ReceiveFilter(
         {3: {"name": "t", "bytes": 8}}, window, [{4: {"name": "t", "bytes": 4}}], RoleSchedule([(), ("b",)])
     )
     gate.check(MessageHeader(MessageType.TENSOR, 3, 1, 8))
     window.drop(6)
-    window.finish(2)  # it ended after all
+    window.finish(2)  # The process ended in the end.
     assert (window.first, window.oldest, window.end) == (6, 6, 10)
     for header in (
         MessageHeader(MessageType.TENSOR, 3, 1, 8),

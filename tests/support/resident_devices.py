@@ -1,7 +1,4 @@
-"""Devices of an artifact that stay between clients, on this host.
-
-In: an artifact's directory. Out: its devices, running, as `dicompiler deploy --keep` leaves them.
-"""
+"""Resident devices of an artifact on this host, as `dicompiler deploy --resident` starts them."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
 TEXT = "no stranger knows this"
-"""The token."""
+"""The cluster's token."""
 
 
 def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path | None = None) -> tuple[str, int]:
-    """Starts a device that stays, as deploy does on its host: where it is called. keys: of all devices."""
+    """Start a resident device as deploy does on its host; return its address."""
     secret = [] if keys is None else ["--keys", str(keys / "devices" / device)]
     words = [*secret, "--resident", "--detach", "--listen", listen, "--log", f"../{STATE_DIRECTORY}/{device}.log"]
     done = subprocess.run(
@@ -43,7 +40,7 @@ def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path 
 
 @contextlib.contextmanager
 def kept(directory: Path, keys: Path | None = None) -> Iterator[ResidentCluster]:
-    """The artifact's devices, running; they end as they are told to, and leave nothing but a log."""
+    """Run the artifact's devices as resident ones; they end at a signal and leave only logs."""
     artifact = SocketsArtifact.load(directory)
     try:
         addresses = {name: start(directory, name, keys=keys) for name in artifact.devices}

@@ -1,7 +1,6 @@
-"""Frames that are wrong in every way, for the receiver: seeded, from a stream of right ones by mutation.
+"""Seeded streams of invalid messages, made from valid ones by mutation.
 
-In: a device's manifest, a seed. Out: bytes as they could come over a connection, and what the real parser, with the
-real rules of what may come, makes of them.
+A device's manifest and a seed ⇒ bytes of a connection, and the outcome of the real parser with the real filters.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ TEXTS = (
 
 
 @dataclass
-class Frame:
-    """A frame's header, field by field, and its payload; `length` may differ from that of the payload."""
+class RawMessage:
+    """A message's header fields and payload; `length` may differ from the payload's length."""
 
     kind: int
     index: int = 0
@@ -68,17 +67,17 @@ class Frame:
         return head + self.payload
 
 
-def right(expected: Mapping[int, Mapping[str, Any]], kind: MessageType) -> list[Frame]:
-    """What may come: each expected value once in each frame of the window."""
-    return [Frame(kind, i, f, bytes(v["bytes"] or 16)) for f in range(IN_FLIGHT) for i, v in expected.items()]
+def valid_messages(expected: Mapping[int, Mapping[str, Any]], kind: MessageType) -> list[RawMessage]:
+    """Return the valid messages: each expected value once per frame in flight."""
+    return [RawMessage(kind, i, f, bytes(v["bytes"] or 16)) for f in range(IN_FLIGHT) for i, v in expected.items()]
 
 
-def mutated(frames: list[Frame], rng: random.Random) -> bytes:
-    """The frames with one to three things wrong."""
-    chosen = [Frame(**vars(frame)) for frame in frames]
+def mutate_stream(messages: list[RawMessage], rng: random.Random) -> bytes:
+    """Return the bytes of the messages with one to three mutations."""
+    chosen = [RawMessage(**vars(message)) for message in messages]
     for _ in range(rng.randint(1, 3)):
-        _mutate_frames(chosen, rng)
-    data = bytearray(b"".join(frame.pack() for frame in chosen))
+        _mutate_messages(chosen, rng)
+    data = bytearray(b"".join(message.pack() for message in chosen))
     if rng.random() < 0.4 and data:
         for _ in range(rng.randint(1, 8)):
             data[rng.randrange(len(data))] = rng.randrange(256)
@@ -89,36 +88,36 @@ def mutated(frames: list[Frame], rng: random.Random) -> bytes:
     return bytes(data)
 
 
-def _mutate_frames(frames: list[Frame], rng: random.Random) -> None:
-    what = rng.randrange(8)
-    if what == 0 or not frames:
+def _mutate_messages(messages: list[RawMessage], rng: random.Random) -> None:
+    mutation = rng.randrange(8)
+    if mutation == 0 or not messages:
         text = rng.choice(TEXTS)
-        frames.insert(
-            rng.randint(0, len(frames)),
-            Frame(rng.choice(list(MessageType)), rng.choice(NUMBERS), rng.randrange(4), text),
+        messages.insert(
+            rng.randint(0, len(messages)),
+            RawMessage(rng.choice(list(MessageType)), rng.choice(NUMBERS), rng.randrange(4), text),
         )
         return
-    at = rng.randrange(len(frames))
-    frame = frames[at]
-    if what == 1:
-        frame.length = rng.choice((*NUMBERS, len(frame.payload) + 1, max(0, len(frame.payload) - 1)))
-    elif what == 2:
-        frame.index = rng.choice((*NUMBERS, frame.index + 1))
-    elif what == 3:
-        frame.frame = rng.choice((*NUMBERS, frame.frame + 1, frame.frame + IN_FLIGHT))
-    elif what == 4:
-        frame.kind = rng.choice((*MessageType, rng.randrange(256)))
-    elif what == 5:
-        frames.insert(rng.randint(0, len(frames)), frame)
-    elif what == 6:
-        del frames[at]
+    at = rng.randrange(len(messages))
+    message = messages[at]
+    if mutation == 1:
+        message.length = rng.choice((*NUMBERS, len(message.payload) + 1, max(0, len(message.payload) - 1)))
+    elif mutation == 2:
+        message.index = rng.choice((*NUMBERS, message.index + 1))
+    elif mutation == 3:
+        message.frame = rng.choice((*NUMBERS, message.frame + 1, message.frame + IN_FLIGHT))
+    elif mutation == 4:
+        message.kind = rng.choice((*MessageType, rng.randrange(256)))
+    elif mutation == 5:
+        messages.insert(rng.randint(0, len(messages)), message)
+    elif mutation == 6:
+        del messages[at]
     else:
-        frame.flags, frame.version = rng.choice(((1, PROTOCOL_VERSION), (0, rng.randrange(256))))
+        message.flags, message.version = rng.choice(((1, PROTOCOL_VERSION), (0, rng.randrange(256))))
 
 
 @dataclass
 class Memory:
-    """Bytes as a connection that gives at most `step` of them at once."""
+    """A byte source that returns at most `step` bytes at once."""
 
     data: bytes
     step: int
@@ -128,7 +127,7 @@ class Memory:
 
     def receive_into(self, view: memoryview) -> int | None:
         self.turns += 1
-        if self.turns % 3 == 0:  # it has to be waited for
+        if self.turns % 3 == 0:  # No data is available.
             return None
         count = min(len(view), self.step, len(self.data) - self.done)
         view[:count] = self.data[self.done : self.done + count]
@@ -141,9 +140,11 @@ class Memory:
 
 @dataclass
 class Receiver:
-    """A device's receiving side without its network: what comes from its coordinator, or from a peer.
+    """The receiving side of a device without a network.
 
-    `most`: bytes that one stream of frames may take; `largest`: those that one took.
+    Attributes:
+        largest: Bytes that the largest stream allocated.
+        outcomes: Number of streams by outcome.
     """
 
     directory: Path
@@ -161,30 +162,38 @@ class Receiver:
             if transfer["receiver"] == name:
                 self.peers[transfer["sender"]][transfer["index"]] = transfer
 
-    def streams(self) -> list[tuple[str | None, list[Frame]]]:
-        """Right streams: from the coordinator (None), and from each peer."""
-        run = [Frame(MessageType.BEGIN_FRAME, 1000, f) for f in range(IN_FLIGHT)]
+    def streams(self) -> list[tuple[str | None, list[RawMessage]]]:
+        """Return valid streams: from the coordinator (None) and from each peer."""
+        run = [RawMessage(MessageType.BEGIN_FRAME, 1000, f) for f in range(IN_FLIGHT)]
         control = [
             *run,
-            *right(self.inputs, MessageType.INPUT),
-            Frame(MessageType.HEARTBEAT),
-            Frame(MessageType.FINISH, 0, IN_FLIGHT),
+            *valid_messages(self.inputs, MessageType.INPUT),
+            RawMessage(MessageType.HEARTBEAT),
+            RawMessage(MessageType.FINISH, 0, IN_FLIGHT),
         ]
         peers = [
-            (n, [*right(e, MessageType.TENSOR), Frame(MessageType.HEARTBEAT), Frame(MessageType.BYE)])
+            (
+                n,
+                [
+                    *valid_messages(e, MessageType.TENSOR),
+                    RawMessage(MessageType.HEARTBEAT),
+                    RawMessage(MessageType.BYE),
+                ],
+            )
             for n, e in self.peers.items()
         ]
         return [(None, control), *peers]
 
     def take(self, data: bytes, peer: str | None, step: int) -> str:
-        """Lets the device read: how it ended. Any other error than the protocol's comes out, as does memory beyond
-        the plan's."""
+        """Let the device read a stream, and return the outcome.
+
+        Unexpected errors, and allocations beyond the plan, are raised."""
         device = self.device
         device._window, device._mailbox, device._next_announced = FrameWindow(IN_FLIGHT), Mailbox(), 0
         device._peers_done = set()
         device._input_filter = ReceiveFilter(device._inputs, device._window)
         expected = self.inputs if peer is None else self.peers[peer]
-        # JSON comes from the coordinator only, one message at a time.
+        # Only the coordinator sends JSON, one message at a time.
         most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())
         taken = 0
 
@@ -193,7 +202,7 @@ class Receiver:
             is_message = peer is None and length not in {v["bytes"] for v in expected.values()}
             taken += 0 if is_message else length
             if length > MAX_JSON_BYTES or taken > most:
-                raise AssertionError(f"{length} bytes were taken, {taken} in all, the plan allows {most}")
+                raise AssertionError(f"{length} bytes were allocated, {taken} in total, the plan allows {most}")
             return np.empty(length, np.uint8)
 
         admit, deliver = device._check_control, device._deliver_control
@@ -215,9 +224,9 @@ class Receiver:
 
 
 def fuzz(receiver: Receiver, seeds: range) -> None:
-    """Gives the receiver one mutated stream for each seed."""
+    """Give the receiver one mutated stream per seed."""
     streams = receiver.streams()
     for seed in seeds:
         rng = random.Random(seed)
-        peer, frames = rng.choice(streams)
-        receiver.take(mutated(frames, rng), peer, rng.choice((1, 7, 4096, 1 << 20)))
+        peer, messages = rng.choice(streams)
+        receiver.take(mutate_stream(messages, rng), peer, rng.choice((1, 7, 4096, 1 << 20)))

@@ -1,6 +1,6 @@
-"""Kills one process of a `dicompiler run` at some moment, and sees what becomes of the others and of its output.
+"""Kills one process of a `dicompiler run`, and checks the other processes and the output.
 
-In: an artifact, a victim (a device, or the coordinator), a moment. Out: what was found.
+An artifact, a victim (a device or the coordinator) and a time ⇒ the outcome.
 """
 
 from __future__ import annotations
@@ -19,9 +19,16 @@ COORDINATOR = "(coordinator)"
 
 
 @dataclass(frozen=True)
-class Found:
-    """seconds: from the kill until no process was left. message: the run's last line. left: files beside the artifact
-    that were not there before."""
+class KillOutcome:
+    """The outcome of a kill.
+
+    Attributes:
+        victim: The killed process.
+        moment_s: Seconds from the start of the victim to the kill.
+        seconds: Seconds from the kill to the end of all processes.
+        message: The run's last line.
+        left: New files next to the artifact.
+    """
 
     victim: str
     moment_s: float
@@ -29,8 +36,8 @@ class Found:
     message: str
     left: tuple[str, ...]
 
-    def wrong(self, limit_s: float) -> str:
-        """What is not as it must be, or ''."""
+    def find_fault(self, limit_s: float) -> str:
+        """Return the fault, or ''."""
         named = (
             self.victim == COORDINATOR or f"device {self.victim!r}: its process was ended by signal 9" in self.message
         )
@@ -41,8 +48,8 @@ class Found:
         return "" if named else f"said {self.message!r}"
 
 
-def kill_once(directory: Path, victim: str, moment_s: float) -> Found:
-    """Starts a long run, and kills `victim` that many seconds after its process was there."""
+def kill_once(directory: Path, victim: str, moment_s: float) -> KillOutcome:
+    """Start a long run, and kill `victim` that many seconds after its process has started."""
     before = set(directory.parent.iterdir())
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     command = [sys.executable, "-m", "dicompiler.cli", "run", str(directory), "--frames", "1000000"]
@@ -54,7 +61,7 @@ def kill_once(directory: Path, victim: str, moment_s: float) -> Found:
         else:
             pid = wait_until(lambda: pids(directory).get(victim) or run.poll() is not None)
         time.sleep(moment_s)
-        assert run.poll() is None, "the run was over before"
+        assert run.poll() is None, "the run ended before the kill"
         os.kill(pid, signal.SIGKILL)
         killed = time.monotonic()
         wait_until(lambda: not pids(directory) and run.poll() is not None)
@@ -62,4 +69,4 @@ def kill_once(directory: Path, victim: str, moment_s: float) -> Found:
         assert run.stderr is not None
         lines = run.stderr.read().decode().strip().splitlines()
     left = tuple(sorted(path.name for path in set(directory.parent.iterdir()) - before))
-    return Found(victim, moment_s, seconds, lines[-1] if lines else "", left)
+    return KillOutcome(victim, moment_s, seconds, lines[-1] if lines else "", left)

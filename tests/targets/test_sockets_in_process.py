@@ -1,4 +1,4 @@
-"""One device that nobody else has a part in: a client plays it in its own process, as a device's process would."""
+"""Artifacts with a single device, which a client runs in its own process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compiled(network: Any, directory: Path) -> Path:
     return directory
 
 
-def test_it_computes_what_a_process_of_its_own_does_and_starts_none(tmp_path: Path) -> None:
+def test_matches_device_process_without_starting_one(tmp_path: Path) -> None:
     artifact = compiled(networks.build("lenet", 1), tmp_path / "a")
     given = [{"input": np.random.default_rng(i).random((1, 1, 32, 32), "float32")} for i in range(4)]
     ran = SocketsTarget().run(artifact, given, RunOptions(timeout_s=60))
@@ -46,7 +46,7 @@ def test_it_computes_what_a_process_of_its_own_does_and_starts_none(tmp_path: Pa
 
     def source() -> Iterator[dict[str, Any]]:
         for frame in given:
-            used[:] = frame["input"]  # it uses its array again
+            used[:] = frame["input"]  # The source reuses its array.
             yield {"input": used}
 
     given[0]["input"].setflags(write=False)
@@ -63,10 +63,10 @@ def test_it_computes_what_a_process_of_its_own_does_and_starts_none(tmp_path: Pa
     assert own.compute_s == pytest.approx(sum(own.segments_s)) and own.peak_memory_bytes > report.peak_memory_bytes / 2
     assert [(one.kind, one.index, one.frame) for one in own.timeline] == [("run", 0, 8)]
     with dicompiler.connect(artifact, RunOptions(pin=True)) as session:
-        assert len(pids(artifact)) == 1  # what is asked for takes a process
+        assert len(pids(artifact)) == 1  # These options need a separate process.
 
 
-def test_states_are_kept_and_begun_anew(tmp_path: Path) -> None:
+def test_keeps_and_resets_states(tmp_path: Path) -> None:
     rng = Random(3)
     model = random_stateful(rng)
     dicompiler.compile(model, "rpi4x1", "single", output=tmp_path / "a")
@@ -79,7 +79,7 @@ def test_states_are_kept_and_begun_anew(tmp_path: Path) -> None:
         assert all(np.array_equal(outputs[name], wanted[name]) for name in outputs)
 
 
-def test_a_number_that_is_no_row_of_its_table_is_refused_and_frames_go_on(tmp_path: Path) -> None:
+def test_rejects_index_outside_table_and_continues(tmp_path: Path) -> None:
     words = r"^input 'x': {} at \[0\] is not a row of 't', which has 4 rows: give "
     artifact = compiled(GATHER, tmp_path / "a")
     for number in (4, -5, 2**40):
@@ -92,7 +92,7 @@ def test_a_number_that_is_no_row_of_its_table_is_refused_and_frames_go_on(tmp_pa
             assert session.infer({"x": np.array([number])})["y"] == [4]
 
 
-def test_what_fails_is_told_in_the_same_words_and_ends_the_session(tmp_path: Path) -> None:
+def test_errors_match_device_process_and_end_session(tmp_path: Path) -> None:
     artifact, bad = compiled(SUM, tmp_path / "a"), {"x": np.array([9], np.int64)}
     with pytest.raises(RunError) as told:
         SocketsTarget().run(artifact, [bad], RunOptions(timeout_s=60))
@@ -108,7 +108,7 @@ def test_what_fails_is_told_in_the_same_words_and_ends_the_session(tmp_path: Pat
         dicompiler.connect(artifact)
 
 
-def test_a_frame_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+def test_stops_frame_after_timeout(tmp_path: Path) -> None:
     session, begun = dicompiler.connect(compiled(COUNT, tmp_path / "a"), timeout=1), time.monotonic()
     with pytest.raises(RunError, match=r"^device 'pi01': did not finish within 1 s: allow more time \(--timeout\)$"):
         session.infer({"x": np.ones(1, np.float32)})
