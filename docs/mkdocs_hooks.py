@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+from functools import cache
 from importlib import import_module
 from inspect import isroutine
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -56,9 +58,24 @@ def _make_link(match: re.Match[str], page_path: str) -> str:
 
 
 def _make_reference(match: re.Match[str]) -> str:
-    """Return a mkdocstrings directive for each public function and class of a module, functions first."""
+    """Return a mkdocstrings directive for each public name of a module: functions, classes, then constants and types."""
     module = import_module(match[1])
     values = {name: getattr(module, name) for name in module.__all__}
     functions = [name for name, value in values.items() if isroutine(value)]
-    documented = functions + [name for name, value in values.items() if isinstance(value, type)]
-    return "\n\n".join(f"::: {match[1]}.{name}" for name in documented)
+    classes = [name for name, value in values.items() if isinstance(value, type)]
+    others = [name for name in values if name not in (*functions, *classes) and _has_source(f"{match[1]}.{name}")]
+    return "\n\n".join(f"::: {match[1]}.{name}" for name in (*functions, *classes, *others))
+
+
+def _has_source(path: str) -> bool:
+    """Return True if the definition of a public name can be found in the source."""
+    try:
+        source = _load_package()[path.partition(".")[2]]
+        return not (source.final_target if source.is_alias else source).is_module
+    except (griffe.AliasResolutionError, KeyError):
+        return False
+
+
+@cache
+def _load_package() -> griffe.Object | griffe.Alias:
+    return griffe.load("dicompiler", search_paths=[ROOT], resolve_aliases=True)
