@@ -1,6 +1,7 @@
-"""The command line; `main` is what the `dicompiler` script calls.
+"""The command line. The `dicompiler` script calls `main`.
 
-Nothing else may stand here: commands are submodules, and the names of some (`list`, `compile`) hide built-in functions.
+This module must define nothing else: commands are submodules, and some have names of built-in functions (`list`,
+`compile`).
 """
 
 from dicompiler.cli.command_line import main

@@ -1,8 +1,8 @@
-"""`python -m dicompiler.cli`: the command line where the `dicompiler` script is not installed."""
+"""The command line as `python -m dicompiler.cli`, for checkouts without the `dicompiler` script."""
 
 import sys
 
 from dicompiler.cli import main
 
-if __name__ == "__main__":  # a pool of processes or ranks imports this again
+if __name__ == "__main__":  # worker processes and ranks import this module again
     sys.exit(main())

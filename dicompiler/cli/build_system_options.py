@@ -47,7 +47,7 @@ class BuildSystemOptions:
         Args:
             outputs: The files that the command writes, the main one first.
             request: The compilation request, which names the files that are read.
-            parts: The strategy, cost model, target and passes, whose options may name more files.
+            parts: The strategy, cost model, target and passes; their options may name more files.
 
         Raises:
             UsageError: The options do not fit together.
@@ -73,7 +73,7 @@ class DepfileRule:
         depfile: File to write; None to write nothing.
         target: Target of the rule.
         request: The compilation request.
-        plugins: Passes, strategies and other plugins whose options may name files (see `depfile.prerequisites`).
+        plugins: Passes, strategies and other plugins with options that may name files (see `depfile.prerequisites`).
     """
 
     depfile: Path | None
@@ -94,10 +94,10 @@ class DepfileRule:
         """Return the text of the depfile; raise DicompilerError for names that it cannot contain."""
         from dicompiler.driver import depfile
 
-        given = self.request
-        read = (given.plan, given.wire_samples)
+        request = self.request
+        files = (request.plan, request.wire_samples)
         return depfile.format_rule(
-            self.target, depfile.find_prerequisites(given.model, given.platform, read, self.plugins)
+            self.target, depfile.find_prerequisites(request.model, request.platform, files, self.plugins)
         )
 
 

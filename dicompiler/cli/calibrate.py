@@ -47,37 +47,39 @@ def command(
 
     check_output_file(output)
     with progress(f"calibrating by {len(logs)} run{'' if len(logs) == 1 else 's'}"):
-        found = calibrate(logs, artifact, profile, force)
-    if found.document is None:
-        write_text(output, platform_to_toml(found.platform))
+        calibration = calibrate(logs, artifact, profile, force)
+    if calibration.document is None:
+        write_text(output, platform_to_toml(calibration.platform))
     else:
-        write_json(output, found.document)
+        write_json(output, calibration.document)
     if as_json:
-        figures, frames = ([dataclasses.asdict(one) for one in each] for each in (found.figures, found.frames))
-        print_json({"figures": figures, "frames": frames, "warnings": found.warnings, "written": str(output)})
+        figures, frames = (
+            [dataclasses.asdict(entry) for entry in entries] for entries in (calibration.figures, calibration.frames)
+        )
+        print_json({"figures": figures, "frames": frames, "warnings": calibration.warnings, "written": str(output)})
     else:
-        _show_calibration(found)
+        _show_calibration(calibration)
         click.echo(f"\nwritten: {output}")
 
 
-def _show_calibration(found: Calibration) -> None:
+def _show_calibration(calibration: Calibration) -> None:
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.table import print_table
 
     rows = [
-        (one.name, _format_figure(one, one.before), _format_figure(one, one.after), _format_change(one))
-        for one in found.figures
+        (entry.name, _format_figure(entry, entry.before), _format_figure(entry, entry.after), _format_change(entry))
+        for entry in calibration.figures
     ]
     print_table(("figure", "before", "after", "change"), rows, right=(1, 2))
     click.echo()
     times = [
-        (one.log, *map(format_seconds, (one.measured_s, one.before_s, one.after_s)),
-         *(f"{told / one.measured_s - 1:+.1%}" for told in (one.before_s, one.after_s)))
-        for one in found.frames
+        (entry.log, *map(format_seconds, (entry.measured_s, entry.before_s, entry.after_s)),
+         *(f"{predicted_s / entry.measured_s - 1:+.1%}" for predicted_s in (entry.before_s, entry.after_s)))
+        for entry in calibration.frames
     ]  # fmt: skip
     print_table(("run", "measured frame", "before", "after", "error before", "error after"), times, right=range(1, 6))
-    for doubt in found.warnings:
-        click.echo(f"warning: {doubt}")
+    for warning in calibration.warnings:
+        click.echo(f"warning: {warning}")
 
 
 def _format_figure(figure: Figure, value: float | None) -> str:

@@ -69,7 +69,7 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
     """Return the exit code and the line for an error."""
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {one_line(str(error))}"
-    if any(isinstance(one, click.Abort | KeyboardInterrupt) for one in _cause_chain(error)):
+    if any(isinstance(cause_error, click.Abort | KeyboardInterrupt) for cause_error in _cause_chain(error)):
         return EXIT_INTERRUPTED, "interrupted"
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_describe_usage_error(error)}"

@@ -120,27 +120,29 @@ def _show_times(result: DemoResult) -> None:
     print_table(("frame", many, "one board", "speed-up"), rows, right=(1, 2, 3))
     click.echo(wrap_text(_explain_speedup(result)))
     if played is None:
-        told = f"Not measured on emulated boards: {result.not_emulated_reason}."
+        text = f"Not measured on emulated boards: {result.not_emulated_reason}."
     else:
-        told = (
+        text = (
             "Emulated: one process per board, links and computing slowed down to the boards' speed."
             f" Messages are handled at this host's speed, which is higher. Fastest of {played.frames} frames."
         )
-    click.echo(wrap_text(told))
+    click.echo(wrap_text(text))
     if played is not None and played.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
         click.echo(f"Warning: this host was busy: computing took {played.compute_slowdown:.0%} longer than on boards.")
 
 
 def _explain_speedup(result: DemoResult) -> str:
     """Return the parts of a frame on the board that computes most, and the ideal speed-up."""
-    most = max(result.shares, key=lambda share: share.compute_s)
+    busiest = max(result.shares, key=lambda share: share.compute_s)
     if len(result.shares) == 1:
         return "One board computes everything. The prediction uses its published figures."
-    parts = f"{most.device} computes {1000 * most.compute_s:.0f} ms, handles messages for {1000 * most.message_s:.0f}"
+    compute_ms, message_ms, wait_ms = (
+        f"{1000 * seconds:.0f}" for seconds in (busiest.compute_s, busiest.message_s, busiest.wait_s)
+    )
     gain = result.predicted_single_device_s / result.predicted_s
     return (
-        f"{gain:.1f} times as fast as one board, not {len(result.shares)}: in a frame {parts} and waits for"
-        f" {1000 * most.wait_s:.0f}: {result.bottleneck}. Predictions use the boards' published figures."
+        f"{gain:.1f} times as fast as one board, not {len(result.shares)}: in a frame {busiest.device} computes"
+        f" {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms: {result.bottleneck}. Predictions use the boards' published figures."
     )
 
 

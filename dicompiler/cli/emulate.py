@@ -84,17 +84,19 @@ def command(
     stream.check_paths()
     warn_of_expiry(options.keys)
     with progress(f"{directory}: {stream.frames} frames"):
-        given = read_inputs(stream.inputs)
+        inputs = read_inputs(stream.inputs)
         options = replace(options, kept_frames=0)
-        found = emulate(directory, platform, given, stream.frames, slower, cost or "", options, dilation)
-    told = found.expected.document()
-    log = run_document(directory, found.result, options, stream.log, told, found.platform, found.runtime, dilation)
+        result = emulate(directory, platform, inputs, stream.frames, slower, cost or "", options, dilation)
+    predicted = result.expected.document()
+    log = run_document(
+        directory, result.result, options, stream.log, predicted, result.platform, result.runtime, dilation
+    )
     if stream.log is not None:
         write_json(stream.log, log)
-    _show_emulation(found, log, as_json)
+    _show_emulation(result, log, as_json)
 
 
-def _show_emulation(found: EmulationResult, log: Mapping[str, Any], as_json: bool) -> None:
+def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bool) -> None:
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.run_output import show_discrepancies, show_run
     from dicompiler.cli.table import print_entries, print_json
@@ -102,22 +104,22 @@ def _show_emulation(found: EmulationResult, log: Mapping[str, Any], as_json: boo
 
     if as_json:
         figures = {
-            "measured": found.timed_unit,
-            "frame_s": found.frame_s,
-            "predicted_s": found.predicted_s,
-            "compute_slowdown": found.compute_slowdown,
+            "measured": result.timed_unit,
+            "frame_s": result.frame_s,
+            "predicted_s": result.predicted_s,
+            "compute_slowdown": result.compute_slowdown,
         }
         print_json({**figures, "run": log})
         return
-    show_run(found.result)
-    show_discrepancies(found.expected, log)
-    times = found.frame_s / found.predicted_s
+    show_run(result.result)
+    show_discrepancies(result.expected, log)
+    times = result.frame_s / result.predicted_s
     click.echo(
-        f"\n{found.timed_unit}: {format_seconds(found.frame_s)}, predicted {format_seconds(found.predicted_s)} "
+        f"\n{result.timed_unit}: {format_seconds(result.frame_s)}, predicted {format_seconds(result.predicted_s)} "
         f"({times:.2f} times as long)"
     )
-    if found.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
+    if result.compute_slowdown > MAX_COMPUTE_SLOWDOWN:
         print_entries(
-            [f"warning: this host was busy: computing took {found.compute_slowdown:.0%} longer than on the boards"]
+            [f"warning: this host was busy: computing took {result.compute_slowdown:.0%} longer than on the boards"]
         )
-    print_entries([f"not emulated: {describe_limits(found.dilation)}"])
+    print_entries([f"not emulated: {describe_limits(result.dilation)}"])

@@ -108,7 +108,8 @@ def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) 
     print_table(headers, rows[:MAX_SHOWN_PLANS], right=range(len(headers)))
     if len(rows) > MAX_SHOWN_PLANS:
         click.echo(f"… and {len(rows) - MAX_SHOWN_PLANS} more")
-    searched = f"{front.evaluations} plans evaluated on {platform}, {len(rows)} kept; the values are from {_describe_level(front)}"
+    counts = f"{front.evaluations} plans evaluated on {platform}, {len(rows)} kept"
+    searched = f"{counts}; the values are from {_describe_level(front)}"
     click.echo(f"\n{wrap_text(searched)}\nwritten: {output}")
 
 

@@ -73,7 +73,7 @@ def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
     for name, value in values.items():
         if isinstance(value, list):
-            yield from _flatten_tensors({f"{name}_{i}": one for i, one in enumerate(value)})
+            yield from _flatten_tensors({f"{name}_{i}": item for i, item in enumerate(value)})
         elif isinstance(value, Mapping):
             yield f"{name}_keys", np.array(list(value))
             yield f"{name}_values", np.array(list(value.values()))

@@ -51,8 +51,8 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
         else [_entry_record(p) for p in known.entries(kind.replace("-", "_")).values()]
     )
     if name is not None:
-        one = known.find(kind.replace("-", "_"), _family_name(known, name) if kind == "platforms" else name)
-        records = [_entry_record(one)]
+        entry = known.find(kind.replace("-", "_"), _family_name(known, name) if kind == "platforms" else name)
+        records = [_entry_record(entry)]
     if as_json:
         print_json(records)
         return
@@ -96,8 +96,8 @@ def _family_name(known: Registry, name: str) -> str:
 def _find_member(known: Registry, name: str) -> Platform | None:
     """Return the platform of a name; for a family ("rpi4xN") one with two hosts; None for a file format."""
     families = _platform_families(known)
-    asked = f"{name[:-1]}2" if any(family.name == name for family in families) else name
-    return next((found for family in families if (found := family.find(asked)) is not None), None)
+    member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name
+    return next((platform for family in families if (platform := family.find(member_name)) is not None), None)
 
 
 def _describe_device(device: Device) -> str:
@@ -136,7 +136,7 @@ def _show_platform(known: Registry, name: str) -> None:
         raise UsageError(f"list: unknown platform {name!r}{did_you_mean(name, known.platforms)}")
     click.echo(wrap_text(f"{platform.name}: {platform.description}"))
     click.echo()
-    rows = [(one.name, one.host, str(one.cores), _describe_device(one)) for one in platform.devices]
+    rows = [(device.name, device.host, str(device.cores), _describe_device(device)) for device in platform.devices]
     print_table(("device", "host", "cores", "rate, power"), rows, right=(2,))
     click.echo(f"\nnetwork: {_describe_network(platform)}")
 
@@ -218,8 +218,8 @@ def _plugin_records(known: Registry) -> list[dict[str, Any]]:
 
 
 def _count_entries(known: Registry, name: str, plugin: str, distribution: str) -> int:
-    provided = known.entries(name.replace("-", "_")).values()
-    return sum((one.plugin, one.distribution) == (plugin, distribution) for one in provided)
+    entries = known.entries(name.replace("-", "_")).values()
+    return sum((entry.plugin, entry.distribution) == (plugin, distribution) for entry in entries)
 
 
 def _format_default(option: dict[str, Any]) -> str:

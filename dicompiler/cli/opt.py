@@ -114,7 +114,7 @@ def command(
         shown = {"timing": _timing_records(times.rows) if timing else None}
         shown["statistics"] = [asdict(row) for row in counts.rows] if statistics else None
         places = {"model": str(output), "plan": None if save_plan is None else str(save_plan)}
-        print_json({**places, "passes": [str(one.spec) for one in passes], **shown})
+        print_json({**places, "passes": [str(step.spec) for step in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
 
@@ -175,13 +175,13 @@ def _run_passes(
     from dicompiler.plugin.registry import registry
 
     result = PassManager(passes, instruments).run(compilation)
-    asked = request.wire_dtype is not None or request.wire_samples is not None
+    sets_wire_types = request.wire_dtype is not None or request.wire_samples is not None
     if result.plan is None or result.routing is not None:
-        if asked:
+        if sets_wire_types:
             raise UsageError("--wire-dtype: the pipeline partitions the model itself: remove its 'partition'")
         return result
     partition = registry().make("passes", PARTITION_PASS)
-    result = _set_wire_types(result, request) if asked else result
+    result = _set_wire_types(result, request) if sets_wire_types else result
     result = PassManager([partition], instruments, first_index=len(passes) + 1).run(result)
     warn_not_narrowed(result)
     return result

@@ -50,11 +50,17 @@ def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def call(**given: Any) -> None:
+        def call(**values_by_name: Any) -> None:
             for name, record in records.items():
-                values = {field.name: given.pop(field.name) for field in fields(record) if field.name in given}
-                given[name] = record(**{key: value for key, value in values.items() if value is not None})
-            command(**given)
+                fields_of_record = {
+                    field.name: values_by_name.pop(field.name)
+                    for field in fields(record)
+                    if field.name in values_by_name
+                }
+                values_by_name[name] = record(
+                    **{key: value for key, value in fields_of_record.items() if value is not None}
+                )
+            command(**values_by_name)
 
         return call
 
@@ -91,13 +97,13 @@ def _check_executor(_: click.Context, __: click.Parameter, value: str | None) ->
     return value
 
 
-def _check_shapes(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]) -> tuple[str, ...]:
     """Raise UsageError for an impossible dimension; other errors are found by shape inference."""
-    for text in given:
+    for text in shapes:
         for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
             if len(digits) > 18:
                 raise UsageError(f"shape {text!r}: {digits} is too large for a dimension")
-    return given
+    return shapes
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -167,8 +173,8 @@ executor_option = click.option(
     "--executor",
     metavar="KIND",
     callback=_check_executor,
-    help="Evaluate the plans of a search in parallel: processes=N, dask=HOST:PORT (a Dask scheduler), or mpi (the ranks "
-    "of mpi4py.futures). The result is the same. Default: this process.",
+    help="Evaluate the plans of a search in parallel: processes=N, dask=HOST:PORT (a Dask scheduler), or mpi (the "
+    "ranks of mpi4py.futures). The result is the same. Default: this process.",
 )
 plan_option = functools.partial(click.option, "--plan", metavar="PLAN.json", type=PATH)
 problem_options = combine(model_argument, platform_option)
@@ -207,9 +213,9 @@ class CompileRequest:
         from dicompiler.cli.file_io import read_plan
         from dicompiler.driver.compiler import compile
 
-        given = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
-        given |= {"plan": None if self.plan is None else read_plan(self.plan), **more}
-        return compile(self.model, **{name: value for name, value in given.items() if value is not None})
+        arguments = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        arguments |= {"plan": None if self.plan is None else read_plan(self.plan), **more}
+        return compile(self.model, **{name: value for name, value in arguments.items() if value is not None})
 
 
 # Options of a run: fields of `StreamOptions` and `RunOptions`.
@@ -346,9 +352,11 @@ def check_output_file(path: Path | None) -> None:
         raise DicompilerError(f"{path}: is a directory: give the name of a file")
     context = click.get_current_context(silent=True)
     if context is not None and context.info_name != "opt":
-        given = [one for value in context.params.values() for one in (value if isinstance(value, tuple) else (value,))]
-        others = [Path(one) for one in given if isinstance(one, str | Path) and one is not path]
-        if any(other.is_file() and path.samefile(other) for other in others):
+        arguments = [
+            item for value in context.params.values() for item in (value if isinstance(value, tuple) else (value,))
+        ]
+        other_paths = [Path(item) for item in arguments if isinstance(item, str | Path) and item is not path]
+        if any(other_path.is_file() and path.samefile(other_path) for other_path in other_paths):
             raise DicompilerError(f"{path}: is also used by another option: give another name")
     for directory in list(path.absolute().parents)[:2]:
         if (directory / "artifact.json").is_file():

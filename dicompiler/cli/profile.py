@@ -194,8 +194,8 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
         "total_s": profile.isolated_s,
         "whole_model_s": profile.whole_model_s,
         "errors": {
-            name: None if found is None else asdict(found)
-            for name, found in (
+            name: None if errors is None else asdict(errors)
+            for name, errors in (
                 ("between_sizes", interpolation_error(profile)),
                 ("linear", linear_fit_error(profile)),
                 ("roofline", fit_roofline(profile)),
@@ -217,9 +217,9 @@ def _summarize_profile(profile: Profile) -> str:
     if profile.whole_model_s is not None:
         lines[0] += f", in one session {1000 * profile.whole_model_s:.4g} ms"
     if profile.unmeasured:
-        name, why = next(iter(profile.unmeasured.items()))
+        name, reason = next(iter(profile.unmeasured.items()))
         more = f" and {len(profile.unmeasured) - 1} more" if len(profile.unmeasured) > 1 else ""
-        lines.append(f"not measured: {name}{more}: {why}")
+        lines.append(f"not measured: {name}{more}: {reason}")
     lines += _error_lines(numbers["errors"])
     lines += [f"runtime of {target}: {_format_runtime_costs(costs)}" for target, costs in profile.runtime_costs.items()]
     return "\n".join(lines)
@@ -227,16 +227,16 @@ def _summarize_profile(profile: Profile) -> str:
 
 def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line with the errors of cost models that use the profile."""
-    words = []
+    texts = []
     if (off := errors["between_sizes"]) is not None:
-        words.append(f"parts between measured sizes {_format_error(off)}")
+        texts.append(f"parts between measured sizes {_format_error(off)}")
     if (off := errors["linear"]) is not None:
-        words.append(f"linear {_format_error(off)}")
+        texts.append(f"linear {_format_error(off)}")
     if (roof := errors["roofline"]) is not None:
         rates = f"{roof['rate'] / 1e9:.3g} GFLOP/s and {roof['memory_bandwidth'] / 1e9:.3g} GB/s"
-        words.append(f"roofline of {rates} {_format_error(roof['error'])}")
-    if words:
-        yield f"errors (median and worst): {'; '.join(words)}"
+        texts.append(f"roofline of {rates} {_format_error(roof['error'])}")
+    if texts:
+        yield f"errors (median and worst): {'; '.join(texts)}"
 
 
 def _format_error(error: Mapping[str, float]) -> str:

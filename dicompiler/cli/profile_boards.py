@@ -40,7 +40,7 @@ class ProfileBoardsOptions:
     repeat: int
 
 
-def profile_boards(asked: ProfileBoardsOptions, output: Path, as_json: bool, pack: Callable[[Path], None]) -> None:
+def profile_boards(options: ProfileBoardsOptions, output: Path, as_json: bool, pack: Callable[[Path], None]) -> None:
     """Measure the boards, write the platform and the profiles, and print the results.
 
     Args:
@@ -59,55 +59,56 @@ def profile_boards(asked: ProfileBoardsOptions, output: Path, as_json: bool, pac
     from dicompiler.measure.calibrate import calibrate
     from dicompiler.target.remote.hosts import Hosts
 
-    hosts = Hosts.load(asked.hosts)
-    given = None if asked.platform is None else resolve_platform(asked.platform)
-    arguments = ["--repeat", str(asked.repeat), "--lines"]
-    arguments += [] if asked.threads is None else ["--threads", str(asked.threads)]
+    hosts = Hosts.load(options.hosts)
+    known_platform = None if options.platform is None else resolve_platform(options.platform)
+    arguments = ["--repeat", str(options.repeat), "--lines"]
+    arguments += [] if options.threads is None else ["--threads", str(options.threads)]
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary, progress("making pieces of layers") as tell:
         pack(Path(temporary))
-        found = remote_profiling.measure_boards(
-            Path(temporary), hosts, given, arguments, asked.timeout_s, asked.force, tell
+        measurements = remote_profiling.measure_boards(
+            Path(temporary), hosts, known_platform, arguments, options.timeout_s, options.force, tell
         )
-    said = [line for board in found.boards for line in (board.reason, board.unmeasured_note) if line]
-    for line in (*said, *found.link_errors):
+    warnings = [line for board in measurements.boards for line in (board.reason, board.unmeasured_note) if line]
+    for line in (*warnings, *measurements.link_errors):
         logging.getLogger("dicompiler").warning(line)
-    platform = remote_profiling.apply_measurements(found, given)
-    if asked.logs:
-        platform = calibrate(asked.logs, force=asked.force, platform=platform).platform
+    platform = remote_profiling.apply_measurements(measurements, known_platform)
+    if options.logs:
+        platform = calibrate(options.logs, force=options.force, platform=platform).platform
     profiles = output.with_name(f"{output.stem}.profiles")
     profiles.mkdir(exist_ok=True)
     paths = []
-    for board in found.profiled_boards:
+    for board in measurements.profiled_boards:
         paths.append(profiles / f"{board.host}.json")
         with atomic_file(paths[-1]) as stage:
             stage.write_text(json.dumps(board.document, indent=1) + "\n", encoding="utf-8")
     write_text(output, platform_to_toml(platform))
     if as_json:
         states = [
-            {"host": board.host, "used": board.document is not None, "reason": board.reason} for board in found.boards
+            {"host": board.host, "used": board.document is not None, "reason": board.reason}
+            for board in measurements.boards
         ]
-        links = [asdict(link) for link in found.links]
+        links = [asdict(link) for link in measurements.links]
         written = {"platform": str(output), "profiles": [str(path) for path in paths]}
         print_json({"boards": states, "links": links, **written})
         return
-    _show_measurements(found, platform)
+    _show_measurements(measurements, platform)
     names = ",".join(map(str, paths))
     click.echo(f"\nwritten: {output}, for --platform; and for --cost: 'profile{{file={names}}}'")
 
 
-def _show_measurements(found: BoardMeasurements, platform: Platform) -> None:
+def _show_measurements(measurements: BoardMeasurements, platform: Platform) -> None:
     """Print a row for each board and for each link."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, format_quantity, format_seconds
     from dicompiler.cli.table import print_table
 
     rows = []
-    for board in found.boards:
+    for board in measurements.boards:
         profile = board.profile
         taken = "left out" if profile is None else format_quantity(platform.device(board.device).rate, COMPUTE_RATE)
         network = "" if profile is None else format_seconds(profile.whole_model_s or profile.isolated_s)
         rows.append((board.host, taken, network, "" if profile is None else str(profile.threads)))
     print_table(("board", "rate", "the network takes", "threads"), rows, right=(2, 3))
-    if found.links:
+    if measurements.links:
         click.echo()
         lines = [
             (
@@ -115,6 +116,6 @@ def _show_measurements(found: BoardMeasurements, platform: Platform) -> None:
                 format_quantity(float(f"{link.bandwidth:.4g}"), BANDWIDTH),
                 format_seconds(link.latency),
             )
-            for link in found.links
+            for link in measurements.links
         ]
         print_table(("link", "rate", "latency"), lines, right=(1, 2))

@@ -61,10 +61,10 @@ def command(
         write_text(output, render_front(directory.resolve().name, load_front(directory)))
     else:
         with progress(f"reading {directory}") as tell:
-            facts = load_report_data(directory, cost or "", log, compare, front)
+            data = load_report_data(directory, cost or "", log, compare, front)
             if strategies is not None:
-                facts = _add_comparison(facts, strategies, tell)
-            write_text(output, render_report(facts))
+                data = _add_comparison(data, strategies, tell)
+            write_text(output, render_report(data))
     size = output.stat().st_size
     if as_json:
         print_json({"report": str(output), "bytes": size})
@@ -72,7 +72,7 @@ def command(
         click.echo(f"written: {output}, {size} bytes")
 
 
-def _add_comparison(facts: ReportData, strategies: str, tell: Any) -> ReportData:
+def _add_comparison(data: ReportData, strategies: str, tell: Any) -> ReportData:
     """Compare the strategies now and add the result."""
     from dataclasses import replace
 
@@ -80,5 +80,5 @@ def _add_comparison(facts: ReportData, strategies: str, tell: Any) -> ReportData
     from dicompiler.cli.compare import parse_strategies
     from dicompiler.cli.compile_output import comparison_document
 
-    document: Mapping[str, Any] = comparison_document(compare(facts.problem, parse_strategies(strategies), tell))
-    return replace(facts, comparison=document)
+    document: Mapping[str, Any] = comparison_document(compare(data.problem, parse_strategies(strategies), tell))
+    return replace(data, comparison=document)

@@ -94,7 +94,8 @@ def show_prediction(summary: CompileSummary | None, result: RunResult, location:
         predicted_s = summary.latency_s + summary.input_output_s
         measured_s, quantity = statistics.median(result.frames_s), "frame"
     place = "on the boards" if location == "boards" else "on this host, which all devices share"
-    times = f"{quantity}: {format_seconds(predicted_s)} predicted for the boards, {format_seconds(measured_s)} measured {place}"
+    prediction = f"{format_seconds(predicted_s)} predicted for the boards"
+    times = f"{quantity}: {prediction}, {format_seconds(measured_s)} measured {place}"
     click.echo()
     print_entries(
         [f"plan: {summary.plan_origin}", times, f"bottleneck: {summary.bottleneck} (predicted)", summary.lines[-1]]

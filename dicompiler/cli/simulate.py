@@ -33,8 +33,8 @@ from dicompiler.cli.options import (
     "failures",
     metavar="DEVICE@2.5s[-6s]",
     multiple=True,
-    help="Let this device fail at this time, and return at the second time. The stream continues with the failure plans "
-    "of --plan or --tolerate-failures (default: as many devices as fail). Can be repeated.",
+    help="Let this device fail at this time, and return at the second time. The stream continues with the failure "
+    "plans of --plan or --tolerate-failures (default: as many devices as fail). Can be repeated.",
 )
 @click.option("--trace", metavar="T.json", type=PATH, help="Write the timeline to this file, for ui.perfetto.dev.")
 @wire_options

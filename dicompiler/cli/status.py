@@ -31,9 +31,9 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
     from dicompiler.cli.table import print_json, print_table
     from dicompiler.driver.artifact import open_service
 
-    found = open_service(directory, options).status()
+    statuses = open_service(directory, options).status()
     if as_json:
-        print_json({"devices": [dataclasses.asdict(one) for one in found]})
+        print_json({"devices": [dataclasses.asdict(status) for status in statuses]})
     else:
         head = (
             "device",
@@ -48,25 +48,27 @@ def command(directory: Path, options: RunOptions, as_json: bool) -> None:
             "memory",
             "error",
         )
-        print_table(head, [_status_row(one, format_bytes(one.memory)) for one in found], right=(5, 6, 7, 8, 9))
-    if silent := [one for one in found if not one.is_responding]:
+        print_table(
+            head, [_status_row(status, format_bytes(status.memory)) for status in statuses], right=(5, 6, 7, 8, 9)
+        )
+    if silent := [status for status in statuses if not status.is_responding]:
         raise RunError(f"device {silent[0].device!r} at {silent[0].address}: {silent[0].error}")
 
 
-def _status_row(one: DeviceStatus, memory: str) -> tuple[str, ...]:
-    if not one.is_responding:
-        return (one.device, one.address, *["-"] * 8, one.error)
-    counts = map(str, (one.runs, one.frames, one.replayed_frames, one.failures))
-    digest = one.digest.rpartition(":")[2][:12]
+def _status_row(status: DeviceStatus, memory: str) -> tuple[str, ...]:
+    if not status.is_responding:
+        return (status.device, status.address, *["-"] * 8, status.error)
+    counts = map(str, (status.runs, status.frames, status.replayed_frames, status.failures))
+    digest = status.digest.rpartition(":")[2][:12]
     return (
-        one.device,
-        one.address,
+        status.device,
+        status.address,
         digest,
-        _format_time(one.since),
-        one.client or "-",
+        _format_time(status.since),
+        status.client or "-",
         *counts,
         memory,
-        one.error or "-",
+        status.error or "-",
     )
 
 

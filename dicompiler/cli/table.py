@@ -48,7 +48,7 @@ def print_table(
 def _fold_row(
     headers: Sequence[str], rows: Sequence[Sequence[str]], row: Sequence[str], wrap: int
 ) -> Iterator[Sequence[str]]:
-    """Yield the lines of a row whose text column is wrapped; a long name gets its own line above."""
+    """Yield the lines of a row with a wrapped text column; a long name gets its own line above."""
     if wrap and len(row[0]) > MAX_NAME_WIDTH:
         yield [row[0], *[""] * (len(row) - 1)]
         row = ["", *row[1:]]

@@ -99,7 +99,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty
 
 @hookspec
 def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-body]
-    """Yield platform families (`rpi4xN`), whose members are used by name, and platform file formats.
+    """Yield platform families (`rpi4xN`), with members by name, and platform file formats.
 
     @hookimpl
     def dicompiler_platforms():

@@ -12,7 +12,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """Base class of all passes. A subclass is a frozen dataclass whose fields are its options.
+    """Base class of all passes. A subclass is a frozen dataclass; its fields are its options.
 
     The first line of its docstring is its summary in `dicompiler list passes`.
 

@@ -93,18 +93,18 @@ def _run_pass(step: Pass, compilation: PipelineState) -> PipelineState:
     return _keep_loaded_graph(result, compilation)
 
 
-def _keep_loaded_graph(result: PipelineState, given: PipelineState) -> PipelineState:
+def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:
     """Return `result` with the graph that the first of all passes received."""
-    loaded = given.model.proto.graph if given.loaded_graph is None else given.loaded_graph
+    loaded = before.model.proto.graph if before.loaded_graph is None else before.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)
 
 
-def _check_model(step: Pass, given: PipelineState, result: PipelineState) -> None:
+def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> None:
     """Check the model after a pass; blame the pass only if its input was valid."""
     try:
         result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
-        given.model.check(given.model.display_name)
+        before.model.check(before.model.display_name)
         raise
 
 

@@ -172,7 +172,7 @@ def make_instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
 
 
 def with_wrapped_class(thing: T, cls: Any) -> T:
-    """Return a copy of `thing` whose class is the wrapped class `cls`, or `thing` if its class is wrapped already."""
+    """Return a copy of `thing` with the wrapped class `cls`, or `thing` if its class is wrapped already."""
     return thing if type(thing) is cls or hasattr(type(thing), "__guard__") else _set_class(copy.copy(thing), cls)
 
 
@@ -229,7 +229,7 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
 
 
 def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]:
-    """Return a `Strategy.check_feasible` whose errors name the strategy."""
+    """Return a `Strategy.check_feasible` with errors that name the strategy."""
 
     def check_feasible(self: Any, problem: Any, plan: Any) -> None:
         try:

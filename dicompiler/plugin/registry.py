@@ -168,8 +168,8 @@ class Registry:
     def resolve(self, kind: str, given: Any) -> Any:
         """Return an instance for a text, a Spec or an instance.
 
-        The class of an instance is wrapped as if the registry had made it. If no plugin provides the class, exceptions stay
-        unchanged, and only invalid results are reported.
+        The class of an instance is wrapped as if the registry had made it. If no plugin provides the class, exceptions
+        stay unchanged, and only invalid results are reported.
         """
         if isinstance(given, str | Spec):
             return self.make(kind, given)

@@ -11,9 +11,9 @@ from typing import Any
 
 
 def lazy_module(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a module whose names are imported on first use (PEP 562).
+    """Return `__getattr__` and `__dir__` for a module with names that are imported on first use (PEP 562).
 
-    The imports under `if TYPE_CHECKING:` in the module's source say where each name is defined. Type checkers and the
+    The imports under `if TYPE_CHECKING:` in the module's source state the module of each name. Type checkers and the
     run time therefore read the same declaration.
     """
     source = ast.parse(inspect.getsource(sys.modules[module]))

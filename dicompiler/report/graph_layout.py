@@ -29,7 +29,7 @@ class GraphLayout:
         x: Centre of each node.
         row: Row of each node.
         lanes: (x, row) of the lanes through which edges pass boxes.
-        edge_pieces: Pieces of edges, each from one row to the next: place, node whose tensor it is, and reader (-1 if
+        edge_pieces: Pieces of edges, each from one row to the next: place, node of the tensor, and reader (-1 if
             the piece ends in a lane).
         width: Width of the graph.
         rows: Number of rows.
@@ -51,15 +51,15 @@ def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> G
         edges: Pairs (from, to), each once.
     """
     rows = _assign_rows(len(widths), edges)
-    last: dict[int, int] = {}
+    last_row: dict[int, int] = {}
     for a, b in edges:
-        last[a] = max(last.get(a, 0), rows[b] - 1)
+        last_row[a] = max(last_row.get(a, 0), rows[b] - 1)
     items: list[list[LayoutItem]] = [[] for _ in range(max(rows, default=-1) + 1)]
     for node, row in enumerate(rows):
         items[row].append((node, row))
     above: dict[LayoutItem, list[LayoutItem]] = {}
     for node, row in enumerate(rows):
-        for lower in range(row + 1, last.get(node, row) + 1):
+        for lower in range(row + 1, last_row.get(node, row) + 1):
             items[lower].append((node, lower))
             above[node, lower] = [(node, lower - 1)]
     for a, b in edges:
@@ -126,8 +126,10 @@ def _wanted_place(
 ) -> float:
     """Return the mean place of the neighbours: boxes follow boxes first, lanes follow their own edge."""
     lane = rows[item[0]] != item[1]
-    first = [one for one in near if (one[0] == item[0] if lane else rows[one[0]] == one[1])] or near
-    return sum(x[one] for one in first) / len(first) if first else x[item]
+    preferred = [
+        neighbour for neighbour in near if (neighbour[0] == item[0] if lane else rows[neighbour[0]] == neighbour[1])
+    ] or near
+    return sum(x[neighbour] for neighbour in preferred) / len(preferred) if preferred else x[item]
 
 
 def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
@@ -164,7 +166,7 @@ def _make_layout(
     pieces = []
     for item, parents in sorted(above.items(), key=lambda entry: (entry[0][1], entry[0][0])):
         reader = item[0] if rows[item[0]] == item[1] else -1
-        pieces += [((at[one], one[1], at[item], item[1]), one[0], reader) for one in parents]
+        pieces += [((at[parent], parent[1], at[item], item[1]), parent[0], reader) for parent in parents]
     lanes = sorted(
         ((at[item], item[1]) for item in at if rows[item[0]] != item[1]), key=lambda lane: (lane[1], lane[0])
     )

@@ -49,10 +49,10 @@ def join_markup(children: Iterable[Any]) -> Markup:
     return Markup("".join(parts))
 
 
-def svg(title: str, description: str, wide: float, high: float, /, *children: Any, **attributes: Any) -> Markup:
+def svg(title: str, description: str, width: float, height: float, /, *children: Any, **attributes: Any) -> Markup:
     """Return an inline SVG of a given size; screen readers read the title and description."""
     head = element("title", title), element("desc", description)
-    box = f"0 0 {_format_value(wide)} {_format_value(high)}"
+    box = f"0 0 {_format_value(width)} {_format_value(height)}"
     attributes = {"viewBox": box, "role": "img", "aria_label": f"{title}. {description}", **attributes}
     return element("svg", *head, *children, **attributes)
 

@@ -34,9 +34,9 @@ MARGIN_PX = 8.0
 """Free space on the left and right."""
 
 
-def draw_layer_graph(facts: ReportData) -> Markup:
+def draw_layer_graph(data: ReportData) -> Markup:
     """Return the layers in order, coloured by device."""
-    layers = facts.routing.layers
+    layers = data.routing.layers
     names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.delivered_outputs]
     first, end = len(layers.inputs), len(layers.inputs) + len(layers.layers)
     node = {name: i for i, name in enumerate(layers.inputs)}
@@ -44,11 +44,11 @@ def draw_layer_graph(facts: ReportData) -> Markup:
     edges = [(node[t], first + i) for i, layer in enumerate(layers.layers) for t in layer.inputs if t in node]
     edges += [(node[tensor], end + i) for i, tensor in enumerate(layers.delivered_outputs) if tensor in node]
     layout = layout_graph([BOX_WIDTH_PX] * len(names), list(dict.fromkeys(edges)))
-    boxes: list[Markup] = [_draw_terminal(name, "input", facts.compilation.plan.source) for name in layers.inputs]  # type: ignore[union-attr]
-    boxes += [_draw_layer(facts, layer) for layer in layers.layers]
-    boxes += [_draw_terminal(name, "output", facts.compilation.plan.sink) for name in layers.delivered_outputs]  # type: ignore[union-attr]
+    boxes: list[Markup] = [_draw_terminal(name, "input", data.compilation.plan.source) for name in layers.inputs]  # type: ignore[union-attr]
+    boxes += [_draw_layer(data, layer) for layer in layers.layers]
+    boxes += [_draw_terminal(name, "output", data.compilation.plan.sink) for name in layers.delivered_outputs]  # type: ignore[union-attr]
     place_of = {layer.name: first + i for i, layer in enumerate(layers.layers)}
-    moving = {(node[t], place_of[name]) for t, name in facts.remote_reads if t in node}
+    moving = {(node[t], place_of[name]) for t, name in data.remote_reads if t in node}
     width = max(layout.width, BOX_WIDTH_PX) + 2 * MARGIN_PX
     band = ROWS_PER_BAND if layout.rows > MAX_UNBROKEN_ROWS else layout.rows
     bands = [
@@ -129,29 +129,29 @@ def _draw_terminal(name: str, what: str, devices: Sequence[str]) -> Markup:
     )
 
 
-def _draw_layer(facts: ReportData, layer: Layer) -> Markup:
+def _draw_layer(data: ReportData, layer: Layer) -> Markup:
     """Return the box of a layer: its name, and the bar of the devices' shares."""
-    shares = _work_by_device(facts, layer)
+    shares = _work_by_device(data, layer)
     bar: list[Any] = []
     left, total = 3.0, sum(shares.values())
     for device, share in shares.items():
-        wide = (BOX_WIDTH_PX - 6) * share / total
-        number = facts.device_number[device]
+        width = (BOX_WIDTH_PX - 6) * share / total
+        number = data.device_number[device]
         bar.append(
             element(
                 "rect",
                 x=left,
                 y=BOX_HEIGHT_PX - BAR_HEIGHT_PX - 3,
-                width=wide,
+                width=width,
                 height=BAR_HEIGHT_PX,
                 class_=colour_class(number),
             )
         )
-        label = device if wide > 7 * len(device) else str(number + 1) if wide > 7 * len(str(number + 1)) else ""
+        label = device if width > 7 * len(device) else str(number + 1) if width > 7 * len(str(number + 1)) else ""
         if label:
-            place = {"x": left + wide / 2, "y": BOX_HEIGHT_PX - 6.5, "text_anchor": "middle"}
+            place = {"x": left + width / 2, "y": BOX_HEIGHT_PX - 6.5, "text_anchor": "middle"}
             bar.append(element("text", label, class_=f"on {colour_class(number)}", **place))
-        left += wide
+        left += width
     return element(
         "g",
         element("rect", x=0.5, y=0.5, width=BOX_WIDTH_PX - 1, height=BOX_HEIGHT_PX - 1, rx=4, class_="box"),
@@ -159,7 +159,7 @@ def _draw_layer(facts: ReportData, layer: Layer) -> Markup:
         bar,
         class_="node layer",
         tabindex="0",
-        data_d=_describe_layer(facts, layer),
+        data_d=_describe_layer(data, layer),
     )
 
 
@@ -173,51 +173,51 @@ def device_chip(number: int) -> Markup:
     return element("b", number + 1, class_=f"chip {colour_class(number)}")
 
 
-def device_label(facts: ReportData, name: str) -> Markup:
+def device_label(data: ReportData, name: str) -> Markup:
     """Return a device's number and name."""
-    return element("span", device_chip(facts.device_number[name]), " ", replace_unprintable(name))
+    return element("span", device_chip(data.device_number[name]), " ", replace_unprintable(name))
 
 
-def _work_by_device(facts: ReportData, layer: Layer) -> dict[str, float]:
-    """Device → its share of the layer's operations; of elements where there are none; in the devices' order."""
-    tasks = facts.tasks[layer.name]
-    by_flops = [float(task_flops(facts.routing, task)) for task in tasks]
+def _work_by_device(data: ReportData, layer: Layer) -> dict[str, float]:
+    """Return each device's share of the layer's operations, or of its elements if it has no operations."""
+    tasks = data.tasks[layer.name]
+    by_flops = [float(task_flops(data.routing, task)) for task in tasks]
     sizes = by_flops if sum(by_flops) else [float(_output_elements(task)) for task in tasks]
     shares: dict[str, float] = {}
     for task, size in zip(tasks, sizes, strict=True):
         shares[task.device] = shares.get(task.device, 0.0) + (size if sum(sizes) else 1.0)
-    return {device: shares[device] for device in facts.devices if device in shares}
+    return {device: shares[device] for device in data.devices if device in shares}
 
 
 def _output_elements(task: Task) -> int:
     return sum(volume(region) for region in task.outputs.values() if region is not None)
 
 
-def _describe_layer(facts: ReportData, layer: Layer) -> str:
+def _describe_layer(data: ReportData, layer: Layer) -> str:
     """Return the details of a layer: operators, shape, and region, time and bytes of each part."""
-    tensor = facts.routing.layers.tensors[layer.output]
+    tensor = data.routing.layers.tensors[layer.output]
     shape = "unknown" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "a number"
-    tasks = facts.tasks[layer.name]
-    total = sum(task_flops(facts.routing, task) for task in tasks)
+    tasks = data.tasks[layer.name]
+    total = sum(task_flops(data.routing, task) for task in tasks)
     head = [replace_unprintable(layer.name), " + ".join(node.op for node in layer.nodes)]
     head.append(f"output {shape}, {format_flops(total)} in {len(tasks)} part{'' if len(tasks) == 1 else 's'}")
     if layer.whole_reason:
         head.append(f"whole: {layer.whole_reason}")
-    return "\n".join([*head, *(_describe_part(facts, task) for task in tasks)]) + (
+    return "\n".join([*head, *(_describe_part(data, task) for task in tasks)]) + (
         "" if tasks else "\nits output is not read"
     )
 
 
-def _describe_part(facts: ReportData, task: Task) -> str:
+def _describe_part(data: ReportData, task: Task) -> str:
     (key, region), *_ = task.outputs.items()
-    seconds = task_seconds(facts.routing, facts.platform, facts.problem.cost_model, task)
-    words = [f"{task.device}: {'all' if region is None else format_region(region)}"]
+    seconds = task_seconds(data.routing, data.platform, data.problem.cost_model, task)
+    texts = [f"{task.device}: {'all' if region is None else format_region(region)}"]
     if key.reduce is not None:
-        words.append(f"partial sum over inputs {key.reduce[0]}:{key.reduce[1]}")
+        texts.append(f"partial sum over inputs {key.reduce[0]}:{key.reduce[1]}")
     if task.kind == "merger":
-        words.append("adds the partial sums")
+        texts.append("adds the partial sums")
     if task.lane:
-        words.append(f"lane {task.lane}")
-    words += [format_flops(task_flops(facts.routing, task)), format_seconds(seconds)]
-    came = facts.received_bytes_by_part.get(task_id(task), 0)
-    return ", ".join([*words, f"receives {format_bytes(came)}"] if came else words)
+        texts.append(f"lane {task.lane}")
+    texts += [format_flops(task_flops(data.routing, task)), format_seconds(seconds)]
+    received = data.received_bytes_by_part.get(task_id(task), 0)
+    return ", ".join([*texts, f"receives {format_bytes(received)}"] if received else texts)

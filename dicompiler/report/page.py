@@ -29,31 +29,31 @@ GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_ji
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render_report(facts: ReportData) -> str:
+def render_report(data: ReportData) -> str:
     """Return the page of an artifact."""
     sections = [
-        _render_summary(facts),
-        _section("devices", "Devices", _render_devices(facts)),
-        _section("layers", "Layers", _render_device_key(facts), _layer_notes(facts), draw_layer_graph(facts)),
-        _section("timeline", "Timeline of a frame", _render_timelines(facts)),
-        _section("memory", "Memory", _render_memory_key(), draw_memory(facts)),
-        _section("links", "Bytes between devices", link_table(facts)),
+        _render_summary(data),
+        _section("devices", "Devices", _render_devices(data)),
+        _section("layers", "Layers", _render_device_key(data), _layer_notes(data), draw_layer_graph(data)),
+        _section("timeline", "Timeline of a frame", _render_timelines(data)),
+        _section("memory", "Memory", _render_memory_key(), draw_memory(data)),
+        _section("links", "Bytes between devices", link_table(data)),
     ]
-    if facts.compilation.failure_metrics:
-        sections.append(_section("failures", "Failed devices", failure_table(facts)))
-    if facts.comparison is not None:
+    if data.compilation.failure_metrics:
+        sections.append(_section("failures", "Failed devices", failure_table(data)))
+    if data.comparison is not None:
         sections.append(
-            _section("strategies", "Strategies", _bound_note(facts.comparison), comparison_table(facts.comparison))
+            _section("strategies", "Strategies", _bound_note(data.comparison), comparison_table(data.comparison))
         )
-        if "explanation" in facts.comparison:
+        if "explanation" in data.comparison:
             sections.append(
-                _section("explanation", "Why layers are not split", explanation_tables(facts.comparison["explanation"]))
+                _section("explanation", "Why layers are not split", explanation_tables(data.comparison["explanation"]))
             )
-    if facts.front is not None:
+    if data.front is not None:
         sections.append(
-            _section("front", "Pareto front", _front_note(facts.front), render_front_points(facts.front, facts))
+            _section("front", "Pareto front", _front_note(data.front), render_front_points(data.front, data))
         )
-    return _render_page(_title(facts), sections)
+    return _render_page(_title(data), sections)
 
 
 def render_front(name: str, document: Mapping[str, Any]) -> str:
@@ -88,68 +88,68 @@ def _section(anchor: str, title: str, *children: Any) -> Markup:
     return element("section", element("h2", title), children, id=anchor)
 
 
-def _render_summary(facts: ReportData) -> Markup:
+def _render_summary(data: ReportData) -> Markup:
     """Return the header: network, platform, strategy, and the metrics next to those of one device."""
-    lines = [[element("dt", name), element("dd", text)] for name, text in _summary_entries(facts)]
+    lines = [[element("dt", name), element("dd", text)] for name, text in _summary_entries(data)]
     return element(
         "header",
-        element("h1", _title(facts)),
+        element("h1", _title(data)),
         element("dl", lines),
-        element("div", _render_tiles(facts), class_="tiles"),
+        element("div", _render_tiles(data), class_="tiles"),
     )
 
 
-def _title(facts: ReportData) -> str:
+def _title(data: ReportData) -> str:
     """Return the network's name, or the directory's if the name is one that exporters give to every graph."""
-    name = replace_unprintable(facts.compilation.model.proto.graph.name)
-    network = facts.name if name.lower().replace("-", "_") in GENERIC_GRAPH_NAMES else name
-    return f"{network} on {facts.platform.name}"
+    name = replace_unprintable(data.compilation.model.proto.graph.name)
+    network = data.name if name.lower().replace("-", "_") in GENERIC_GRAPH_NAMES else name
+    return f"{network} on {data.platform.name}"
 
 
-def _summary_entries(facts: ReportData) -> list[tuple[str, str]]:
-    platform, plan = facts.platform, facts.compilation.plan
+def _summary_entries(data: ReportData) -> list[tuple[str, str]]:
+    platform, plan = data.platform, data.compilation.plan
     assert plan is not None
-    flops = sum(device.flops for device in facts.single.devices)
-    weights = sum(device.weights for device in facts.single.devices)
-    size = f"{len(facts.routing.layers.layers)} layers, {format_flops(flops)}, {format_bytes(weights)} of weights"
+    flops = sum(device.flops for device in data.single.devices)
+    weights = sum(device.weights for device in data.single.devices)
+    size = f"{len(data.routing.layers.layers)} layers, {format_flops(flops)}, {format_bytes(weights)} of weights"
     replicas = f", {len(plan.replicas)} replicas take frames in turn" if plan.replicas else ""
-    part = f"{len(facts.devices)} of {len(platform.devices)} devices are used{replicas}"
+    part = f"{len(data.devices)} of {len(platform.devices)} devices are used{replicas}"
     lines = [
         ("network", size),
         ("platform", part),
-        ("plan", _describe_decision(facts) + (f" ({plan.note})" if plan.note else "")),
-        ("predicted", f"by simulation, cost model {facts.problem.cost_model.name}{_describe_bound(facts)}"),
-        ("bottleneck", find_bottleneck(platform, facts.metrics, facts.problem.objective)[1]),
+        ("plan", _describe_decision(data) + (f" ({plan.note})" if plan.note else "")),
+        ("predicted", f"by simulation, cost model {data.problem.cost_model.name}{_describe_bound(data)}"),
+        ("bottleneck", find_bottleneck(platform, data.metrics, data.problem.objective)[1]),
         *(
             [("wire", f"tensors are sent between devices as {replace_unprintable(str(plan.wire_format))}")]
             if plan.wire_format.dtypes
             else []
         ),
-        ("artifact", f"{replace_unprintable(facts.name)}, target {facts.target.name}"),
+        ("artifact", f"{replace_unprintable(data.name)}, target {data.target.name}"),
     ]
-    if facts.run_log is not None:
-        host, count = facts.run_log["host"], len(facts.run_log["frames_s"])
+    if data.run_log is not None:
+        host, count = data.run_log["host"], len(data.run_log["frames_s"])
         where = f"{host['system']}, {host['machine']}, {host['processors']} processors"
         lines.append(("measured", f"{count} frame{'' if count == 1 else 's'}, started on a host with {where}"))
     return lines
 
 
-def _describe_decision(facts: ReportData) -> str:
-    decision = facts.compilation.decision
+def _describe_decision(data: ReportData) -> str:
+    decision = data.compilation.decision
     if decision is None:
         return "the strategy is not recorded in this artifact"
-    who = f"by strategy {decision.strategy}" if decision.strategy else "read from a file"
-    who += f", which chose {decision.chosen_strategy}" if decision.chosen_strategy else ""
-    return f"{who}, for {decision.objective}"
+    origin = f"by strategy {decision.strategy}" if decision.strategy else "read from a file"
+    origin += f", which chose {decision.chosen_strategy}" if decision.chosen_strategy else ""
+    return f"{origin}, for {decision.objective}"
 
 
-def _describe_bound(facts: ReportData) -> str:
+def _describe_bound(data: ReportData) -> str:
     """Return how close the plan is to the lower bound."""
-    if not facts.lower_bound:
+    if not data.lower_bound:
         return ""
-    objective = facts.problem.objective
-    times = facts.metrics.objective_value(objective) / facts.lower_bound
-    return f"; {_describe_limit(objective, facts.lower_bound)}: this plan is {times:.2f} times that"
+    objective = data.problem.objective
+    times = data.metrics.objective_value(objective) / data.lower_bound
+    return f"; {_describe_limit(objective, data.lower_bound)}: this plan is {times:.2f} times that"
 
 
 def _describe_limit(objective: str, seconds: float) -> str:
@@ -157,26 +157,30 @@ def _describe_limit(objective: str, seconds: float) -> str:
     return f"no plan's {what} is below {format_seconds(seconds)}"
 
 
-def _render_tiles(facts: ReportData) -> list[Markup]:
-    plan, one = facts.metrics, facts.single
-    rates = [1 / metrics.period_s if metrics.period_s else 0.0 for metrics in (plan, one)]
+def _render_tiles(data: ReportData) -> list[Markup]:
+    plan, single = data.metrics, data.single
+    rates = [1 / metrics.period_s if metrics.period_s else 0.0 for metrics in (plan, single)]
     tiles = [
         _comparison_tile(
-            "latency", format_seconds(plan.latency_s), format_seconds(one.latency_s), one.latency_s, plan.latency_s
+            "latency",
+            format_seconds(plan.latency_s),
+            format_seconds(single.latency_s),
+            single.latency_s,
+            plan.latency_s,
         ),
         _comparison_tile("frames per second", _format_rate(rates[0]), _format_rate(rates[1]), rates[0], rates[1]),
         _comparison_tile(
-            "memory, fullest host", format_bytes(plan.memory), format_bytes(one.memory), one.memory, plan.memory
+            "memory, fullest host", format_bytes(plan.memory), format_bytes(single.memory), single.memory, plan.memory
         ),
-        _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(one.total_bytes), 0, 0),
+        _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(single.total_bytes), 0, 0),
     ]
     if plan.energy_j:  # only if the platform states powers
-        joules = format_joules(plan.energy_j), format_joules(one.energy_j)
-        tiles.insert(2, _comparison_tile("energy per frame", *joules, one.energy_j, plan.energy_j))
-    times = () if facts.run_log is None else facts.run_log["frames_s"]
-    if times:
-        small = f"the fastest of {len(times)}" if len(times) > 1 else "one frame"
-        tiles.append(_render_tile("measured latency", format_seconds(min(times)), small))
+        joules = format_joules(plan.energy_j), format_joules(single.energy_j)
+        tiles.insert(2, _comparison_tile("energy per frame", *joules, single.energy_j, plan.energy_j))
+    frame_times = () if data.run_log is None else data.run_log["frames_s"]
+    if frame_times:
+        small = f"the fastest of {len(frame_times)}" if len(frame_times) > 1 else "one frame"
+        tiles.append(_render_tile("measured latency", format_seconds(min(frame_times)), small))
     return tiles
 
 
@@ -184,65 +188,66 @@ def _format_rate(value: float) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _comparison_tile(what: str, value: str, alone: str, worse: float, better: float) -> Markup:
+def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:
     """Return a metric of the plan and of one device; `worse` / `better` is the improvement."""
-    times = worse / better if better else 0.0
-    more = f" ({times:.2f}× better)" if times > 1.005 else f" ({1 / times:.2f}× worse)" if 0 < times < 0.995 else ""
-    return _render_tile(what, value, f"one device: {alone}{more}")
+    ratio = worse / better if better else 0.0
+    change = f" ({ratio:.2f}× better)" if ratio > 1.005 else f" ({1 / ratio:.2f}× worse)" if 0 < ratio < 0.995 else ""
+    return _render_tile(quantity, value, f"one device: {single_value}{change}")
 
 
 def _render_tile(what: str, value: str, small: str) -> Markup:
     return element("div", element("span", what), element("strong", value), element("small", small), class_="tile")
 
 
-def _render_devices(facts: ReportData) -> Markup:
+def _render_devices(data: ReportData) -> Markup:
     heads = ["device", "layers", "FLOP", "computes", "waits"]
-    if facts.run_log is not None:
+    if data.run_log is not None:
         heads += ["computed", "waited"]
-    rows = [(device_label(facts, name), *rest) for name, *rest in device_rows(facts)]
-    note = "computed, waited: measured, mean per frame" if facts.run_log is not None else ""
+    rows = [(device_label(data, name), *rest) for name, *rest in device_rows(data)]
+    note = "computed, waited: measured, mean per frame" if data.run_log is not None else ""
     overview = html_table([*heads, "weights", "sends", "receives"], rows, "predicted per frame")
     return join_markup((overview, element("p", note, class_="note") if note else ""))
 
 
-def _render_device_key(facts: ReportData) -> Markup:
+def _render_device_key(data: ReportData) -> Markup:
     """Return the legend of device numbers and colours."""
-    chips = [element("li", device_chip(i), " ", replace_unprintable(name)) for i, name in enumerate(facts.devices)]
+    chips = [element("li", device_chip(i), " ", replace_unprintable(name)) for i, name in enumerate(data.devices)]
     return element(
         "ul", chips, element("li", element("i", class_="moving"), " data comes from other devices"), class_="key"
     )
 
 
-def _layer_notes(facts: ReportData) -> Markup:
+def _layer_notes(data: ReportData) -> Markup:
     text = "Point at a layer, tap it or select it with the tab key to see its parts, regions, times and bytes."
     notes = [element("p", text, class_="note screen")]
-    count = len(facts.program.replica_roles)
+    count = len(data.program.replica_roles)
     if count > 1:
         text = f"The first of {count} replicas is shown; the others do the same on other devices."
         notes.append(element("p", text, class_="note"))
     return join_markup(notes)
 
 
-def _render_timelines(facts: ReportData) -> list[Markup]:
+def _render_timelines(data: ReportData) -> list[Markup]:
     keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends (colour of the receiver)"}
-    head = f"predicted: {format_seconds(facts.simulation.latency_s)}"
-    courses, note = {"predicted": predicted_bars(facts)}, ""
-    if facts.run_log is not None and (bars := measured_bars(facts)):
+    head = f"predicted: {format_seconds(data.simulation.latency_s)}"
+    courses, note = {"predicted": predicted_bars(data)}, ""
+    if data.run_log is not None and (bars := measured_bars(data)):
         courses["measured"] = bars
-        head += f"; measured, the last frame: {format_seconds(facts.run_log['frames_s'][-1] if facts.run_log['frames_s'] else 0)}"
+        frames_s = data.run_log["frames_s"]
+        head += f"; measured, the last frame: {format_seconds(frames_s[-1] if frames_s else 0)}"
         note = (
             "The upper row of each device is predicted, the lower one measured. Measured times begin when the frame "
             "begins or reaches the device. Sending ends when the operating system has taken the bytes. Pale bars "
             "belong to other in-flight frames."
         )
-    elif facts.run_log is not None:
-        note = f"Target {facts.run_log['target']} measures only sums: see the table of devices."
+    elif data.run_log is not None:
+        note = f"Target {data.run_log['target']} measures only sums: see the table of devices."
     samples = [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys.items()]
     charts = [element("ul", samples, class_="key"), element("h3", head)]
-    charts.append(draw_timeline(facts, courses, " and ".join(courses)))
+    charts.append(draw_timeline(data, courses, " and ".join(courses)))
     charts += [element("p", note, class_="note")] if note else []
     return charts + (
-        [] if facts.run_log is None or "events" not in facts.run_log else [_render_events(facts.run_log["events"])]
+        [] if data.run_log is None or "events" not in data.run_log else [_render_events(data.run_log["events"])]
     )
 
 

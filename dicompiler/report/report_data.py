@@ -127,7 +127,7 @@ class ReportData:
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """Text for each segment: the layers whose parts it computes."""
+        """Text for each segment: the layers of which it computes parts."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
@@ -193,12 +193,13 @@ def load_report_data(
 
 def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory course of the first role, with the constants of all roles."""
-    first, *others = (memory_timeline(role) for role in program.roles)
-    for other in others:
-        first = {
-            name: replace(one, constants={**one.constants, **other[name].constants}) for name, one in first.items()
+    courses, *others = (memory_timeline(role) for role in program.roles)
+    for role_courses in others:
+        courses = {
+            name: replace(course, constants={**course.constants, **role_courses[name].constants})
+            for name, course in courses.items()
         }
-    return first
+    return courses
 
 
 def load_comparison(path: Path, network: str = "") -> dict[str, Any]:

@@ -24,41 +24,41 @@ MAX_UNFOLDED_PLANS = 12
 """The list is unfolded if it has at most this many points."""
 
 
-def link_table(facts: ReportData) -> Markup:
+def link_table(data: ReportData) -> Markup:
     """Return the bytes of a frame by sender (rows) and receiver (columns); darker cells have more."""
-    count = len(facts.program.replica_roles)
+    count = len(data.program.replica_roles)
     sent: dict[tuple[str, str], int] = {}
-    for transfer in (transfer for role in facts.program.replica_roles for transfer in role.transfers):
+    for transfer in (transfer for role in data.program.replica_roles for transfer in role.transfers):
         key = transfer.sender, transfer.receiver
         sent[key] = sent.get(key, 0) + transfer.value.nbytes
-    most = max(sent.values(), default=1)
+    largest = max(sent.values(), default=1)
     rows = []
-    for a in facts.devices:
+    for a in data.devices:
         cells = []
-        for b in facts.devices:
+        for b in data.devices:
             size = sent.get((a, b), 0)
-            words = f"{a} to {b}: {size // count} bytes per frame"
+            tooltip = f"{a} to {b}: {size // count} bytes per frame"
             text = "" if not size else format_bytes(size / count)
             cells.append(
-                element("td", text, style=f"--v:{size / most:.3f}", class_="heat", title=words if size else None)
+                element("td", text, style=f"--v:{size / largest:.3f}", class_="heat", title=tooltip if size else None)
             )
         total = sum(size for (sender, _), size in sent.items() if sender == a)
-        rows.append((device_label(facts, a), *cells, element("td", format_bytes(total / count), class_="total")))
-    heads = [device_label(facts, name) for name in facts.devices]
+        rows.append((device_label(data, a), *cells, element("td", format_bytes(total / count), class_="total")))
+    heads = [device_label(data, name) for name in data.devices]
     return html_table(("from \\ to", *heads, "all"), rows, "bytes per frame", class_="links")
 
 
-def failure_table(facts: ReportData) -> Markup:
+def failure_table(data: ReportData) -> Markup:
     """Return the metrics of the plan and of each failure plan."""
     rows = [
         (
-            ", ".join(map(replace_unprintable, one.failed)) or "none",
-            format_seconds(one.metrics.latency_s),
-            format_seconds(one.metrics.period_s),
-            format_bytes(one.metrics.memory),
-            format_bytes(one.extra_weight_bytes),
+            ", ".join(map(replace_unprintable, failure.failed)) or "none",
+            format_seconds(failure.metrics.latency_s),
+            format_seconds(failure.metrics.period_s),
+            format_bytes(failure.metrics.memory),
+            format_bytes(failure.extra_weight_bytes),
         )
-        for one in facts.compilation.failure_metrics
+        for failure in data.compilation.failure_metrics
     ]
     heads = ("failed", "latency", "frame period", "memory, fullest host", "extra weights")
     return html_table(heads, rows, "each plan on its own", class_="failures")
@@ -67,21 +67,21 @@ def failure_table(facts: ReportData) -> Markup:
 def explanation_tables(document: Mapping[str, Any]) -> Markup:
     """Return why layers are not split, and from which bandwidth on a split would pay off."""
     splits = [
-        (replace_unprintable(one["strategy"]), break_even_text(one["break_even_bandwidth"], one["wire_dtypes"]))
-        for one in document["splits"]
+        (replace_unprintable(entry["strategy"]), break_even_text(entry["break_even_bandwidth"], entry["wire_dtypes"]))
+        for entry in document["splits"]
     ]
     rows = [
         (
-            replace_unprintable(one["layer"]),
-            replace_unprintable(one["operator"]),
-            replace_unprintable(one["reason"]),
-            break_even_text(one["break_even_bandwidth"], one["wire_dtypes"]) if one["saved_s"] else "",
+            replace_unprintable(entry["layer"]),
+            replace_unprintable(entry["operator"]),
+            replace_unprintable(entry["reason"]),
+            break_even_text(entry["break_even_bandwidth"], entry["wire_dtypes"]) if entry["saved_s"] else "",
         )
-        for one in document["layers"]
+        for entry in document["layers"]
     ]
-    shown = [html_table(("strategy", "pays off"), splits, "splits that are slower than one device")] if splits else []
+    tables = [html_table(("strategy", "pays off"), splits, "splits that are slower than one device")] if splits else []
     heads = ("layer", "operator", "reason", "splitting it pays off")
-    return join_markup([*shown, html_table(heads, rows, "layers that are not split")])
+    return join_markup([*tables, html_table(heads, rows, "layers that are not split")])
 
 
 def comparison_table(document: Mapping[str, Any]) -> Markup:
@@ -127,11 +127,11 @@ def comparison_table(document: Mapping[str, Any]) -> Markup:
     return html_table(heads, rows, f"strategies, optimized for {document['objective']}", class_="compare")
 
 
-def render_front_points(document: Mapping[str, Any], facts: ReportData | None = None) -> Markup:
-    """Return charts of each objective against the first one; with `facts`, the artifact's plan is marked."""
+def render_front_points(document: Mapping[str, Any], data: ReportData | None = None) -> Markup:
+    """Return charts of each objective against the first one; with `data`, the artifact's plan is marked."""
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
-    plan = None if facts is None else objective_values(facts.platform, facts.metrics, units)
+    plan = None if data is None else objective_values(data.platform, data.metrics, units)
     pictures = [_draw_scatter(document, first, other, plan) for other in others or [first]]
     rows = [
         (str(i), str(point["devices"]), *(_format_quantity(point[name], units[name]) for name in units))
@@ -142,31 +142,31 @@ def render_front_points(document: Mapping[str, Any], facts: ReportData | None = 
             0,
             (
                 "◆ this plan",
-                str(len(facts.devices) if facts else 0),
+                str(len(data.devices) if data else 0),
                 *(_format_quantity(plan[n], units[n]) for n in units),
             ),
         )
-    listed = element(
+    plan_list = element(
         "details", element("summary", f"{len(document['points'])} plans"),
         html_table(("plan", "devices", *units), rows, "Pareto-optimal plans"),
         open="" if len(rows) <= MAX_UNFOLDED_PLANS else None,
     )  # fmt: skip
     key = element("p", element("b", "◆", class_="mark"), " this plan", class_="note") if plan is not None else ""
-    return element("div", key, element("div", pictures, class_="cards"), listed)
+    return element("div", key, element("div", pictures, class_="cards"), plan_list)
 
 
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
     """Return a chart of one objective against another; the lower left corner is best."""
     units, points = document["objectives"], document["points"]
-    every = [*points, plan] if plan is not None else points
-    wide, high = FRONT_SIZE_PX - FRONT_LEFT_PX - 10, FRONT_SIZE_PX - FRONT_BOTTOM_PX - 10
-    low = {name: min(point[name] for point in every) for name in (x, y)}
-    span = {name: max(point[name] for point in every) - low[name] or abs(low[name]) or 1.0 for name in (x, y)}
+    all_points = [*points, plan] if plan is not None else points
+    width, height = FRONT_SIZE_PX - FRONT_LEFT_PX - 10, FRONT_SIZE_PX - FRONT_BOTTOM_PX - 10
+    low = {name: min(point[name] for point in all_points) for name in (x, y)}
+    span = {name: max(point[name] for point in all_points) - low[name] or abs(low[name]) or 1.0 for name in (x, y)}
 
     def at(point: Mapping[str, float]) -> tuple[float, float]:
         return (
-            FRONT_LEFT_PX + 6 + (wide - 12) * (point[x] - low[x]) / span[x],
-            FRONT_SIZE_PX - FRONT_BOTTOM_PX - 6 - (high - 12) * (point[y] - low[y]) / span[y],
+            FRONT_LEFT_PX + 6 + (width - 12) * (point[x] - low[x]) / span[x],
+            FRONT_SIZE_PX - FRONT_BOTTOM_PX - 6 - (height - 12) * (point[y] - low[y]) / span[y],
         )
 
     drawn = [
@@ -178,10 +178,10 @@ def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str
     ]
     for i, point in enumerate(points):
         cx, cy = at(point)
-        words = "\n".join(
+        description = "\n".join(
             [f"plan {i}", *(f"{name}: {_format_quantity(point[name], unit)}" for name, unit in units.items())]
         )
-        drawn.append(element("circle", cx=cx, cy=cy, r=4, class_="point", data_d=words))
+        drawn.append(element("circle", cx=cx, cy=cy, r=4, class_="point", data_d=description))
         if len(points) <= MAX_LISTED_PLANS:
             drawn.append(element("text", i, x=cx + 5, y=cy - 4, class_="small"))
     if plan is not None:
@@ -198,8 +198,8 @@ def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str
         element("text", f"{y} →", transform=f"translate(12 {base / 2 + 5:.0f}) rotate(-90)", text_anchor="middle",
                 class_="name"),
     ]  # fmt: skip
-    words = f"{len(points)} plans; {x} from {_format_quantity(low[x], units[x])} to {end[x]}"
-    return svg(f"{y} against {x}", words, FRONT_SIZE_PX, FRONT_SIZE_PX, drawn, texts, class_="card scatter")
+    description = f"{len(points)} plans; {x} from {_format_quantity(low[x], units[x])} to {end[x]}"
+    return svg(f"{y} against {x}", description, FRONT_SIZE_PX, FRONT_SIZE_PX, drawn, texts, class_="card scatter")
 
 
 def _format_quantity(value: float, unit: str) -> str:

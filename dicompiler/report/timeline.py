@@ -45,12 +45,12 @@ class TimelineBar:
     is_current_frame: bool = True
 
 
-def predicted_bars(facts: ReportData) -> list[TimelineBar]:
+def predicted_bars(data: ReportData) -> list[TimelineBar]:
     """Return the simulation of one frame."""
     bars = []
-    for span in facts.simulation.spans:
+    for span in data.simulation.spans:
         if span.kind == "compute":
-            text = f"computes {facts.segment_layers.get(span.name, span.name)}"
+            text = f"computes {data.segment_layers.get(span.name, span.name)}"
             bars.append(TimelineBar("run", span.device, span.start, span.end, text))
         elif span.kind == "message":
             bars.append(
@@ -65,16 +65,16 @@ def predicted_bars(facts: ReportData) -> list[TimelineBar]:
     return bars
 
 
-def measured_bars(facts: ReportData) -> list[TimelineBar]:
+def measured_bars(data: ReportData) -> list[TimelineBar]:
     """Return the last frame of the run, as measured by the devices; empty if the target does not measure it."""
     bars: list[TimelineBar] = []
-    log = facts.run_log or {"devices": ()}
-    transfers = facts.program.all_transfers
+    log = data.run_log or {"devices": ()}
+    transfers = data.program.all_transfers
     names = {
-        device: [segment.name for role in facts.program.roles for segment in role.devices[i].segments]
-        for i, device in enumerate(facts.devices)
+        device: [segment.name for role in data.program.roles for segment in role.devices[i].segments]
+        for i, device in enumerate(data.devices)
     }
-    last = max((span["frame"] for device in log["devices"] for span in device["timeline"]), default=0)
+    last_frame = max((span["frame"] for device in log["devices"] for span in device["timeline"]), default=0)
     for entry in log["devices"]:
         device = entry["device"]
         for span in entry["timeline"]:
@@ -82,7 +82,7 @@ def measured_bars(facts: ReportData) -> list[TimelineBar]:
             peer = ""
             if kind == "run":
                 name = names[device][index] if index < len(names[device]) else ""
-                text = f"computes {facts.segment_layers.get(name, name)}"
+                text = f"computes {data.segment_layers.get(name, name)}"
             elif 0 <= index < len(transfers):
                 transfer = transfers[index]
                 sends = kind == "send"
@@ -90,33 +90,33 @@ def measured_bars(facts: ReportData) -> list[TimelineBar]:
                 text = f"{'sends' if sends else 'waits for'} {transfer.value.name} {'to' if sends else 'from'} {peer}"
             else:
                 text = "waits for an input"
-            current = span["frame"] == last
+            current = span["frame"] == last_frame
             text += "" if current else f" (frame {span['frame']})"
             bars.append(TimelineBar(kind, device, span["start"], span["end"], text, peer, current))
     return bars
 
 
-def draw_timeline(facts: ReportData, courses: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
+def draw_timeline(data: ReportData, courses: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
     """Return the rows of all devices, with buttons that widen the chart.
 
     Args:
-        facts: The report's data.
+        data: The report's data.
         courses: Bars by the name of their row; each device has one row for each name.
         name: Title of the chart.
     """
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
     scale = 1e6 / end  # the chart is a million units wide for every frame time
-    height = ROW_HEIGHT_PX * len(facts.devices) * len(courses)
+    height = ROW_HEIGHT_PX * len(data.devices) * len(courses)
     drawn: list[Markup] = []
     labels: list[Markup] = []
-    for i, device in enumerate(facts.devices):
+    for i, device in enumerate(data.devices):
         for k, (course, bars) in enumerate(courses.items()):
             row = i * len(courses) + k
             shade = "row" if i % 2 else "row odd"
             drawn.append(
                 element("rect", x=0, y=row * ROW_HEIGHT_PX, width=1_000_000, height=ROW_HEIGHT_PX, class_=shade)
             )
-            drawn += [_draw_bar(facts, bar, row, scale) for bar in bars if bar.device == device]
+            drawn += [_draw_bar(data, bar, row, scale) for bar in bars if bar.device == device]
             label = (
                 [element("span", course, class_="note")]
                 if k
@@ -125,9 +125,9 @@ def draw_timeline(facts: ReportData, courses: Mapping[str, Sequence[TimelineBar]
             labels.append(element("div", label))
     title = f"{name}: {'a row' if len(courses) == 1 else 'rows'} for each device"
     lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _find_ticks(end)]
-    words = ". ".join(f"{course}: {_describe_bars(facts, bars)}" for course, bars in courses.items())
+    description = ". ".join(f"{course}: {_describe_bars(data, bars)}" for course, bars in courses.items())
     svg = element(
-        "svg", element("title", title), element("desc", words), drawn, lines,
+        "svg", element("title", title), element("desc", description), drawn, lines,
         viewBox=f"0 0 1000000 {height}", preserveAspectRatio="none", height=height, role="img", aria_label=title,
     )  # fmt: skip
     axis = element("div", [_tick_label(x, text) for x, text in _find_ticks(end)], class_="axis")
@@ -142,7 +142,7 @@ def draw_timeline(facts: ReportData, courses: Mapping[str, Sequence[TimelineBar]
     )
 
 
-def _draw_bar(facts: ReportData, bar: TimelineBar, row: int, scale: float) -> Markup:
+def _draw_bar(data: ReportData, bar: TimelineBar, row: int, scale: float) -> Markup:
     lower = bar.kind == "send"
     places = {
         "run": (3, COMPUTE_HEIGHT_PX),
@@ -151,9 +151,9 @@ def _draw_bar(facts: ReportData, bar: TimelineBar, row: int, scale: float) -> Ma
         "send": (COMPUTE_HEIGHT_PX + 5, SEND_HEIGHT_PX),
     }
     y, height = places[bar.kind]
-    who = facts.device_number[bar.peer if lower else bar.device]
-    kind = "" if bar.kind == "wait" else " " + colour_class(who)
-    words = f"{bar.device} {replace_unprintable(bar.text)}\n{format_seconds(bar.start)} to {format_seconds(bar.end)}: "
+    device_number = data.device_number[bar.peer if lower else bar.device]
+    kind = "" if bar.kind == "wait" else " " + colour_class(device_number)
+    text = f"{bar.device} {replace_unprintable(bar.text)}\n{format_seconds(bar.start)} to {format_seconds(bar.end)}: "
     return element(
         "rect",
         x=round(bar.start * scale),
@@ -161,7 +161,7 @@ def _draw_bar(facts: ReportData, bar: TimelineBar, row: int, scale: float) -> Ma
         width=max(1, round((bar.end - bar.start) * scale)),
         height=height,
         class_=f"{bar.kind}{kind}" + ("" if bar.is_current_frame else " other"),
-        data_d=words + format_seconds(bar.end - bar.start),
+        data_d=text + format_seconds(bar.end - bar.start),
     )
 
 
@@ -179,10 +179,10 @@ def _find_ticks(end: float) -> list[tuple[int, str]]:
     return [(round(1e6 * i * step / end), format_seconds(round(i * step, 12))) for i in range(count + 1)]
 
 
-def _describe_bars(facts: ReportData, bars: Sequence[TimelineBar]) -> str:
+def _describe_bars(data: ReportData, bars: Sequence[TimelineBar]) -> str:
     """Return text for screen readers: seconds of computing, sending and waiting per device."""
     texts = []
-    for device in facts.devices:
+    for device in data.devices:
         sums = [
             format_seconds(sum(bar.end - bar.start for bar in bars if (bar.device, bar.kind) == (device, kind)))
             for kind in ("run", "send", "wait")
@@ -191,22 +191,22 @@ def _describe_bars(facts: ReportData, bars: Sequence[TimelineBar]) -> str:
     return "; ".join(texts)
 
 
-def device_rows(facts: ReportData) -> list[tuple[str, ...]]:
+def device_rows(data: ReportData) -> list[tuple[str, ...]]:
     """Return a table row for each device: its share of the network, and predicted and measured times per frame."""
     rows = []
-    flops = sum(facts.device(name).flops for name in facts.devices) or 1
-    for name in facts.devices:
-        metrics = facts.device(name)
-        layers = sum(any(task.device == name for task in tasks) for tasks in facts.tasks.values())
+    flops = sum(data.device(name).flops for name in data.devices) or 1
+    for name in data.devices:
+        metrics = data.device(name)
+        layers = sum(any(task.device == name for task in tasks) for tasks in data.tasks.values())
         row = [
             str(layers),
             f"{100 * metrics.flops / flops:.1f} %",
             format_seconds(metrics.compute_s),
             format_seconds(metrics.wait_s),
         ]
-        if facts.run_log is not None:
-            entry = next(entry for entry in facts.run_log["devices"] if entry["device"] == name)
-            frames = max(1, len(facts.run_log["frames_s"]))
+        if data.run_log is not None:
+            entry = next(entry for entry in data.run_log["devices"] if entry["device"] == name)
+            frames = max(1, len(data.run_log["frames_s"]))
             row += [format_seconds(entry["compute_s"] / frames), format_seconds(entry["wait_s"] / frames)]
         rows.append(
             (name, *row, format_bytes(metrics.weights), format_bytes(metrics.sent), format_bytes(metrics.received))

@@ -80,12 +80,13 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
     )
     for share, row in zip(pieces, table, strict=True):
         for device, value in zip(devices, row, strict=True):
-            one = cost.seconds(layers, layer, share, device)
-            fault = validate_seconds(one, layer, device) or validate_seconds(float(value), layer, device)
-            require(not fault, fault)
-            same = math.isclose(one, value, rel_tol=1e-9) or not device.can_compute
+            seconds = cost.seconds(layers, layer, share, device)
+            error = validate_seconds(seconds, layer, device) or validate_seconds(float(value), layer, device)
+            require(not error, error)
+            same = math.isclose(seconds, value, rel_tol=1e-9) or not device.can_compute
             require(
-                same, f"{share} on {device.name} takes {one:.6g} s by seconds(), but {value:.6g} s by seconds_table()"
+                same,
+                f"{share} on {device.name} takes {seconds:.6g} s by seconds(), but {value:.6g} s by seconds_table()",
             )
     return table  # type: ignore[no-any-return]
 

@@ -42,15 +42,15 @@ def check_pass(step: Pass | type[Pass], on: Iterable[str | Path | onnx.ModelProt
     Raises:
         AssertionError: A requirement does not hold. The message names pass, network and cause.
     """
-    one = as_instance(step)
-    with error_context(describe(one)):
-        again = parse_spec(str(spec_of(one)))
-        require(again == spec_of(one), f"its text {spec_of(one)} is parsed as {again}")
-    for number, given in enumerate(on):
-        model = build_network(given) if isinstance(given, str) else given
-        name = given if isinstance(given, str) else getattr(getattr(given, "graph", None), "name", "") or str(number)
-        with error_context(f"{describe(one)} on {name}"):
-            _check_on_model(one, _make_input(one, Model.load(model)))
+    pass_ = as_instance(step)
+    with error_context(describe(pass_)):
+        again = parse_spec(str(spec_of(pass_)))
+        require(again == spec_of(pass_), f"its text {spec_of(pass_)} is parsed as {again}")
+    for number, source in enumerate(on):
+        model = build_network(source) if isinstance(source, str) else source
+        name = source if isinstance(source, str) else getattr(getattr(source, "graph", None), "name", "") or str(number)
+        with error_context(f"{describe(pass_)} on {name}"):
+            _check_on_model(pass_, _make_input(pass_, Model.load(model)))
 
 
 def _make_input(step: Pass, model: Model) -> PipelineState:
@@ -63,21 +63,23 @@ def _make_input(step: Pass, model: Model) -> PipelineState:
     return replace(prepared, platform=uniform_platform(2), plan=plan)
 
 
-def _check_on_model(step: Pass, given: PipelineState) -> None:
-    before = given.model.to_bytes()
-    result = PassManager([step]).run(given)
-    require(given.model.to_bytes() == before, "it changes its input model: change a copy")
-    again = PassManager([step]).run(given)
+def _check_on_model(step: Pass, before_pass: PipelineState) -> None:
+    before = before_pass.model.to_bytes()
+    result = PassManager([step]).run(before_pass)
+    require(before_pass.model.to_bytes() == before, "it changes its input model: change a copy")
+    again = PassManager([step]).run(before_pass)
     require(again.model.to_bytes() == result.model.to_bytes(), "a second run makes another model")
     require(_plan_text(again) == _plan_text(result), "a second run makes another plan")
     for name in step.provides:
         require(getattr(result, name) is not None, f"it declares that it provides {name}, but leaves it None")
     if step.preserves_outputs:
-        _check_outputs(given.model, result.model)
-    if result.plan is not None and result.plan is not given.plan and result.routing is None:
+        _check_outputs(before_pass.model, result.model)
+    if result.plan is not None and result.plan is not before_pass.plan and result.routing is None:
         if result.layers is None:
             raise AssertionError("it makes a plan although there are no layers: add 'layers' to requires")
-        _check_outputs(given.model, lower(replace(result, platform=given.platform or uniform_platform(2))).model)
+        _check_outputs(
+            before_pass.model, lower(replace(result, platform=before_pass.platform or uniform_platform(2))).model
+        )
 
 
 def _plan_text(compilation: PipelineState) -> str:

@@ -63,8 +63,8 @@ class RuleCase:
         attributes: The node's attributes.
         opset: Version of the node's domain.
         graph_inputs: Indices of the inputs that are graph inputs; the others become initializers.
-        is_inexact: Whether the node rounds, so that the last bits may differ. If False, give integers, whose sums are
-            exact.
+        is_inexact: Whether the node rounds, so that the last bits may differ. If False, give integers, because their
+            sums are exact.
         extra_outputs: Names of outputs after the one that is cut. Nothing reads them.
         shape: Shape of the output, if onnx cannot infer it. For other domains onnxruntime is asked.
         domain: The operator's domain.
@@ -197,18 +197,18 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     operation, rule = layers.operation_of(node), layers.rule_of(node)
     place = f"region {region}{f', input channels {reduce}' if reduce else ''}"
     piece = rule.piece(operation, region, reduce)
-    fault = describe_piece_error(operation, region, piece)
-    require(not fault, f"{place}: {fault}")
+    error = describe_piece_error(operation, region, piece)
+    require(not error, f"{place}: {error}")
     again = rule.piece(operation, piece.out, reduce)
     require(
         again.out == piece.out, f"{place}: out is {piece.out}, but for that region out is {again.out}: make them equal"
     )
     same = piece.out in (region, full_region(operation.out_shape))
     require(same or not rule.is_elementwise, f"{place}: out is {piece.out}, although the rule is element-wise")
-    for i, (need, there) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
-        same = not rule.is_elementwise or there != full_region(operation.out_shape) or need in (None, piece.out)
+    for i, (need, whole) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
+        same = not rule.is_elementwise or whole != full_region(operation.out_shape) or need in (None, piece.out)
         require(same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, although the rule is element-wise")
-        empty = need is not None and is_empty(need) and need != there
+        empty = need is not None and is_empty(need) and need != whole
         require(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or a region that is not empty")
 
 

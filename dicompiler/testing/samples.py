@@ -133,8 +133,8 @@ def samples(
         The samples.
     """
     chosen = _platforms() if platforms is None else platforms
-    for i, given in enumerate(networks):
-        name, model = _name_and_model(given, i)
+    for i, source in enumerate(networks):
+        name, model = _name_and_model(source, i)
         for platform in chosen:
             for objective in objectives:
                 yield Sample(name, model, platform, objective)
@@ -143,12 +143,12 @@ def samples(
 _platforms = default_platforms
 
 
-def _name_and_model(given: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.ModelProto]:
-    if isinstance(given, onnx.ModelProto):
-        return given.graph.name or f"network {index}", given
-    if isinstance(given, Path):
-        return given.name, onnx.load(given)
-    return given, build_network(given)
+def _name_and_model(source: str | Path | onnx.ModelProto, index: int) -> tuple[str, onnx.ModelProto]:
+    if isinstance(source, onnx.ModelProto):
+        return source.graph.name or f"network {index}", source
+    if isinstance(source, Path):
+        return source.name, onnx.load(source)
+    return source, build_network(source)
 
 
 def memory_limited(sample: Sample, share: float = 0.6) -> Sample:

@@ -107,7 +107,7 @@ def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
 
 def _first_difference(a: str, b: str) -> str:
     """Return the first line that differs."""
-    for one, other in zip(a.splitlines(), b.splitlines(), strict=False):
-        if one != other:
-            return f"{one.strip()} became {other.strip()}"
+    for line, other in zip(a.splitlines(), b.splitlines(), strict=False):
+        if line != other:
+            return f"{line.strip()} became {other.strip()}"
     return "one plan is longer"

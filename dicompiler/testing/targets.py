@@ -143,12 +143,12 @@ def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) 
 
 
 def _check_memory(target: Target, program: Program) -> None:
-    added: Any = target.memory_overhead(program)
+    overhead: Any = target.memory_overhead(program)
     for device in program_memory(program):
-        right = isinstance(added[device], int) and added[device] >= 0
+        is_valid = isinstance(overhead[device], int) and overhead[device] >= 0
         require(
-            right,
-            f"memory_overhead() returns {added[device]!r} for device {device!r}: expected an integer of at least 0",
+            is_valid,
+            f"memory_overhead() returns {overhead[device]!r} for device {device!r}: expected an integer of at least 0",
         )
 
 
@@ -157,10 +157,10 @@ def _check_run(
 ) -> None:
     program, model = compilation.program, compilation.reference
     assert program is not None and model is not None
-    given = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
-    result = target.run(place, given, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
+    frames_in = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
+    result = target.run(place, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
     allowed = {**output_tolerances(model), **target.tolerances(model)}
-    for i, inputs in enumerate(given):
+    for i, inputs in enumerate(frames_in):
         reference = run_model(model, inputs, optimization=target.reference_optimization)
         by_device = dict(result.outputs_by_device[i]) if result.outputs_by_device else {}
         for device, outputs in {"the first sink": result.outputs[i], **by_device}.items():
