@@ -142,7 +142,8 @@ def _explain_speedup(result: DemoResult) -> str:
     gain = result.predicted_single_device_s / result.predicted_s
     return (
         f"{gain:.1f} times as fast as one board, not {len(result.shares)}: in a frame {busiest.device} computes"
-        f" {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms: {result.bottleneck}. Predictions use the boards' published figures."
+        f" {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms: {result.bottleneck}."
+        " Predictions use the boards' published figures."
     )
 
 
