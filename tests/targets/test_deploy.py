@@ -1,4 +1,4 @@
-"""`dicompiler deploy` over ssh, on boards that are network namespaces with an sshd each: copying, running, failing."""
+"""`dicompiler deploy` over ssh to boards in network namespaces: copying, running, failures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -32,13 +31,15 @@ from dicompiler.driver.artifact import install
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
+from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.session import ClusterSession
 
 NAMES = ("pi01", "pi02")
 
 
-# Some failures are noticed by that a device is silent for three heartbeats.
+# Some failures are noticed only after three missed heartbeats.
 FOREVER = ("--insecure", "--frames", "10000000", "--heartbeat", "0.3")
 
 
@@ -68,23 +69,21 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def net(compiled: Path, tmp_path: Path) -> Path:
-    """The artifact, in a directory that no other test deploys from."""
+    """Return a copy of the artifact for a single test."""
     return Path(shutil.copytree(compiled, tmp_path / tmp_path.name))
 
 
-def there(boards: Cluster, name: str, net: Path) -> Path:
-    """Where the device's directory lies on its board by default."""
+def device_directory(boards: Cluster, name: str, net: Path) -> Path:
+    """Return the default path of the device's directory on its board."""
     return boards.boards[name].home / ".cache" / "dicompiler" / net.name / name
 
 
 def copied(output: str) -> list[int]:
-    """The bytes copied, of each device, from what deploy prints."""
+    """Return the copied bytes of each device from the output of deploy."""
     return [int(count) for count in column(output, "bytes copied").values()]
 
 
-def test_a_network_runs_on_boards(
-    boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_network_on_boards(boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     hosts, inputs, outputs = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "x.npz", tmp_path / "y.npz"
     np.savez(inputs, input=np.random.default_rng(1).standard_normal((1, 1, 32, 32)).astype(np.float32))
     options = ["--inputs", str(inputs), "--outputs", str(outputs), "--frames", "3", "--logs", str(tmp_path / "logs")]
@@ -96,20 +95,20 @@ def test_a_network_runs_on_boards(
     assert main(["run", str(net), "--inputs", str(inputs), "--outputs", str(tmp_path / "here.npz")]) == 0
     with np.load(outputs) as got, np.load(tmp_path / "here.npz") as expected:
         assert np.allclose(got["output"], expected["output"], rtol=1e-5, atol=1e-6)
-    assert not any(pids(there(boards, name, net).parent) for name in NAMES)
+    assert not any(pids(device_directory(boards, name, net).parent) for name in NAMES)
 
 
-def test_what_is_there_is_not_copied_again(boards: Cluster, net: Path, tmp_path: Path) -> None:
+def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -> None:
     options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
     assert all(one.copied_bytes > 50_000 for one in install(net, options))
-    places = [there(boards, name, net) for name in NAMES]
+    places = [device_directory(boards, name, net) for name in NAMES]
     before = [(place.stat().st_ino, place.stat().st_mtime_ns) for place in places]
     assert [one.copied_bytes for one in install(net, options)] == [0, 0]
     assert [(place.stat().st_ino, place.stat().st_mtime_ns) for place in places] == before
     (places[1] / "weights.bin").write_bytes(b"cut short")
     assert [one.copied_bytes > 0 for one in install(net, options)] == [False, True]
     assert (places[1] / "weights.bin").read_bytes() == (net / "pi02" / "weights.bin").read_bytes()
-    # Another network of the same name takes the place of this one: nothing of the old one is left.
+    # Another network of the same name replaces this one completely.
     (places[0] / "old").touch()
     dicompiler.compile(networks.build("lenet"), platform="rpi4x2", strategy="pipeline", output=net)
     assert all(one.copied_bytes for one in install(net, options))
@@ -117,7 +116,7 @@ def test_what_is_there_is_not_copied_again(boards: Cluster, net: Path, tmp_path:
     assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]
 
 
-def test_keys_are_copied_to_their_own_device_only(
+def test_copies_keys_to_their_own_device_only(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hosts, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
@@ -133,7 +132,7 @@ def test_keys_are_copied_to_their_own_device_only(
     assert set(document["installed"][0]["versions"]) == {"Python", "numpy", "onnxruntime"}
     assert [check["passed"] for check in document["checks"]] == [True]
     for name in NAMES:
-        place = there(boards, name, net).parent / ".keys"
+        place = device_directory(boards, name, net).parent / ".keys"
         assert [path.name for path in place.iterdir()] == [name]
         assert (place / name / "key.pem").read_bytes() == (keys / "devices" / name / "key.pem").read_bytes()
         assert {path.stat().st_mode & 0o777 for path in (place / name).iterdir()} == {0o600}
@@ -149,16 +148,16 @@ def test_keys_are_copied_to_their_own_device_only(
         dicompiler.run(net, options=RunOptions(keys=keys))
     install(net, RunOptions(hosts=Hosts.load(hosts), keys=keys))
     for name in NAMES:
-        assert (there(boards, name, net).parent / ".keys" / name / "crl.pem").read_bytes() == revoked
+        assert (device_directory(boards, name, net).parent / ".keys" / name / "crl.pem").read_bytes() == revoked
 
 
-def test_a_program_uses_boards_too(boards: Cluster, net: Path, tmp_path: Path) -> None:
+def test_connects_to_boards(boards: Cluster, net: Path, tmp_path: Path) -> None:
     extra = '[[host]]\nname = "extra"\nssh = "x"\n'
     hosts = boards.hosts(tmp_path / "hosts.toml", extra)
     text = hosts.read_text().replace('ssh = "root@10.77.0.3"', 'ssh = "10.77.0.3"\naddress = "10.77.0.3"\ncores = [0]')
     hosts.write_text(text.replace("[defaults]", "[defaults]\nthreads = 1"))
     with dicompiler.connect(net, RunOptions(insecure=True, in_flight=2), hosts=hosts) as session:
-        words = Path(f"/proc/{pids(there(boards, 'pi02', net).parent)['pi02']}/cmdline").read_text()
+        words = Path(f"/proc/{pids(device_directory(boards, 'pi02', net).parent)['pi02']}/cmdline").read_text()
         assert "\0--listen\x0010.77.0.3:0\0--threads\x001\0--cores\x000\0" in words
         image = {"input": np.ones((1, 1, 32, 32), np.float32)}
         outputs = [found["output"] for found in session.stream([image] * 4)]
@@ -167,12 +166,12 @@ def test_a_program_uses_boards_too(boards: Cluster, net: Path, tmp_path: Path) -
 
 @contextmanager
 def running(boards: Cluster, net: Path, *options: str) -> Iterator[Future[int]]:
-    """A deploy without end, once frames go through it."""
+    """Run an endless deploy, which has finished frames."""
     hosts = boards.hosts(net.parent / "hosts.toml")
     command = ["deploy", str(net), "--hosts", str(hosts), "--outputs", str(net.parent / "y.npz"), *FOREVER, *options]
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(main, command)
-        wait_until(lambda: future.done() or all(pids(there(boards, name, net).parent) for name in NAMES))
+        wait_until(lambda: future.done() or all(pids(device_directory(boards, name, net).parent) for name in NAMES))
         before = received(boards, net)
         wait_until(lambda: future.done() or received(boards, net) > before + 100_000)
         assert not future.done()
@@ -180,13 +179,13 @@ def running(boards: Cluster, net: Path, *options: str) -> Iterator[Future[int]]:
 
 
 def received(boards: Cluster, net: Path) -> int:
-    """The bytes that came to the board pi02."""
-    pid = pids(there(boards, "pi02", net).parent)["pi02"]
+    """Return the bytes that the board pi02 has received."""
+    pid = pids(device_directory(boards, "pi02", net).parent)["pi02"]
     return int(Path(f"/proc/{pid}/net/dev").read_text().split("net:")[1].split()[0])
 
 
 def kill_device(boards: Cluster, net: Path) -> None:
-    os.kill(pids(there(boards, "pi02", net).parent)["pi02"], signal.SIGKILL)
+    os.kill(pids(device_directory(boards, "pi02", net).parent)["pi02"], signal.SIGKILL)
 
 
 def kill_sshd(boards: Cluster, net: Path) -> None:  # noqa: ARG001
@@ -206,7 +205,7 @@ def cut_cable(boards: Cluster, net: Path) -> None:  # noqa: ARG001
     ],
     ids=["device killed", "sshd killed", "cable cut"],
 )
-def test_a_failure_in_a_run_names_device_and_host(
+def test_failure_names_device_and_host(
     harm: Callable[[Cluster, Path], None],
     expected: str,
     boards: Cluster,
@@ -219,7 +218,7 @@ def test_a_failure_in_a_run_names_device_and_host(
             since = time.monotonic()
             assert future.result(10) == 1
             assert time.monotonic() - since < 0.9 + LIMIT_S
-            wait_until(lambda: not any(pids(there(boards, name, net).parent) for name in NAMES), 3)
+            wait_until(lambda: not any(pids(device_directory(boards, name, net).parent) for name in NAMES), 3)
     finally:
         board = boards.boards["pi02"]
         board.link("up")
@@ -233,9 +232,14 @@ def test_a_failure_in_a_run_names_device_and_host(
     assert logs.is_dir() == line.endswith(f"; output of the devices: {logs}")
 
 
-def test_an_interrupt_ends_the_devices_which_may_be_on_one_board(boards: Cluster, net: Path) -> None:
-    here = there(boards, "pi01", net).parent
-    command = [sys.executable, "-m", "dicompiler.cli", *refused(boards, net, "root@10.77.0.3", "10.77.0.2", *FOREVER)]
+def test_interrupt_ends_devices_on_one_board(boards: Cluster, net: Path) -> None:
+    here = device_directory(boards, "pi01", net).parent
+    command = [
+        sys.executable,
+        "-m",
+        "dicompiler.cli",
+        *deploy_command(boards, net, "root@10.77.0.3", "10.77.0.2", *FOREVER),
+    ]
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.PIPE) as deploy:
         wait_until(lambda: sorted(pids(here)) == list(NAMES))
@@ -246,15 +250,15 @@ def test_an_interrupt_ends_the_devices_which_may_be_on_one_board(boards: Cluster
     wait_until(lambda: not pids(here), LIMIT_S)
 
 
-def wrapped(path: Path, text: str) -> str:
-    """A program for the place of Python: sh runs `text`, in which $PYTHON is ours."""
+def write_python_wrapper(path: Path, text: str) -> str:
+    """Write a script that replaces Python; in its `text`, $PYTHON is this interpreter."""
     path.write_text(f"#!/bin/sh\nPYTHON={sys.executable}\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def refused(boards: Cluster, net: Path, old: str, new: str, *options: str) -> list[str]:
-    """The command of a deploy whose hosts.toml has `new` in place of `old`."""
+def deploy_command(boards: Cluster, net: Path, old: str, new: str, *options: str) -> list[str]:
+    """Return a deploy command whose hosts.toml has `new` instead of `old`."""
     hosts = boards.hosts(net.parent / "hosts.toml")
     text = hosts.read_text()
     assert old in text
@@ -262,8 +266,8 @@ def refused(boards: Cluster, net: Path, old: str, new: str, *options: str) -> li
     return ["deploy", str(net), "--hosts", str(hosts), *(options or ("--copy-only",))]
 
 
-def said(command: list[str], capfd: pytest.CaptureFixture[str], code: int = 1) -> str:
-    """The line that a command fails with."""
+def error_line(command: list[str], capfd: pytest.CaptureFixture[str], code: int = 1) -> str:
+    """Return the error line of a command that fails."""
     capfd.readouterr()
     assert main(command) == code
     (line,) = capfd.readouterr().err.splitlines()
@@ -296,25 +300,25 @@ def said(command: list[str], capfd: pytest.CaptureFixture[str], code: int = 1) -
         ),
     ],
 )
-def test_a_host_that_cannot_be_used_is_named(
+def test_names_unusable_host(
     old: str, new: str, expected: str, boards: Cluster, net: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert re.match(expected, said(refused(boards, net, old, new), capfd))
+    assert re.match(expected, error_line(deploy_command(boards, net, old, new), capfd))
 
 
-def test_a_host_whose_key_is_not_known_is_refused(
+def test_rejects_host_with_unknown_key(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     boards.known(["10.77.0.2"])
     try:
-        line = said(refused(boards, net, "root", "root"), capfd)
+        line = error_line(deploy_command(boards, net, "root", "root"), capfd)
         assert re.match(
             r"device 'pi02' on root@10.77.0.3: Host key verification failed: .*by hand \('ssh root@10", line
         )
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other"))
         with (boards.root / "known_hosts").open("a") as file:
             file.write(f"10.77.0.3 {(tmp_path / 'other.pub').read_text()}")
-        line = said(refused(boards, net, "root", "root"), capfd)
+        line = error_line(deploy_command(boards, net, "root", "root"), capfd)
         assert re.match(r"device 'pi02' on .*: Host key verification failed: .*or another one than before", line)
     finally:
         boards.known([board.address for board in boards.boards.values()])
@@ -339,17 +343,17 @@ def test_a_host_whose_key_is_not_known_is_refused(
     ],
     ids=["nothing installed", "old Python", "old onnxruntime"],
 )
-def test_a_python_that_will_not_do_is_refused(
+def test_rejects_unsuitable_python(
     text: str, expected: str, boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    own = wrapped(tmp_path / "own", text)
-    line = said(refused(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
+    own = write_python_wrapper(tmp_path / "own", text)
+    line = error_line(deploy_command(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
     assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
-    assert not any(there(boards, name, net).exists() for name in NAMES)  # nobody has been given anything
+    assert not any(device_directory(boards, name, net).exists() for name in NAMES)  # Nothing was copied.
 
 
-def test_a_full_disk_leaves_nothing(boards: Cluster, net: Path, small: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    line = said(refused(boards, net, ".2", f'.2"\ndirectory = "{small}/full'), capfd)
+def test_full_disk_leaves_no_files(boards: Cluster, net: Path, small: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = error_line(deploy_command(boards, net, ".2", f'.2"\ndirectory = "{small}/full'), capfd)
     assert re.match(
         rf"device 'pi01' on root@10.77.0.2: cannot be copied to {small}/full/pi01: No space left on device there: make",
         line,
@@ -357,45 +361,49 @@ def test_a_full_disk_leaves_nothing(boards: Cluster, net: Path, small: Path, cap
     assert list((small / "full").iterdir()) == []
 
 
-def test_a_directory_with_other_content_is_left_alone(
+def test_keeps_directory_with_other_content(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine" / "pi02").mkdir(parents=True)
     (tmp_path / "mine" / "pi02" / "thesis.txt").write_text("42")
-    line = said(refused(boards, net, ".3", f'.3"\ndirectory = "{tmp_path}/mine'), capfd)
+    line = error_line(deploy_command(boards, net, ".3", f'.3"\ndirectory = "{tmp_path}/mine'), capfd)
     assert re.search(r"device 'pi02' on .*mine/pi02 holds something else: give another directory, or remove it", line)
     assert (tmp_path / "mine" / "pi02" / "thesis.txt").read_text() == "42"
 
 
-def test_a_device_that_cannot_listen_where_it_is_told_to_is_named(
-    boards: Cluster, net: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    command = refused(boards, net, 'root@10.77.0.3"', 'root@10.77.0.3"\naddress = "10.77.0.9"', "--insecure")
-    assert re.match(r"device 'pi02' on root@10\.77\.0\.3: .*Cannot assign requested address", said(command, capfd))
+def test_names_device_that_cannot_listen(boards: Cluster, net: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = deploy_command(boards, net, 'root@10.77.0.3"', 'root@10.77.0.3"\naddress = "10.77.0.9"', "--insecure")
+    assert re.match(
+        r"device 'pi02' on root@10\.77\.0\.3: .*Cannot assign requested address", error_line(command, capfd)
+    )
 
 
-def test_what_can_be_known_before_is_said_before(
+def test_reports_errors_before_copying(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert re.search(r"10\.77\.0\.1 is not a loopback address and there are no keys", said(refused(
+    assert re.search(r"10\.77\.0\.1 is not a loopback address and there are no keys", error_line(deploy_command(
         boards, net, "root", "root", "--timeout", "60"
     ), capfd, 2))  # fmt: skip
-    keyless = refused(boards, net, "root", "root", "--keys", str(tmp_path / "keys"))
-    assert re.search(r"keys/devices/pi01/ca\.pem: no such file: create it with 'dicompiler keys ", said(keyless, capfd))
-    missing = refused(boards, net, 'name = "pi02"', 'name = "pi2"')
+    keyless = deploy_command(boards, net, "root", "root", "--keys", str(tmp_path / "keys"))
+    assert re.search(
+        r"keys/devices/pi01/ca\.pem: no such file: create it with 'dicompiler keys ", error_line(keyless, capfd)
+    )
+    missing = deploy_command(boards, net, 'name = "pi02"', 'name = "pi2"')
     assert re.search(
         r"hosts\.toml: device 'pi02' cannot be reached: there is no host 'pi02' \(did you mean 'pi2'\?\): add \[\[host",
-        said(missing, capfd),
+        error_line(missing, capfd),
     )
-    assert "there is no route to 'no.such.board'" in said(
-        refused(boards, net, "root@10.77.0.2", "no.such.board", "--insecure"), capfd
+    assert "there is no route to 'no.such.board'" in error_line(
+        deploy_command(boards, net, "root@10.77.0.2", "no.such.board", "--insecure"), capfd
     )
-    assert "--copy-only runs nothing" in said([*refused(boards, net, "root", "root"), "--verify"], capfd, 2)
-    assert "no artifact of dicompiler" in said(["deploy", str(tmp_path), *missing[2:]], capfd)
+    assert "--copy-only runs nothing" in error_line(
+        [*deploy_command(boards, net, "root", "root"), "--verify"], capfd, 2
+    )
+    assert "no artifact of dicompiler" in error_line(["deploy", str(tmp_path), *missing[2:]], capfd)
     monkeypatch.setenv("PATH", str(tmp_path))
-    line = said(refused(boards, net, "root", "root"), capfd)
+    line = error_line(deploy_command(boards, net, "root", "root"), capfd)
     assert line == "ssh is missing on this machine: install the package openssh-client"
-    assert not any(there(boards, name, net).exists() for name in NAMES)
+    assert not any(device_directory(boards, name, net).exists() for name in NAMES)
 
 
 @pytest.fixture(scope="module")
@@ -411,37 +419,39 @@ def surviving(tmp_path_factory: pytest.TempPathFactory) -> Path:
 IMAGE = {"input": np.ones((1, 1, 32, 32), np.float32)}
 
 
-def lose(
-    session: ClusterSession, harm: Callable[[], object], mend: Callable[[], object] = int
+def stream_during_failure(
+    session: ClusterSession, harm: Callable[[], object], repair: Callable[[], object] = int
 ) -> list[tuple[str, str]]:
-    """Streams until a device was lost and has come back: what befell the session."""
+    """Stream frames until a device has failed and returned; return the session's events."""
     end, done = time.monotonic() + 60, list[object]()
 
-    def given() -> Iterator[dict[str, np.ndarray]]:
+    def frames() -> Iterator[dict[str, np.ndarray]]:
         while len(session.events) < 3 and time.monotonic() < end:
             yield IMAGE
 
     wanted = session.infer(IMAGE)["output"]
-    for number, outputs in enumerate(session.stream(given())):
+    for number, outputs in enumerate(session.stream(frames())):
         assert np.allclose(outputs["output"], wanted, rtol=1e-5, atol=1e-6), number
         if number == 20:
             harm()
         if len(session.events) > 1 and not done:
-            done.append(mend())
+            done.append(repair())
     return [(event.kind, event.device) for event in session.events]
 
 
-def test_a_board_that_is_lost_and_comes_back(boards: Cluster, surviving: Path, net: Path, tmp_path: Path) -> None:
+def test_board_fails_and_returns(boards: Cluster, surviving: Path, net: Path, tmp_path: Path) -> None:
     net = Path(shutil.copytree(surviving, net, dirs_exist_ok=True))
     board, hosts = boards.boards["pi02"], Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
     options = RunOptions(hosts=hosts, insecure=True, in_flight=2)
     install(net, options)
     with dicompiler.connect(net, options, 60) as session:
         assert isinstance(session, ClusterSession)
-        assert lose(session, board.stop, board.start) == [(kind, "pi02") for kind in ("failure", "takeover", "return")]
+        assert stream_during_failure(session, board.stop, board.start) == [
+            (kind, "pi02") for kind in ("failure", "takeover", "return")
+        ]
         assert "the ssh connection was lost" in session.events[0].reason
     board.stop()
-    try:  # a board that is off when all begins
+    try:  # The board is off at the start.
         assert [one.device for one in install(net, options)] == ["pi01"]
         with dicompiler.connect(net, options, 60) as session:
             assert isinstance(session, ClusterSession)
@@ -455,38 +465,40 @@ def test_a_board_that_is_lost_and_comes_back(boards: Cluster, surviving: Path, n
         wait_until(board.answers)
 
 
-def test_devices_stay_on_their_boards_until_they_are_stopped(
+def test_resident_devices_run_until_stopped(
     boards: Cluster, surviving: Path, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     net = Path(shutil.copytree(surviving, net, dirs_exist_ok=True))
     places, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"
     make_keys(NAMES, keys)
     command = ["deploy", str(net), "--hosts", str(places), "--keys", str(keys)]
-    here = there(boards, "pi01", net).parent
+    here = device_directory(boards, "pi01", net).parent
 
     def running() -> dict[str, int]:
-        return {name: pid for name in NAMES for pid in [pids(there(boards, name, net).parent).get(name)] if pid}
+        return {
+            name: pid for name in NAMES for pid in [pids(device_directory(boards, name, net).parent).get(name)] if pid
+        }
 
-    assert main([*command, "--keep", "--verify", "--json"]) == 0
+    assert main([*command, "--resident", "--verify", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     validate({"deploy": document}, "results", "deploy --json")
     assert document["kept"] == list(NAMES) and document["checks"][0]["passed"]
     before = running()
     assert len(before) == 2
-    assert main([*command, "--keep"]) == 0 and running() == before
+    assert main([*command, "--resident"]) == 0 and running() == before
     assert main(["run", str(net), "--log", str(tmp_path / "run.json")]) == 0
     assert "measured on the boards" in " ".join(capfd.readouterr().out.split())
     assert json.loads((tmp_path / "run.json").read_text())["where"] == "boards"
     with dicompiler.connect(net, RunOptions(hosts=Hosts.load(places), in_flight=2), 60) as session:
         assert isinstance(session, ClusterSession)
         harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
-        assert lose(session, harm) == [(kind, "pi02") for kind in ("failure", "takeover", "return")]
+        assert stream_during_failure(session, harm) == [(kind, "pi02") for kind in ("failure", "takeover", "return")]
     assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
-    assert main(["status", str(net)]) == 0  # it is called elsewhere than before, which is written down
+    assert main(["status", str(net)]) == 0  # The new address is in the state file.
     assert main(["run", str(net)]) == 0
     boards.boards["pi02"].stop()
     try:
-        line = said([*command, "--stop"], capfd)
+        line = error_line([*command, "--stop"], capfd)
         assert line.endswith("; may still run: pi02; stopped: pi01") and "is it on, and does sshd run there?" in line
         assert list(running()) == ["pi02"]
     finally:
@@ -499,32 +511,19 @@ def test_devices_stay_on_their_boards_until_they_are_stopped(
     assert main([*command, "--stop"]) == 0 and "not running" in capfd.readouterr().out
 
 
-def test_systemd_may_keep_them(boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    hosts = boards.hosts(tmp_path / "hosts.toml")
-    command = ["deploy", str(net), "--hosts", str(hosts), "--insecure", "--units", str(tmp_path / "units")]
-    assert 'it must be called at the same place after each boot: add address = "ADDRESS:PORT"' in said(
-        command, capfd, 2
-    )
-    text = hosts.read_text()
-    for address in ("10.77.0.2", "10.77.0.3"):
-        text = text.replace(f'ssh = "root@{address}"', f'ssh = "root@{address}"\naddress = "{address}:7070"')
-    hosts.write_text(text)
-    assert main(command) == 0
-    units = sorted((tmp_path / "units").iterdir())
-    assert [unit.name for unit in units] == [f"dicompiler-{net.name}-{name}.service" for name in NAMES]
+def test_devices_of_systemd_template_serve_clients(boards: Cluster, net: Path, tmp_path: Path) -> None:
+    """Starts the devices as the units in the documentation do, with a state file that the user writes."""
+    install(net, RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True))
+    addresses = {name: (boards.boards[name].address, 7070) for name in NAMES}
+    digest, token = SocketsArtifact.load(net).digest, "0" * 32
+    ResidentCluster(net, digest, addresses, token, insecure=True).save()
     processes = []
     try:
-        for unit, name in zip(units, NAMES, strict=True):
-            assert unit.stat().st_mode & 0o777 == 0o600
-            if shutil.which("systemd-analyze"):
-                call("env", "XDG_RUNTIME_DIR=/run", "systemd-analyze", "--user", "verify", str(unit))
-            told = dict(line.split("=", 1) for line in unit.read_text().splitlines() if "=" in line)
-            # What systemd would do on the board.
-            home = str(boards.boards[name].home)
-            line = ["ip", "netns", "exec", boards.boards[name].space, *shlex.split(told["ExecStart"])]
-            token = told["Environment"].partition("=")[2]
-            place = told["WorkingDirectory"].replace("%h", home)
-            processes.append(subprocess.Popen(line, cwd=place, env=os.environ | {TOKEN_VARIABLE: token}))
+        for name, (host, port) in addresses.items():
+            runtime = [sys.executable, "-B", "-m", "runtime", "--resident", "--listen", f"{host}:{port}", "--insecure"]
+            command = ["ip", "netns", "exec", boards.boards[name].space, *runtime, "--log", f"../.resident/{name}.log"]
+            environment = os.environ | {TOKEN_VARIABLE: token}
+            processes.append(subprocess.Popen(command, cwd=device_directory(boards, name, net), env=environment))
         wait_until(lambda: main(["status", str(net)]) == 0)
         with dicompiler.connect(net, timeout=60) as session:
             assert session.infer(IMAGE)["output"].shape == (1, 10)
@@ -535,7 +534,7 @@ def test_systemd_may_keep_them(boards: Cluster, net: Path, tmp_path: Path, capfd
     assert codes == [0, 0]
 
 
-def test_options_that_make_no_sense_on_other_hosts_are_refused(compiled: Path, tmp_path: Path) -> None:
+def test_rejects_options_for_local_runs(compiled: Path, tmp_path: Path) -> None:
     (tmp_path / "hosts.toml").write_text('[[host]]\nname = "pi01"\nssh = "pi01"\n')
     with pytest.raises(UsageError, match="applies to this host only: give the cores of each device in the hosts file"):
         install(compiled, RunOptions(hosts=Hosts.load(tmp_path / "hosts.toml"), pin=True))

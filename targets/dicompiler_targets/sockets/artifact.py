@@ -94,10 +94,8 @@ class SocketsArtifact:
     def load(cls, directory: Path) -> SocketsArtifact:
         """Load an artifact and check that its documents are intact and consistent.
 
-        The copied runtime must be the installed one. Devices check the content of their other files themselves.
-
-        Raises:
-            DicompilerError: The artifact is damaged, inconsistent, or of another version.
+        The copied runtime must be the installed one. Devices check the content of their other files themselves. Raise
+        DicompilerError if the artifact is damaged, inconsistent, or of another version.
         """
         document = load_artifact(directory)
         try:
@@ -162,10 +160,8 @@ class SocketsArtifact:
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the inputs as contiguous arrays, and non-tensors as they are.
 
-        If one state is given, all missing states are zeros.
-
-        Raises:
-            DicompilerError: An input is missing, unknown or has another type or shape, or an index exceeds its table.
+        If one state is given, all missing states are zeros. Raise DicompilerError if an input is missing, unknown or of
+        another type or shape, or if an index exceeds its table.
         """
         check_type(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
@@ -195,9 +191,7 @@ class SocketsArtifact:
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
     """Check that a manifest belongs to the artifact, and lists the files that the device needs and no others.
 
-    Raises:
-        KeyError: The manifest is inconsistent.
-        DicompilerError: The copied runtime is not the installed one.
+    Raise KeyError if the manifest is inconsistent, and DicompilerError if the copied runtime is not the installed one.
     """
     if (manifest["device"], manifest["digest"]) != (device, document["digest"]):
         raise KeyError(f"the manifest of {device} belongs to another artifact")
@@ -249,8 +243,7 @@ def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
 def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
     """Return the bytes of an input, after rank and dimensions if the manifest does not know the shape.
 
-    Raises:
-        DicompilerError: The input is a non-tensor that cannot be encoded.
+    Raise DicompilerError for a non-tensor that cannot be encoded.
     """
     if value["dtype"] in UNSIZED_TYPES:
         try:

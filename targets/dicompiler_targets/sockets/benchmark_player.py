@@ -52,11 +52,7 @@ class BenchmarkRun:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Run frames for that long.
-
-        Returns:
-            `frames`: seconds of each frame; `send`: median seconds of a call that sends a message, in the last frame.
-        """
+        """Run frames for that long; return the seconds of each frame, and the median seconds of a send call."""
         try:
             self._join()
             outputs = sum(len(manifest["outputs"]) for manifest in self.manifests)

@@ -14,6 +14,7 @@ from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.daemon_client import DaemonConnector
 from dicompiler_targets.sockets.device_messages import JSON_MESSAGE_TYPES, DeviceMessages
 from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, end_process
 from dicompiler_targets.sockets.failures import (
@@ -26,7 +27,7 @@ from dicompiler_targets.sockets.failures import (
     find_failure,
     format_root_cause,
 )
-from dicompiler_targets.sockets.rendezvous import Acceptor
+from dicompiler_targets.sockets.rendezvous import RunAcceptor
 from dicompiler_targets.sockets.runtime.event_loop import EventLoop
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
@@ -41,6 +42,10 @@ SUSPICION_WAIT_S = 0.15
 """Seconds to wait for more evidence about a device that other devices suspect."""
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
 """Seconds until a failed device is started again; doubled after each failed attempt."""
+
+
+Acceptor = RunAcceptor | DaemonConnector
+"""Where devices join a run."""
 
 
 def half_time(deadline: float) -> float:
@@ -315,8 +320,7 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Handle an event of the cluster; return True if it concerns a frame and the session must handle it.
 
-        Raises:
-            RunError: A device failed whose failure is not covered.
+        Raise RunError if a device failed whose failure is not covered.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
@@ -355,8 +359,7 @@ class ClusterState:
     def poll(self) -> None:
         """Check processes, suspicions and returning devices, if the last check was POLL_INTERVAL_S ago.
 
-        Raises:
-            RunError: A device failed whose failure is not covered.
+        Raise RunError if a device failed whose failure is not covered.
         """
         now = time.monotonic()
         if now < self._polled_at + POLL_INTERVAL_S:

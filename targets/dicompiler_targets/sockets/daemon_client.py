@@ -74,11 +74,7 @@ class ResidentCluster:
 
     @classmethod
     def load(cls, directory: Path) -> ResidentCluster | None:
-        """Return the resident devices of an artifact, None if there are none.
-
-        Raises:
-            DicompilerError: The state file is invalid.
-        """
+        """Return the resident devices of an artifact, or None; raise DicompilerError for an invalid state file."""
         path = cls.state_file(directory)
         try:
             document = json.loads(path.read_bytes())
@@ -175,15 +171,10 @@ def call_daemon(
     request: Mapping[str, Any],
     deadline: float,
 ) -> tuple[MessageChannel, dict[str, Any]]:
-    """Connect to a resident device and send a request.
+    """Connect to a resident device and send a request; return the channel and the answer.
 
-    Returns:
-        The channel and the answer.
-
-    Raises:
-        OSError: The device cannot be reached.
-        ProtocolError: The other end is not that device.
-        PeerRefused: The device refused; the text is its message.
+    Raise OSError if the device cannot be reached, ProtocolError if the other end is not that device, and PeerRefused
+    with the device's message if it refused.
     """
     connection = socket.create_connection(address, min(GREETING_TIMEOUT_S, seconds_left(deadline)))
     try:

@@ -135,11 +135,7 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
 
 
 def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
-    """Start the installed runtime for a device on this host; no code in the device's directory is run.
-
-    Raises:
-        RunError: The system cannot start the process.
-    """
+    """Start the installed runtime for a device on this host; no code in the device's directory is run."""
     try:
         popen = subprocess.Popen(
             [sys.executable, *RUNTIME_COMMAND, "--end-with-stdin", *arguments],

@@ -77,6 +77,10 @@ def open_session(directory: Path, options: RunOptions) -> Session:
     On other hosts, missing files are copied first. The only device of an artifact runs in this process if no option
     needs a separate one.
 
+    Args:
+        directory: The artifact's directory.
+        options: The options of the session.
+
     Raises:
         DicompilerError: The directory is not a valid artifact.
         RunError: A device cannot be started.

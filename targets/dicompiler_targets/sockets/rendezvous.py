@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dicompiler.plugin_api import RunError, UsageError
 from dicompiler.plugin_api.utilities import one_line
@@ -34,29 +34,6 @@ ANY_LOOPBACK_PORT = "127.0.0.1:0"
 
 JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
 """A device's process, its channel, and the address at which peers reach it."""
-
-
-class Acceptor(Protocol):
-    """A source of devices that join a run: RunAcceptor or DaemonConnector."""
-
-    address: str
-    credentials: RunCredentials
-
-    def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
-        """Admit the devices of `processes` that have the artifact with this digest."""
-
-    def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Return the next device that joined, or None; raise RunError if a device must be refused."""
-
-    def allow_again(self, device: str) -> None:
-        """Allow a device that joined before to join again."""
-
-    @property
-    def refusal_text(self) -> str:
-        """Why the last connection was refused, as the end of a message; '' if none was."""
-
-    def close(self) -> None:
-        """Admit no more devices."""
 
 
 class RunAcceptor:
@@ -101,24 +78,29 @@ class RunAcceptor:
         self.address = join_address(*bound[:2])
 
     def close(self) -> None:
+        """Admit no more devices."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._listener.close()
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
+        """Admit the devices of `processes` that have the artifact with this digest."""
         self._processes, self._digest = processes, digest
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device)
 
     @property
     def refusal_text(self) -> str:
+        """Why the last connection was refused, as the end of a message; '' if none was."""
         reason = one_line(self._acceptor.last_refusal) if self._acceptor else ""
         return f"; last refused connection: {reason}" if reason else ""
 
     def allow_again(self, device: str) -> None:
+        """Allow a device that joined before to join again."""
         with self._lock:
             self._joined_devices.discard(device)
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
+        """Return the next device that joined, or None; raise RunError if a device must be refused."""
         assert self._acceptor is not None
         joined: JoinedDevice | None = self._acceptor.take(seconds)
         if joined is None:

@@ -20,10 +20,11 @@ from dicompiler.plugin_api.artifacts import RunEvent
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
+from dicompiler_targets.sockets.daemon_client import DaemonConnector
 from dicompiler_targets.sockets.device_process import DeviceProcess, StartDevice, empty_report, local_starter
 from dicompiler_targets.sockets.failures import DeviceEvent, EventLog
 from dicompiler_targets.sockets.frame_reader import FrameReader
-from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, Acceptor, RunAcceptor
+from dicompiler_targets.sockets.rendezvous import ANY_LOOPBACK_PORT, RunAcceptor
 from dicompiler_targets.sockets.runtime.protocol import MAX_FRAMES_IN_FLIGHT, MessageType
 from dicompiler_targets.sockets.runtime.transport import seconds_left
 
@@ -112,7 +113,7 @@ class ClusterSession(Session):
         artifact: SocketsArtifact,
         options: RunOptions,
         start: StartDevice | None = None,
-        acceptor: Acceptor | None = None,
+        acceptor: RunAcceptor | DaemonConnector | None = None,
         deadline: float | None = None,
     ) -> None:
         """Start the devices and wait until they are ready.

@@ -153,10 +153,7 @@ class MessageChannel:
     def receive_greeting(self, deadline: float) -> dict[str, Any]:
         """Wait for the other end's HELLO and return it; only before `start`.
 
-        Raises:
-            PeerRefused: The other end sent an ERROR.
-            ProtocolError: It sent another message.
-            OSError: Nothing arrived.
+        Raise PeerRefused for an ERROR, ProtocolError for another message, and OSError if nothing arrives.
         """
         self._connection.set_deadline(deadline)
         message = self._reader.read_message(_check_greeting)

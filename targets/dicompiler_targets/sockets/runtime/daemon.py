@@ -106,12 +106,7 @@ class DeviceDaemon:
         self._requests: queue.SimpleQueue[tuple[MessageChannel, RunCredentials, float, float]] = queue.SimpleQueue()
 
     def prepare(self, threads: int) -> None:
-        """Make the sessions, check the files and accept connections.
-
-        Raises:
-            ValueError: A file is damaged or cannot be loaded.
-            OSError: The daemon cannot listen.
-        """
+        """Make the sessions, check the files and accept connections; raise ValueError for a file with a fault."""
         files = FileIntegrity(self._directory, self._manifest)
         self._sessions = make_checked_sessions(files, self._directory, self._manifest, threads)
         files.check()
@@ -251,10 +246,7 @@ class DaemonLockFile:
 def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] | None) -> socket.socket:
     """Return a socket bound to `listen`, or to any port of the address that reaches `coordinator`.
 
-    Nobody can connect yet.
-
-    Raises:
-        ValueError: Neither address is given, or the address cannot be used.
+    Nobody can connect yet. Raise ValueError if neither address is given, or the address cannot be used.
     """
     if listen is None and coordinator is None:
         raise ValueError("no address given: add --listen HOST:PORT")

@@ -474,11 +474,7 @@ class DeviceRun:
 def make_checked_sessions(
     files: FileIntegrity, directory: Path, manifest: Mapping[str, Any], threads: int
 ) -> list[Any]:
-    """Make the sessions while the digests of the files are computed.
-
-    Raises:
-        ValueError: A file is damaged, or onnxruntime cannot load it.
-    """
+    """Make the sessions while the digests of the files are computed; raise ValueError for a file with a fault."""
     files.begin_digests()
     try:
         return make_sessions(directory, manifest, threads)

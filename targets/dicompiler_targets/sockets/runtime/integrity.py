@@ -43,8 +43,7 @@ class FileIntegrity:
     def begin_digests(self) -> None:
         """Start to compute all digests; call it just before code that releases the interpreter's lock.
 
-        Raises:
-            ValueError: A file is missing, is a link or has another size, or the kind of a digest is unknown.
+        Raise ValueError if a file is missing, is a link or has another size, or if the kind of a digest is unknown.
         """
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]

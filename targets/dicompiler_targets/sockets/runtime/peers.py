@@ -175,13 +175,9 @@ class PeerConnections:
     def accept(
         self, hello: Mapping[str, Any], channel: MessageChannel, deadline: float
     ) -> tuple[str, MessageChannel] | None:
-        """Accept a peer that connected and sent its HELLO.
+        """Accept a peer that connected and sent its HELLO; raise ProtocolError if it is not an expected one.
 
-        Returns:
-            Name and channel, for `connect_all`; None for a peer that rejoins while frames are executed.
-
-        Raises:
-            ProtocolError: It is not an expected peer.
+        Return name and channel for `connect_all`, or None for a peer that rejoins while frames are executed.
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
         channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
@@ -200,9 +196,8 @@ class PeerConnections:
     ) -> str:
         """Return the name of the peer that sent a HELLO.
 
-        Raises:
-            ProtocolError: It is not one of `expected`, or cannot prove it.
-            DeviceError: It has another artifact; it is told so too.
+        Raise ProtocolError if it is not one of `expected` or cannot prove it. Raise DeviceError, and tell the peer, if
+        it has another artifact.
         """
         peer = str(hello.get("device"))
         if peer not in expected:

@@ -105,10 +105,7 @@ def value_to_bytes(tensor: Any, value: Mapping[str, Any]) -> Any:
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
     """Return a session per segment of all roles, None for segments without a file.
 
-    Segments with the same file share a session.
-
-    Raises:
-        ValueError: onnxruntime cannot load a segment; the message names it.
+    Segments with the same file share a session. Raise ValueError with the segment's name if it cannot be loaded.
     """
     # All sessions share one arena. Otherwise each would keep the most memory that it ever needed.
     memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
@@ -312,8 +309,7 @@ class SegmentIO:
     def cut_outputs(self, computed: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the segment's outputs: computed tensors, and bytes of pieces of `computed` and `values`.
 
-        Raises:
-            ValueError: The session computed a tensor of another type or shape than planned.
+        Raise ValueError if the session computed a tensor of another type or shape than planned.
         """
         assembled = _assemble(self._cuts, lambda name: computed[name] if name in computed else values[name])
         computed |= {tensor["name"]: raw for tensor, raw in assembled}

@@ -371,10 +371,8 @@ def tls_error(error: ssl.SSLError) -> Exception:
 def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: bool, deadline: float) -> Connection:
     """Return a connection over the socket, with TLS if this end has keys.
 
-    Raises:
-        ProtocolError: The other end cannot be trusted or does not use TLS.
-        PeerRefused: The other end refused this one.
-        OSError: The connection failed, or the deadline passed.
+    Raise ProtocolError if the other end cannot be trusted, PeerRefused if it refused this one, and OSError if the
+    connection failed or the deadline passed.
     """
     try:
         if keys is None:
@@ -427,6 +425,6 @@ def check_encryption(host: str, keys: TlsKeys | None, is_insecure: bool) -> None
     """Raise ValueError if tensors would be sent to another host without encryption and that is not allowed."""
     if keys is None and not is_insecure and not is_loopback(host):
         raise ValueError(
-            f"{host} is not a loopback address and there are no keys: give the directory that 'dicompiler keys' created (--keys) "
-            "or allow unencrypted connections (--insecure)"
+            f"{host} is not a loopback address and there are no keys: give those that 'dicompiler keys' created "
+            "(--keys), or allow unencrypted connections (--insecure)"
         )
