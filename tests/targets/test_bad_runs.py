@@ -1,5 +1,7 @@
-"""What goes wrong on the wire and in a run, seen from the command line: one line that names device and cause, exit code
-1, no output file, no process left. And what is no fault: NaN and infinity, in every kind of split."""
+"""Failures of runs, as the command line reports them: one line with device and cause, and exit code 1.
+
+No output file and no process is left. NaN and infinity are not failures, in any kind of split.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ from dicompiler_targets.sockets import device_process
 
 
 def compiled(place: Path, seed: int = 7) -> Path:
-    """An artifact in `place` for pi01 and pi02, which both compute."""
+    """Compile an artifact in `place` for pi01 and pi02, which both compute."""
     place.mkdir(exist_ok=True)
     onnx.save(network(seed), place / "model.onnx")
     command = ["compile", str(place / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn"]
@@ -43,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def artifact(made: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change."""
+    """Return a copy that a test can change."""
     return Path(shutil.copytree(made, tmp_path / "artifact"))
 
 
@@ -54,7 +56,7 @@ class Failing:
         self.place, self.refused = place, refused
 
     def __call__(self, artifact: Path, *options: object) -> str:
-        """The line; no process is left, and no output."""
+        """Return the error line, after checking that no process and no output is left."""
         line = self.refused(1, "run", artifact, "--outputs", self.place / "y.npz", "--timeout", "60", *options)
         assert pids(artifact) == {}
         return line
@@ -67,8 +69,10 @@ def failing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Failing:
 
 @pytest.fixture
 def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
-    """Gives pi02 another runtime, in which `old` became `new` in one of the files; devices are started with the runtime
-    in their directory, as by hand on boards."""
+    """Return a function that changes `old` to `new` in a file of pi02's runtime.
+
+    Devices are then started with the runtime in their directory, as users start them on boards.
+    """
 
     def change(file: str, old: str, new: str) -> None:
         path = artifact / "pi02" / file
@@ -82,7 +86,7 @@ def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
     return change
 
 
-def test_a_busy_port(artifact: Path, failing: Failing) -> None:
+def test_reports_busy_port(artifact: Path, failing: Failing) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         line = failing(artifact, "--listen", address)
@@ -121,7 +125,7 @@ def absent(keys: Path) -> None:
         (absent, "is missing: create keys with 'dicompiler keys'"),
     ],
 )
-def test_a_certificate_that_is_wrong_expired_or_absent(
+def test_reports_wrong_expired_or_missing_certificate(
     artifact: Path, tmp_path: Path, failing: Failing, change: Callable[[Path], None], words: str
 ) -> None:
     keys = tmp_path / "keys"
@@ -131,18 +135,20 @@ def test_a_certificate_that_is_wrong_expired_or_absent(
     assert line.startswith("device 'pi02': ") and words in line
 
 
-def test_keys_of_a_coordinator_that_are_not_there(artifact: Path, tmp_path: Path, failing: Failing) -> None:
+def test_reports_missing_coordinator_keys(artifact: Path, tmp_path: Path, failing: Failing) -> None:
     line = failing.refused(2, "run", artifact, "--keys", tmp_path / "none", "--outputs", tmp_path / "y.npz")
     assert line == f"run: keys: {tmp_path / 'none'}/coordinator/ca.pem is missing: create keys with 'dicompiler keys'"
 
 
-def test_a_peer_of_another_version(artifact: Path, failing: Failing, tamper: Callable[[str, str, str], None]) -> None:
-    tamper("runtime/frames.py", 'b"DICO", 4', 'b"DICO", 5')
+def test_reports_peer_of_another_version(
+    artifact: Path, failing: Failing, tamper: Callable[[str, str, str], None]
+) -> None:
+    tamper("runtime/protocol.py", 'b"DICO", 5', 'b"DICO", 6')
     line = failing(artifact)
     assert line.startswith("device 'pi02': ") and "version" in line and "protocol" in line
 
 
-def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Failing) -> None:
+def test_rejects_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Failing) -> None:
     retrained = compiled(tmp_path / "retrained", seed=8)
     shutil.rmtree(artifact / "pi02")
     shutil.copytree(retrained / "pi02", artifact / "pi02")
@@ -152,9 +158,9 @@ def test_a_peer_with_other_weights(artifact: Path, tmp_path: Path, failing: Fail
     assert "the manifest of pi02 belongs to another artifact" in failing(artifact)
 
 
-WHOLE = "        queued = _Queued(header"
-CUT = """        if kind is Kind.TENSOR and self._writes:
-            self._line.send([memoryview(pack(header)), memoryview(payload)[:9]])
+WHOLE = "        queued = _QueuedMessage(header"
+CUT = """        if message_type is MessageType.TENSOR and self._is_writing:
+            self._connection.send([memoryview(pack_header(header)), memoryview(payload)[:9]])
             return self.close()
 """
 
@@ -162,13 +168,13 @@ CUT = """        if kind is Kind.TENSOR and self._writes:
 @pytest.mark.parametrize(
     ("file", "old", "new", "words"),
     [
-        ("frames", "frame, header.length)\n", "frame, header.length + (header.kind == 6))\n", "the plan says"),
-        ("frames", "header.kind, 0, header", "header.kind, int(header.kind == 6), header", "flags 1 came"),
-        ("wire", WHOLE, CUT + WHOLE, "lost"),
+        ("protocol", "frame, header.length)\n", "frame, header.length + (header.type == 6))\n", "expected"),
+        ("protocol", "header.type, 0, header", "header.type, int(header.type == 6), header", "with flags 1"),
+        ("channel", WHOLE, CUT + WHOLE, "lost"),
     ],
     ids=["wrong length", "flipped bit", "truncated"],
 )
-def test_a_frame_that_is_corrupted_or_truncated(
+def test_reports_corrupted_or_truncated_message(
     artifact: Path,
     failing: Failing,
     tamper: Callable[[str, str, str], None],
@@ -190,9 +196,7 @@ def test_a_frame_that_is_corrupted_or_truncated(
     ],
     ids=["killed", "stopped"],
 )
-def test_a_process_that_is_killed_or_stopped(
-    artifact: Path, failing: Failing, sign: signal.Signals, words: str
-) -> None:
+def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign: signal.Signals, words: str) -> None:
     def strike() -> None:
         pid = wait_until(lambda: pids(artifact).get("pi02"))
         time.sleep(1.5)
@@ -215,7 +219,7 @@ def test_a_process_that_is_killed_or_stopped(
         (lambda device: shutil.rmtree(device / "runtime"), "device 'pi02': file runtime/__init__.py is missing"),
     ],
 )
-def test_a_device_whose_directory_is_not_whole(
+def test_reports_incomplete_device_directory(
     artifact: Path, failing: Failing, change: Callable[[Path], object], words: str
 ) -> None:
     change(artifact / "pi02")
@@ -231,7 +235,7 @@ def test_a_device_whose_directory_is_not_whole(
         "lip{layers=h,y parts=2 merge=scatter}",
     ],
 )
-def test_nan_and_infinity_come_out_where_onnxruntime_puts_them(split: str, tmp_path: Path) -> None:
+def test_nan_and_infinity_match_onnxruntime(split: str, tmp_path: Path) -> None:
     model, plan, out = tmp_path / "model.onnx", tmp_path / "plan.json", tmp_path / "out"
     onnx.save(network(), model)
     passes = ["-p", f"infer-shapes,form-layers,{split}", "--save-plan", str(plan), "-o", str(tmp_path / "y.onnx")]
