@@ -1,8 +1,7 @@
-"""What becomes of each built-in network on four Raspberry Pi 4: the table of docs/reference/networks.md.
+"""Benchmark of the built-in networks on four Raspberry Pi 4: the table of docs/reference/networks.md.
 
-In: which networks, or all. Out: rows of the table on stdout; with --write they take the place of those in the document.
-Each network is worked on in a process of its own, whose processor time and memory are told on stderr. No row is made of
-a search that was cut off.
+It prints the rows of the table; with --write it replaces them in the document. Each network runs in its own process,
+and its processor time and memory go to stderr. A search that hits its time limit gives no row.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from dicompiler.verify.comparison import check_exact
 DOCUMENT = Path(__file__).parents[1] / "docs" / "reference" / "networks.md"
 BEGIN, END = "<!-- networks -->\n", "<!-- end -->"
 COLUMN_HEADINGS = (
-    "network", "operators", "layers", "cut at 1000", "exact", "× at 100 Mbit/s", "× at 1000 Mbit/s", "compile CPU s",
+    "network", "operators", "layers", "split at 1000", "exact", "× at 100 Mbit/s", "× at 1000 Mbit/s", "compile CPU s",
 )  # fmt: skip
 ALL_NETWORKS = (*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES))
 
 
 def pi_platform(mbits: float) -> Platform:
-    """Four Raspberry Pi 4 on a switch."""
+    """Return four Raspberry Pi 4 on a switch with a bandwidth in Mbit/s."""
     return replace(Platform.load("rpi4x4"), name=f"rpi4x4-{mbits:g}", network=Network("switch", mbits * 1e6))
 
 
 def count_exact_layers(model: Model, compiled: CompileResult) -> str:
-    """How many layers' geometry was proved bit-equal for this plan, of all; '-' where the level does not apply."""
+    """Return "N of M" layers that the exact check verifies for this plan; '-' if it does not apply."""
 
     def program(variant: Model) -> Program:
-        made = lower(replace(prepare(variant), platform=compiled.platform, plan=compiled.plan)).program
-        assert made is not None
-        return made
+        lowered = lower(replace(prepare(variant), platform=compiled.platform, plan=compiled.plan)).program
+        assert lowered is not None
+        return lowered
 
     check = check_exact(model, program, rules=registry().operator_rules, layers=compiled.layers)
     assert check.passed, check.detail
@@ -57,7 +56,7 @@ def count_exact_layers(model: Model, compiled: CompileResult) -> str:
 
 
 def table_row(name: str) -> str:
-    """The network's row of the table."""
+    """Return the network's row of the table."""
     proto = networks.build(name)
     faster, seconds, compiled = [], 0.0, None
     for mbits in (100, 1000):
@@ -66,7 +65,7 @@ def table_row(name: str) -> str:
         seconds = time.process_time() - start
         assert compiled.metrics is not None and compiled.single_device_metrics is not None and compiled.plan is not None
         if compiled.plan.note:
-            raise click.ClickException(f"{name}: {compiled.plan.note}: give it an idle machine")
+            raise click.ClickException(f"{name}: {compiled.plan.note}: repeat it on an idle machine")
         faster.append(f"{compiled.metrics.speedup_over(compiled.single_device_metrics, 'latency'):.2f}")
     assert compiled is not None and compiled.layers is not None and compiled.plan is not None
     cut = sum(len({part.device for part in parts}) > 1 for parts in compiled.plan.layers.values())
@@ -78,14 +77,14 @@ def table_row(name: str) -> str:
 @click.command(help=__doc__)
 @click.argument("names", nargs=-1, type=click.Choice(ALL_NETWORKS))
 @click.option("--write", is_flag=True, help="Update docs/reference/networks.md; rows of other networks stay.")
-@click.option("--here", is_flag=True, hidden=True)
-def main(names: Sequence[str], write: bool, here: bool) -> None:
-    if here:
+@click.option("--in-process", is_flag=True, hidden=True)
+def main(names: Sequence[str], write: bool, in_process: bool) -> None:
+    if in_process:
         click.echo(table_row(names[0]))
         return
     rows = {}
     for name in names or ALL_NETWORKS:
-        process = subprocess.Popen([sys.executable, __file__, "--here", name], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, __file__, "--in-process", name], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         text = process.stdout.read().strip()
         _, code, used = os.wait4(process.pid, 0)
@@ -95,12 +94,12 @@ def main(names: Sequence[str], write: bool, here: bool) -> None:
         rows[name] = text
         click.echo(text)
         click.echo(f"{used.ru_utime + used.ru_stime:.1f} CPU s, {used.ru_maxrss / 1024:.0f} MiB", err=True)
-        if write:  # at once: all of them take long
+        if write:  # after each network, because all of them take long
             DOCUMENT.write_text(replace_rows(DOCUMENT.read_text(), rows))
 
 
 def replace_rows(text: str, rows: dict[str, str]) -> str:
-    """The document with these rows in its table, in the order of ALL."""
+    """Return the document with these rows in its table, in the order of ALL_NETWORKS."""
     head, rest = text.split(BEGIN)
     table, _, tail = rest.partition(END)
     known = {line.split("|")[1].strip(): line for line in table.splitlines()[2:]} | rows

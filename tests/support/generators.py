@@ -1,6 +1,6 @@
-"""Random small networks with integer values, and random plans for them: what property tests and benchmarks draw from.
+"""Random small networks with integer values, and random plans for them, for property tests and benchmarks.
 
-Everything is drawn from a `random.Random`; hypothesis hands in one whose draws it can shrink.
+Everything is drawn from a `random.Random`; hypothesis passes one that it can shrink.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CLUSTER = Platform(
 
 @dataclass
 class Net:
-    """A network while it grows: `live` are (tensor, shape) that later nodes may read."""
+    """A growing network; `live` has (tensor, shape) that later nodes can read."""
 
     rng: Random
     opset: int
@@ -45,7 +45,7 @@ class Net:
     live: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
     def weight(self, *shape: int, nonzeros: int = 2) -> str:
-        """Sparse: at most `nonzeros` of ±1 in each filter, so that values stay small at any depth."""
+        """Add a sparse weight with at most `nonzeros` of ±1 per filter, so that values stay small at any depth."""
         name = f"w{len(self.weights)}"
         flat = np.zeros((shape[0], int(np.prod(shape[1:]))), np.float32)
         for row in flat:
@@ -67,13 +67,13 @@ class Net:
         return self.nodes[-1].output[0]
 
     def pick(self, rank: int | None = None) -> tuple[str, tuple[int, ...]]:
-        """A live tensor, mostly a late one."""
+        """Return a live tensor, usually a late one."""
         chosen = [t for t in self.live if rank is None or len(t[1]) == rank] or self.live
         return chosen[-1] if self.rng.random() < 0.7 else self.rng.choice(chosen)
 
 
 def _window(net: Net, extents: Sequence[int]) -> dict[str, Any] | None:
-    """Kernel, strides, dilations and pads that leave at least one output; None where these extents allow none."""
+    """Return kernel, strides, dilations and pads that leave at least one output; None if these extents allow none."""
     rng = net.rng
     kernel = [rng.choice((1, 2, 3, 3, 5)) for _ in extents]
     strides = [rng.choice((1, 1, 2, 3)) for _ in extents]
@@ -88,7 +88,7 @@ def _window(net: Net, extents: Sequence[int]) -> dict[str, Any] | None:
             for e, s, k in zip(extents, strides, kernel, strict=True)
         ]
         padded = all((o - 1) * s + k >= e for o, s, k, e in zip(out, strides, kernel, extents, strict=True))
-        # onnxruntime refuses the negative pads that SAME stands for where a stride is longer than its kernel.
+        # onnxruntime rejects the negative pads of SAME if a stride is longer than its kernel.
         return {**window, "auto_pad": mode, "out": out} if min(out) > 0 and (padded or mode == "VALID") else None
     pads = [rng.randrange(k) for k in kernel * 2]
     rank = len(kernel)
@@ -121,7 +121,7 @@ def _pool(net: Net) -> None:
     if window is None:
         return
     if op == "AveragePool":
-        # Averages are exact only over powers of two, and where pads count.
+        # Averages are exact only over powers of two, and if pads count.
         window.pop("dilations", None)
         window["kernel_shape"] = [min(2, k) for k in window["kernel_shape"]]
         window.pop("auto_pad", None)
@@ -137,7 +137,7 @@ def _pool(net: Net) -> None:
 
 
 def _touches(window: dict[str, Any], extents: Sequence[int]) -> bool:
-    """Whether every window has a tap inside the input (onnxruntime's MaxPool of pads alone is −3e38: no integer)."""
+    """Return True if every window has a tap inside the input; onnxruntime's MaxPool of pads only is −3e38."""
     if "pads" not in window:
         return True
     axes = zip(
@@ -201,7 +201,7 @@ def replace_dim(shape: Sequence[int], axis: int) -> tuple[int, ...]:
 
 
 def _shuffle(net: Net) -> None:
-    """shufflenet's channel shuffle: N, g, c/g, H, W and back."""
+    """Append ShuffleNet's channel shuffle: N, g, c/g, H, W and back."""
     name, (n, c, h, w) = net.pick(4)
     g = net.rng.choice([g for g in range(1, c + 1) if c % g == 0])
     split = _reshape_to(net, name, (n, g, c // g, h, w))
@@ -259,7 +259,7 @@ STEPS = (
 
 
 def random_model(rng: Random, depth: int = 8) -> onnx.ModelProto:
-    """A network of up to `depth` random steps; every tensor that nobody reads is an output (at most three)."""
+    """Return a network of up to `depth` random steps; every unread tensor is an output (at most three)."""
     net = Net(rng, rng.choice((9, 11, 13, 17)))
     shape = (rng.choice((1, 1, 1, 2)), rng.choice((1, 2, 3, 4)), rng.randrange(3, 10), rng.randrange(3, 9))
     net.live.append(("x", shape))
@@ -283,7 +283,7 @@ def random_model(rng: Random, depth: int = 8) -> onnx.ModelProto:
 
 
 def integers(rng: Random, model: onnx.ModelProto) -> dict[str, NDArray[np.float32]]:
-    """Inputs of −4 … 4."""
+    """Return inputs of −4 … 4."""
     values = np.random.default_rng(rng.randrange(2**31))
     return {
         v.name: values.integers(-4, 5, [d.dim_value for d in v.type.tensor_type.shape.dim]).astype(np.float32)
@@ -292,13 +292,13 @@ def integers(rng: Random, model: onnx.ModelProto) -> dict[str, NDArray[np.float3
 
 
 def _cuts(rng: Random, extent: int, most: int = 4) -> list[Interval]:
-    """0..extent in up to `most` intervals of any sizes."""
+    """Split 0..extent into up to `most` intervals of any sizes."""
     inner = sorted(rng.sample(range(1, extent), min(rng.randrange(most), extent - 1)))
     return list(zip([0, *inner], [*inner, extent], strict=True))
 
 
 def _regions(rng: Random, layers: LayerGraph, layer: Layer) -> list[Region]:
-    """Regions that cover the layer's output: cut along up to two axes, some of them grown so that they overlap."""
+    """Return regions that cover the layer's output, cut along up to two axes; some of them overlap."""
     shape = output_shape(layers, layer)
     regions = [full_region(shape)]
     allowed = cuttable_axes(layers, layer)
@@ -316,8 +316,7 @@ def _regions(rng: Random, layers: LayerGraph, layer: Layer) -> list[Region]:
 
 
 def random_plan(rng: Random, layers: LayerGraph, devices: Sequence[str] = DEVICES) -> Plan:
-    """A legal plan: any regions that cover each layer, on any devices and lanes, some layers by LIP; of what draws
-    random numbers one part."""
+    """Return a valid plan with any regions, devices and lanes, and some layers by LIP; random layers have one part."""
 
     def place(region: Region | None, reduce: Interval | None = None) -> Part:
         return Part(rng.choice(devices), region, reduce, rng.choice((0, 0, 0, 1, 2)) if rng.random() < 0.5 else 0)

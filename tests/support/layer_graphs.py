@@ -1,4 +1,4 @@
-"""Layer graphs for tests: from ONNX text, or by hand from a table where real weights would only cost time."""
+"""Layer graphs from ONNX text, or from a table if real weights would only take time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ FLOAT = onnx.TensorProto.FLOAT
 
 
 def rules() -> dict[tuple[str, str], Any]:
-    """The built-in operator rules by domain and operator."""
+    """Return the built-in operator rules by domain and operator."""
     return {(rule.domain, rule.op): rule for rule in builtin_rules()}
 
 
 def formed(source: str | onnx.ModelProto, **weights: Sequence[int]) -> LayerGraph:
-    """The layers of a model in ONNX text, shapes inferred. `weights`: name → shape of further initializers (zeros)."""
+    """Return the layers of a model in ONNX text, with inferred shapes.
+
+    `weights` has shapes of additional initializers, which are zeros.
+    """
     proto = onnx.parser.parse_model(source) if isinstance(source, str) else source
     for name, shape in weights.items():
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name))
@@ -33,8 +36,11 @@ def formed(source: str | onnx.ModelProto, **weights: Sequence[int]) -> LayerGrap
 
 
 def stack(shape: tuple[int, ...], rows: Sequence[tuple[Any, ...]]) -> LayerGraph:
-    """A row of layers by hand, a layer for each node: ("conv", out channels, kernel, stride, pad, groups),
-    ("pool", kernel, stride, pad), ("flatten",), ("fc", out features). Weights have shapes and no data."""
+    """Return a row of layers with one node each, and weights without data.
+
+    The rows are ("conv", out channels, kernel, stride, pad, groups), ("pool", kernel, stride, pad), ("flatten",) or
+    ("fc", out features).
+    """
     tensors: dict[str, TensorInfo] = {"input": TensorInfo("input", FLOAT, shape)}
     layers: list[Layer] = []
     at = "input"
@@ -71,7 +77,7 @@ def stack(shape: tuple[int, ...], rows: Sequence[tuple[Any, ...]]) -> LayerGraph
 
 
 def vgg16() -> LayerGraph:
-    """VGG16 (Simonyan and Zisserman, configuration D), 224×224, activations left out."""
+    """Return VGG16 (Simonyan and Zisserman, configuration D) for 224×224, without activations."""
     rows: list[tuple[Any, ...]] = []
     for channels, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
         rows += [("conv", channels, 3, 1, 1, 1)] * count + [("pool", 2, 2, 0)]
@@ -79,7 +85,7 @@ def vgg16() -> LayerGraph:
 
 
 def alexnet(groups: int = 2) -> LayerGraph:
-    """AlexNet as Caffe has it, 227×227; `groups` of its second, fourth and fifth convolution."""
+    """Return Caffe's AlexNet for 227×227, with these `groups` of its second, fourth and fifth convolution."""
     rows = [
         ("conv", 96, 11, 4, 0, 1), ("pool", 3, 2, 0),
         ("conv", 256, 5, 1, 2, groups), ("pool", 3, 2, 0),

@@ -1,4 +1,4 @@
-"""ONNX models for tests of reading and writing: a plain one, one with bodies, one with all that may stand in one."""
+"""ONNX models for tests of reading and writing: plain, with bodies, and with all kinds of content."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from dicompiler.ir.onnx.model import Model
 
 
 def parsed(text: str, **weights: np.ndarray) -> onnx.ModelProto:
-    """A model in ONNX text, and its large initializers."""
+    """Return a model from ONNX text with its large initializers."""
     model = onnx.parser.parse_model(text)
     model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
     return model
 
 
 def small(**weights: np.ndarray) -> onnx.ModelProto:
-    """A product with a large w (or `weights`) and a sum with a small b."""
+    """Return a product with a large w (or `weights`), and a sum with a small b."""
     weights = weights or {"w": np.arange(64 * 8, dtype=np.float32).reshape(64, 8)}
     return parsed(
         """<ir_version: 8, opset_import: ["": 17]>
@@ -35,7 +35,7 @@ def small(**weights: np.ndarray) -> onnx.ModelProto:
 
 
 def external(directory: Path, **entries: str) -> Path:
-    """`small()` with w in weights.bin; `entries` override the reference's."""
+    """Return `small()` with w in weights.bin; `entries` override its reference."""
     model = small()
     array = numpy_helper.to_array(model.graph.initializer[1])
     (directory / "weights.bin").write_bytes(bytes(64) + array.tobytes())
@@ -50,7 +50,7 @@ def external(directory: Path, **entries: str) -> Path:
 
 
 def body_model() -> onnx.ModelProto:
-    """An If whose branches capture an outer tensor and outer initializers that nothing else reads."""
+    """Return an If with branches that capture an outer tensor, and outer initializers that no other node reads."""
     model = parsed(
         """<ir_version: 8, opset_import: ["": 17]>
         g (bool c, float[300] x) => (float[300] y) <float[1] k = {2}>
@@ -66,7 +66,7 @@ def body_model() -> onnx.ModelProto:
 
 
 def rich_model() -> onnx.ModelProto:
-    """One model with everything that graphsurgeon drops, changes or refuses."""
+    """Return a model with all content that graphsurgeon drops, changes or refuses."""
     model = parsed(
         """<ir_version: 11, opset_import: ["": 21, "local": 1, "other": 3], producer_name: "maker",
             producer_version: "7", domain: "org.example", model_version: 12, doc_string: "a model">
@@ -113,7 +113,7 @@ def rich_model() -> onnx.ModelProto:
 
 
 def message_of(source: Any) -> str:
-    """The one line with which loading it is refused."""
+    """Return the error of one line with which the loader rejects a model."""
     with pytest.raises(DicompilerError) as caught:
         Model.load(source)
     assert "\n" not in str(caught.value)

@@ -1,6 +1,4 @@
-"""What the tests of operator rules share besides dicompiler.testing: what hypothesis draws, and what our own rules keep
-to beyond what any rule must. Only tests import it.
-"""
+"""Checks of operator rules with hypothesis, in addition to dicompiler.testing: stricter ones for built-in rules."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ Draw = Callable[..., Any]
 
 
 def run(model: Model, feed: Mapping[str, Array]) -> Array | None:
-    """The whole node's output; None where onnxruntime refuses the model: such a one need not be split."""
+    """Return the whole node's output; None if onnxruntime rejects the model, which then need not be split."""
     try:
         return np.asarray(run_model(model, feed, optimization="none")["y"])
     except DicompilerError:
@@ -54,7 +52,7 @@ def run(model: Model, feed: Mapping[str, Array]) -> Array | None:
 
 
 def chooser(draw: Draw) -> IntegerChooser:
-    """Numbers that hypothesis draws, and shrinks."""
+    """Return a function that draws numbers from hypothesis, which can shrink them."""
 
     def choose(low: int, high: int) -> int:
         return int(draw(st.integers(low, high)))
@@ -63,7 +61,7 @@ def chooser(draw: Draw) -> IntegerChooser:
 
 
 def check_whole(layers: LayerGraph, model: Model) -> None:
-    """All of the output is the node as it stands, on all of its inputs."""
+    """Check that the full output is the unchanged node on its full inputs."""
     (layer,) = layers.layers
     (node,) = layer.nodes
     operation = layers.operation_of(node)
@@ -74,29 +72,29 @@ def check_whole(layers: LayerGraph, model: Model) -> None:
     placed = PartitionPass().run(PipelineState(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
     (proto,) = placed.model.proto.graph.node
     del proto.metadata_props[:]
-    proto.output[1:] = model.proto.graph.node[0].output[1:]  # they get names of their own on each device
+    proto.output[1:] = model.proto.graph.node[0].output[1:]  # they have different names on each device
     assert proto == model.proto.graph.node[0]
 
 
 def check_cut(case: RuleCase, draw: Draw) -> None:
-    """Draws a region, splits the node, compares with the whole; partial sums too where the rule has a reduction."""
+    """Split the node into drawn regions, and compare with the whole; also partial sums if the rule has a reduction."""
     model = case.model()
     expected = run(model, case.inputs)
     layers = form_layers(model, rules())
     assume(layers.tensors["y"].shape is not None)
     shape = output_shape(layers, layers.layers[0])
-    assume(expected is not None and expected.shape == shape)  # where a pool has auto_pad, onnxruntime forgets dilations
+    assume(expected is not None and expected.shape == shape)  # onnxruntime ignores dilations of pools with auto_pad
     assert expected is not None
     check_whole(layers, model)
     checks.check_split(layers, model, case, expected, chooser(draw))
 
 
 def check_stand_in(case: RuleCase, draw: Draw) -> None:
-    """The same in the exact check, where what rounds is replaced: bit-equal."""
+    """Run `check_cut` in the exact check, in which rounding operators are replaced: results must be bit-equal."""
     assume(run(case.model(), case.inputs) is not None)
     try:
         model, feed = check_model(case.model(), draw(st.integers(0, 9)))
-    except DicompilerError:  # onnxruntime's MaxPool refuses an auto_pad that its LpPool takes
+    except DicompilerError:  # onnxruntime's MaxPool rejects an auto_pad that its LpPool accepts
         reject()
     expected = run(model, feed)
     layers = form_layers(model, rules())
@@ -105,17 +103,17 @@ def check_stand_in(case: RuleCase, draw: Draw) -> None:
 
 
 def integers(draw: Draw, *shape: int, most: int = 4, dtype: Any = np.float32) -> Array:
-    """Small whole numbers, all drawn from one seed: sums of them are exact in any order."""
+    """Draw small integers from one seed; their sums are exact in any order."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return random.integers(-most, most + 1, shape).astype(dtype)
 
 
 def broadcastable(draw: Draw, shape: Sequence[int]) -> tuple[int, ...]:
-    """A shape that broadcasts to `shape`: some axes of extent 1, some leading ones left out."""
+    """Draw a shape that broadcasts to `shape`: some axes of extent 1, some leading axes omitted."""
     kept = shape[draw(st.integers(0, len(shape))) :]
     return tuple(draw(st.sampled_from((extent, extent, 1))) for extent in kept)
 
 
 def drawn_computed(draw: Draw, count: int) -> tuple[int, ...]:
-    """Which of the inputs are computed: at least one."""
+    """Draw which inputs are computed; at least one is."""
     return tuple(sorted(draw(st.sets(st.integers(0, count - 1), min_size=1))))

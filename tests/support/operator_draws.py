@@ -1,4 +1,4 @@
-"""Operators as hypothesis draws them, where several test files want them."""
+"""Operators drawn by hypothesis, shared by several test files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.operator_cases import (
 
 @dataclass(frozen=True)
 class Sliding:
-    """What convolutions and pools share."""
+    """Attributes that convolutions and pools share."""
 
     extents: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -28,8 +28,10 @@ class Sliding:
 
 @st.composite
 def sliding(draw: Draw, wide_pads: bool, dilated: bool) -> Sliding:
-    """Extents, kernel, strides, dilations, and pads or auto_pad in one to three dimensions. `wide_pads`: a window may
-    lie in the pads alone."""
+    """Draw extents, kernel, strides, dilations, and pads or auto_pad in one to three dimensions.
+
+    With `wide_pads`, a window may lie completely in the pads.
+    """
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
     most = (14, 9, 5)[rank - 1]
 
@@ -56,7 +58,7 @@ def sliding(draw: Draw, wide_pads: bool, dilated: bool) -> Sliding:
 
 @st.composite
 def pools(draw: Draw, op: str) -> RuleCase:
-    """In the form of each opset: rounding up since 10 (LpPool 18), dilations since 10 (AveragePool 19, LpPool 18)."""
+    """Draw a pool in the form of the opset: ceil_mode since 10 (LpPool 18), dilations since 10 (AveragePool 19, LpPool 18)."""
     opset = draw(st.sampled_from(OPSETS))
     since = {"MaxPool": (10, 10), "AveragePool": (10, 19), "LpPool": (18, 18)}[op]
     window = draw(sliding(wide_pads=False, dilated=opset >= since[1]))

@@ -1,4 +1,4 @@
-"""A network of two convolutions, and what the pass `partition` makes of it under a plan."""
+"""A network of two convolutions, and its placed model under a plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = {"conv1": (Part("a"),), "conv2": (Part("a"),)}
 
 
 def network(opset: int = 13) -> Model:
-    """Two convolutions with an activation between them, and small integers as weights."""
+    """Return two convolutions with an activation between them, and small integers as weights."""
     proto = onnx.parser.parse_model(TEXT % opset)
     rng = np.random.default_rng(0)
     for name, shape in (("w", (4, 4, 3, 3)), ("v", (4, 4, 1, 1))):
@@ -35,15 +35,15 @@ def network(opset: int = 13) -> Model:
 
 
 def place(model: Model, plan: Plan) -> PipelineState:
-    """The model, rewritten as the plan says."""
+    """Return the model, rewritten by the plan."""
     return PartitionPass().run(PipelineState(model=model, layers=form_layers(model, rules()), plan=plan))
 
 
 def rows(device: str, start: int, stop: int) -> Part:
-    """Rows of a layer's output."""
+    """Return rows of a layer's output."""
     return Part(device, ((0, 1), (0, 4), (start, stop), (0, 6)))
 
 
 def marks(node: onnx.NodeProto) -> dict[str, str]:
-    """The node's metadata."""
+    """Return the node's metadata."""
     return {entry.key: entry.value for entry in node.metadata_props}

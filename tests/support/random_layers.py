@@ -1,4 +1,4 @@
-"""Layers of random networks and regions of them, for property tests of what is cut."""
+"""Random layers and regions for property tests."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from dicompiler.partition.bounds_inference import cuttable_axes, output_shape
 
 @cache
 def random_layers(seed: int) -> LayerGraph:
-    """The layers of a random network."""
+    """Return the layers of a random network."""
     return formed(onnx.shape_inference.infer_shapes(random_model(Random(seed))))
 
 
 def cut_layers(layers: LayerGraph) -> list[Layer]:
-    """Those that can be cut along some axis."""
+    """Return the layers that can be cut along some axis."""
     return [layer for layer in layers.layers if cuttable_axes(layers, layer)]
 
 
 def random_region(rng: Random, layers: LayerGraph, layer: Layer, within: Region | None = None) -> Region:
-    """A region of the layer's output that is not empty, cut along axes that can be; inside `within`, where given."""
+    """Return a region of the layer's output that is not empty, and is cut along axes that can be cut; inside `within` if given."""
     allowed = cuttable_axes(layers, layer)
     region = list(within or full_region(output_shape(layers, layer)))
     for axis in allowed:
