@@ -58,7 +58,7 @@ def sliding(draw: Draw, wide_pads: bool, dilated: bool) -> Sliding:
 
 @st.composite
 def pools(draw: Draw, op: str) -> RuleCase:
-    """Draw a pool in the form of the opset: ceil_mode since 10 (LpPool 18), dilations since 10 (AveragePool 19, LpPool 18)."""
+    """Draw a pool of the opset: ceil_mode since 10 (LpPool 18), dilations since 10 (others since 18, 19)."""
     opset = draw(st.sampled_from(OPSETS))
     since = {"MaxPool": (10, 10), "AveragePool": (10, 19), "LpPool": (18, 18)}[op]
     window = draw(sliding(wide_pads=False, dilated=opset >= since[1]))

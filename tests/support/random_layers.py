@@ -26,7 +26,7 @@ def cut_layers(layers: LayerGraph) -> list[Layer]:
 
 
 def random_region(rng: Random, layers: LayerGraph, layer: Layer, within: Region | None = None) -> Region:
-    """Return a region of the layer's output that is not empty, and is cut along axes that can be cut; inside `within` if given."""
+    """Return a random non-empty region of the layer's output, cut along allowed axes; inside `within` if given."""
     allowed = cuttable_axes(layers, layer)
     region = list(within or full_region(output_shape(layers, layer)))
     for axis in allowed:
