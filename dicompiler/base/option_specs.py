@@ -80,8 +80,8 @@ def _quote(value: str) -> str:
 class _SpecParser:
     """Recursive-descent parser of one text; error messages count columns from 1."""
 
-    def __init__(self, text: str, what: str) -> None:
-        self.text, self.label, self.position = text, what, 0
+    def __init__(self, text: str, label: str) -> None:
+        self.text, self.label, self.position = text, label, 0
 
     def syntax_error(self, expected: str, note: str = "") -> UsageError:
         found = repr(self.text[self.position]) if self.position < len(self.text) else "the end"
@@ -154,31 +154,31 @@ class _SpecParser:
         return Spec(name, self.parse_options() if self.accept("{") else ())
 
 
-def parse_spec(text: str, what: str = "spec") -> Spec:
+def parse_spec(text: str, label: str = "spec") -> Spec:
     """Parse one spec, such as `modnn{axis=height}`.
 
     Raises:
-        UsageError: Syntax error. The message names `what`, the column and the expected text.
+        UsageError: Syntax error. The message names `label`, the column and the expected text.
     """
-    reader = _SpecParser(text, what)
-    reader.skip_blanks()
-    spec = reader.parse_spec()
-    reader.skip_blanks()
-    if not reader.is_at_end():
-        raise reader.syntax_error("the end" if "{" in text[: reader.position] else "'{' or the end")
+    parser = _SpecParser(text, label)
+    parser.skip_blanks()
+    spec = parser.parse_spec()
+    parser.skip_blanks()
+    if not parser.is_at_end():
+        raise parser.syntax_error("the end" if "{" in text[: parser.position] else "'{' or the end")
     return spec
 
 
 def parse_pipeline(text: str) -> tuple[Spec, ...]:
     """Parse specs joined by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`; at least one."""
-    reader = _SpecParser(text, "pipeline")
+    parser = _SpecParser(text, "pipeline")
     specs: list[Spec] = []
-    while not specs or reader.accept(","):
-        reader.skip_blanks()
-        specs.append(reader.parse_spec())
-        reader.skip_blanks()
-    if not reader.is_at_end():
-        raise reader.syntax_error("',' before the next pass or the end")
+    while not specs or parser.accept(","):
+        parser.skip_blanks()
+        specs.append(parser.parse_spec())
+        parser.skip_blanks()
+    if not parser.is_at_end():
+        raise parser.syntax_error("',' before the next pass or the end")
     return tuple(specs)
 
 

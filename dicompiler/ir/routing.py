@@ -103,7 +103,7 @@ class StateRetention:
 
 @dataclass(frozen=True)
 class Routing:
-    """Live tasks of a plan, and what they read.
+    """Live tasks of a plan, and the tensors that they read.
 
     Attributes:
         layers: The layers.

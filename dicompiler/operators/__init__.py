@@ -1,6 +1,6 @@
 """Built-in operator rules, one module per family of operators.
 
-A rule answers two questions: which region of each input does a region of the output need, and what does it cost?
+A rule defines the regions of the inputs that a region of the output needs, and the cost of computing it.
 
     (Operation, region of the output, range of the reduction axis) ⇒ Piece
     (Operation, shape of the output region, shapes of the input regions) ⇒ OpCost

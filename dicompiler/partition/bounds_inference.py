@@ -3,7 +3,7 @@
     LayerGraph + Layer + LayerShare ⇒ ShareTask: a Piece for each node, and the region needed of each input tensor
     LayerGraph + Layer + Parts      ⇒ Tasks, which also have devices
 
-The needed region of a tensor is the bounding box of what the nodes read. This gives halos through any DAG.
+The needed region of a tensor is the bounding box of the regions that nodes read. This gives halos through any DAG.
 """
 
 from __future__ import annotations

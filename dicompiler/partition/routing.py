@@ -344,8 +344,8 @@ def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
 def number_lane_runs(tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]) -> dict[TaskId, int]:
     """Return the number of the run of each task.
 
-    Within a run, no lane reads what another lane or device computes in the same run, so the lanes of a device can run
-    one after another. `tasks` must be in layer order.
+    Within a run, no lane reads tensors that another lane or device computes in the same run, so the lanes of a device
+    can run one after another. `tasks` must be in layer order.
     """
     runs, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):

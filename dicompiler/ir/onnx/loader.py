@@ -283,17 +283,17 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
                 f"{place}: opset {entry.version} of domain {entry.domain!r} is not valid: export it again"
             )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
-    for what, version, safe in (("IR version", model.ir_version, KNOWN_IR_VERSION), ("opset", opset, KNOWN_OPSET)):
+    for kind, version, safe in (("IR version", model.ir_version, KNOWN_IR_VERSION), ("opset", opset, KNOWN_OPSET)):
         if version <= safe:
             continue
-        versions = (lambda v: (v, KNOWN_OPSET)) if what == "IR version" else (lambda v: (KNOWN_IR_VERSION, v))
+        versions = (lambda v: (v, KNOWN_OPSET)) if kind == "IR version" else (lambda v: (KNOWN_IR_VERSION, v))
         if ort_accepts(*versions(version)):
             continue
         import onnxruntime
 
         limit = next((v for v in range(min(version, safe + 64) - 1, safe, -1) if ort_accepts(*versions(v))), safe)
         raise DicompilerError(
-            f"{place}: {what} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
+            f"{place}: {kind} {version} is too new: onnxruntime {onnxruntime.__version__} goes up to {limit}: "
             "export the model for that, or install a newer onnxruntime"
         )
 
