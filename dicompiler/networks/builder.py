@@ -34,7 +34,6 @@ def to_pair(value: IntOrPair) -> tuple[int, int]:
 
 
 def _renamed_copy(node: onnx.NodeProto, new: Mapping[str, str]) -> onnx.NodeProto:
-    """Return a copy of a node with tensors renamed by `new`."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.input[:] = [new.get(name, name) for name in node.input]
@@ -275,7 +274,6 @@ class NetworkBuilder:
         pads: tuple[int, ...],
         ceil: bool = False,
     ) -> tuple[int, ...]:
-        """Return the number of windows along H and W."""
         room = [
             extent + pads[axis] + pads[axis + 2] - size
             for axis, (extent, size) in enumerate(zip(self.shapes[x][2:], sizes, strict=True))

@@ -34,7 +34,6 @@ def _conv_norm(
 
 
 def _separable_block(net: NetworkBuilder, x: str, name: str, channels: int, stride: int) -> str:
-    """Append a depthwise and a pointwise convolution, each with normalization and activation."""
     deep = _conv_norm(net, x, f"{name}.depthwise", net.channels(x), 3, stride, net.channels(x))
     x = net.relu(deep, f"{name}.depthwise.relu")
     return net.relu(_conv_norm(net, x, f"{name}.pointwise", channels, 1), f"{name}.pointwise.relu")

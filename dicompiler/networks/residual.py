@@ -28,7 +28,6 @@ def _conv_norm(
 
 
 def _head(net: NetworkBuilder, x: str, name: str, classes: int) -> str:
-    """Append global average pooling, Flatten, and a fully connected layer."""
     return net.gemm(net.flatten(net.global_average(x, "avgpool"), "flatten"), name, classes)
 
 

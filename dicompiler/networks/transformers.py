@@ -73,13 +73,11 @@ def _attention(net: NetworkBuilder, q: str, k: str, v: str, name: str, heads: in
 
 
 def _mlp(net: NetworkBuilder, x: str, first: str, second: str, hidden: int) -> str:
-    """Append linear, GELU, linear."""
     y = _gelu(net, linear(net, x, first, hidden), f"{first}.gelu")
     return linear(net, y, second, net.shapes[x][-1], BRANCH_GAIN)
 
 
 def _first_position(net: NetworkBuilder, x: str, name: str) -> str:
-    """Append the features of the first position: (N, features)."""
     first = net.add_constant(f"{name}.index", np.array(0, np.int64))
     return net.add_node("Gather", name, [x, first], (net.shapes[x][0], net.shapes[x][2]), axis=1)
 

@@ -72,7 +72,6 @@ def _split_heads(
 
 
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
-    """Return the attributes with numbers of heads that differ in a piece."""
     own = (stop - start for start, stop in heads)
     return {name: n for name, n, before in zip(names, own, counts, strict=False) if n != before}
 

@@ -30,7 +30,6 @@ def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def _sample_count(needs: Sequence[Shape]) -> int:
-    """Return the number of samples: rows, or 1 for a vector."""
     return needs[0][0] if len(needs[0]) > 1 else 1
 
 

@@ -42,7 +42,6 @@ def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def _with_full_axes(operation: Operation, region: Region, axes: Collection[int]) -> Region:
-    """Return the region with the given axes in full."""
     return tuple((0, operation.out_shape[axis]) if axis in axes else cut for axis, cut in enumerate(region))
 
 

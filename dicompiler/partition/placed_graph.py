@@ -392,7 +392,6 @@ class PlacedGraphBuilder:
         self.add_node("Where", [mask.name, zero, found.name], output, place, node)
 
     def _add_scalar(self, value: int, dtype: np.dtype[Any]) -> str:
-        """Return the name of an initializer of rank 0."""
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
     def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:

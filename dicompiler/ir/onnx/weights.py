@@ -44,7 +44,6 @@ def dtype_name(dtype: int) -> str:
 
 @cache
 def _element_bits(dtype: int) -> int:
-    """Return the bits per element of an onnx type; raise KeyError for an unknown type."""
     return _SUB_BYTE_BITS.get(dtype_name(dtype)) or 8 * int(onnx.helper.tensor_dtype_to_np_dtype(dtype).itemsize)
 
 
