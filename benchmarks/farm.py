@@ -1,10 +1,10 @@
-"""`explore` on a Dask cluster of this machine: evaluations a second with N workers against one. Prints a table.
+"""`explore` on a Dask cluster of this machine: evaluations per second with N workers against one.
 
     python benchmarks/farm.py [--workers 4] [--rounds 3] [--network mobilenet_v2]
 
-Both sides in turn, so many rounds, in one run; medians and minima of the times. More than this machine's cores cannot
-come out of computing. So there is a second pair of rows in which an evaluation waits instead (`--wait` seconds): what
-the scheduler and we ourselves would let through on more cores.
+Both sides run in turn, several rounds in one run; medians and minima of the times are printed. Computing cannot gain
+more than this machine's cores. A second pair of rows therefore waits instead of computing (`--wait` seconds), which
+shows the limit of the scheduler and of dicompiler on more cores.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WAITS = 128
 
 @contextlib.contextmanager
 def cluster(workers: int, port: int) -> Iterator[Executor]:
-    """So many workers of one thread each, which have evaluated something already."""
+    """Start a number of workers with one thread each, which have evaluated something already."""
     run = "from distributed.cli.dask_{0} import main; main()"
     more = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     scheduler = [run.format("scheduler"), "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]

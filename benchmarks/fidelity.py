@@ -1,8 +1,7 @@
-"""Whether what is predicted is what happens: plans of all strategies on emulated clusters, predicted and measured.
+"""Compare predictions with runs on emulated clusters, for plans of all strategies.
 
-In: which networks, lines, clusters, targets, strategies. Out: a line for each case on stderr; on stdout the errors, how
-often `auto` is really the fastest, and what it loses where it is not. Run it as README.md says, as root, on a host that
-does nothing else.
+Each case is a line on stderr. The tables on stdout show the errors, how often `auto` is really the fastest, and its
+loss otherwise. Run it as README.md says, as root, on an idle host.
 """
 
 from __future__ import annotations
@@ -43,133 +42,157 @@ from dicompiler.verify.run_inputs import prepare_inputs
 
 NETWORKS = ("resnet18", "squeezenet", "mobilenet_v2", "resnet50")
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
-LINES = (10, 100, 1000)
-OPTIONS = {"llama_small": {"past": 128, "size": 1}}
-"""Of networks that are not built as they are by default: a step of a decoder with its caches."""
-MEMORY = {"llama_small": 4e9}
-"""Bytes/s of the boards' memory, where it is not a Raspberry Pi 4's."""
+BANDWIDTHS = (10, 100, 1000)
+NETWORK_OPTIONS = {"llama_small": {"past": 128, "size": 1}}
+"""Options of networks that are not built with their defaults: a step of a decoder with its caches."""
+MEMORY_BANDWIDTHS = {"llama_small": 4e9}
+"""Memory bandwidth of the boards in bytes/s, if it is not that of a Raspberry Pi 4."""
 CLUSTERS = ("4", "2+2", "6")
 TARGETS = ("sockets", "mpi")
-SLOW = 3.0
+SLOW_FACTOR = 3.0
 """How many times slower the slow boards of a mixed cluster are."""
-MEDIAN, WORST = 0.10, 0.25
-"""By what share a prediction may be wrong."""
-NEAR, OFTEN, PROMISE, ALONE = 1.05, 0.90, 0.15, 1.03
-"""Within what of the fastest `auto` must be, in what share of cases, by what share its gain may differ from what it
-promised, and how many times as long as one device it may take."""
+MAX_MEDIAN_ERROR, MAX_ERROR = 0.10, 0.25
+"""Allowed relative errors of predictions."""
+MAX_AUTO_LOSS, MIN_NEAR_SHARE, MAX_PROMISE_ERROR, MAX_SINGLE_LOSS = 1.05, 0.90, 0.15, 1.03
+"""Limits for `auto`: its time relative to the fastest strategy, and the share of settings that must be within it.
 
-WHOLE_S = 1.0
-"""For how many seconds a whole network is timed."""
+Then the relative error of its promised gain, and its time relative to one device.
+"""
+
+TIMING_S = 1.0
+"""Seconds for which a whole network is timed."""
 HOST_COSTS = ("latency", "send", "receive", "per_byte", "gap", "call", "header_share")
-"""Of a runtime's costs, those that this host decides; segments, which do the copying, are held back."""
+"""Costs of a runtime that this host determines. Copies belong to segments, which are slowed down."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One plan on one cluster: seconds of a frame as predicted, also for the very seconds that its boards were given to
-    compute (timed_s), and as measured. late: by what share this host was."""
+    """One plan on one cluster.
+
+    Attributes:
+        network: Name of the network.
+        bandwidth: Bandwidth of the links in Mbit/s.
+        cluster: Number of boards, or fast and slow boards ("2+2").
+        target: Name of the target.
+        strategy: Name of the strategy.
+        predicted_s: Predicted seconds of a frame.
+        simulated_s: Predicted seconds with the computing times that the boards really had.
+        measured_s: Measured seconds of a frame.
+        slowdown: Share by which this host computed too slowly.
+    """
 
     network: str
-    line: int
+    bandwidth: int
     cluster: str
     target: str
     strategy: str
     predicted_s: float
-    timed_s: float
+    simulated_s: float
     measured_s: float
-    late: float
+    slowdown: float
 
     @property
     def error(self) -> float:
-        """By what share of the measured time the prediction is wrong."""
+        """Relative error of the prediction."""
         return abs(self.predicted_s / self.measured_s - 1)
 
     @property
     def setting(self) -> tuple[str, int, str, str]:
-        return self.network, self.line, self.cluster, self.target
+        return self.network, self.bandwidth, self.cluster, self.target
 
     def __str__(self) -> str:
-        doubt = f"  host late by {self.late:.0%}" if self.late > MAX_COMPUTE_SLOWDOWN else ""
+        doubt = f"  host slowdown by {self.slowdown:.0%}" if self.slowdown > MAX_COMPUTE_SLOWDOWN else ""
         times = f"{1000 * self.predicted_s:9.2f} ms predicted {1000 * self.measured_s:9.2f} measured"
-        ratios = f"{self.measured_s / self.predicted_s:6.3f} ({self.measured_s / self.timed_s:.3f} of what was played)"
+        ratios = f"{self.measured_s / self.predicted_s:6.3f} ({self.measured_s / self.simulated_s:.3f} of simulated)"
         return (
-            f"{self.network:13} {self.line:5} Mbit/s {self.cluster:4} {self.target:8} {self.strategy:9} {times} "
+            f"{self.network:13} {self.bandwidth:5} Mbit/s {self.cluster:4} {self.target:8} {self.strategy:9} {times} "
             f"{ratios}{doubt}"
         )
 
 
-def boards(cluster: str, line: int, network: str = "") -> Platform:
-    """Raspberry Pis 4 on a switch: so many, or so many fast and so many slow ones ("2+2"), for that network."""
+def boards(cluster: str, bandwidth: int, network: str = "") -> Platform:
+    """Return Raspberry Pis 4 on a switch: a number of them, or fast and slow ones ("2+2"), for a network."""
     fast, _, slow = cluster.partition("+")
     platform = Platform.load(f"rpi4x{int(fast) + int(slow or 0)}")
     devices = tuple(
         replace(
             device,
-            rate=device.rate / (1 if i < int(fast) else SLOW),
-            memory_bandwidth=MEMORY.get(network, device.memory_bandwidth),
+            rate=device.rate / (1 if i < int(fast) else SLOW_FACTOR),
+            memory_bandwidth=MEMORY_BANDWIDTHS.get(network, device.memory_bandwidth),
         )
         for i, device in enumerate(platform.devices)
     )
-    return replace(platform, devices=devices, network=Network("switch", 1e6 * line))
+    return replace(platform, devices=devices, network=Network("switch", 1e6 * bandwidth))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How cases are played. frames: of each, or of each of those in flight; slower: boards compute so many times as
-    long as one core of this host, by a profile (0: by rates); wire: as what tensors travel ("": as they are);
-    dilation: how many times slower all of it is played."""
+    """How cases are emulated.
+
+    Attributes:
+        frames: Number of frames of each case, or of each frame in flight.
+        in_flight: Number of frames in flight.
+        tls: Whether messages are encrypted.
+        slower: Slowdown of boards against one core of this host, by a profile (0: by rates).
+        wire_dtype: Wire type ("": none).
+        dilation: Slowdown of the whole emulation.
+    """
 
     frames: int
     in_flight: int
     tls: bool
     slower: float
-    wire: str
+    wire_dtype: str
     dilation: float
 
-    def cost(self, network: str, platform: Platform, target: str, place: Path) -> str:
-        """The boards' runtimes are as fast as this host, which they share, or as many times faster as all is played
-        slower. `place` takes profiles."""
+    def cost(self, network: str, platform: Platform, target: str, directory: Path) -> str:
+        """Return the cost model. The boards' runtimes are as fast as this host, which they share.
+
+        With a dilation they are faster by that factor. Profiles are written to `directory`.
+        """
         count = len(platform.devices)
         if not self.slower:
             return f"analytic{{runtime={runtime_cost_factor(target, count) / self.dilation:.3g}}}"
         here, files = share_processors(measure_runtime_costs(target).scaled_by(1 / self.dilation), count), []
-        profile, then_s = profile_of(network, target)
-        slower = self.slower * whole_s(network) / then_s
+        profile, then_s = measure_profile(network, target)
+        slower = self.slower * time_network(network) / then_s
         for device in platform.devices:
             times = slower * platform.fastest_device.rate / device.rate
-            document = slowed(profile, times)
+            document = slow_profile(profile, times)
             runtime = {name: getattr(here, name) for name in HOST_COSTS}
             own = document["runtime_costs"][target]
             runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte")}
             document |= {"device": device.name, "runtime_costs": {target: runtime}}
-            files.append(place / f"{device.name}.json")
+            files.append(directory / f"{device.name}.json")
             files[-1].write_text(json.dumps(document))
         return f"profile{{file={','.join(map(str, files))}}}"
 
 
-def built(network: str) -> onnx.ModelProto:
-    """The network, with seeded weights."""
-    return networks.build(network, 1, **OPTIONS.get(network, {}))
+def build_network(network: str) -> onnx.ModelProto:
+    """Return the network with seeded weights."""
+    return networks.build(network, 1, **NETWORK_OPTIONS.get(network, {}))
 
 
 @cache
-def profile_of(network: str, target: str) -> tuple[dict[str, Any], float]:
-    """What `dicompiler profile` says of a network on one core of this host, and of the target's runtime; and `whole_s`
-    right after that: boards take so many times as long as this host when they are played, which is not always as fast
-    as while it was profiled."""
+def measure_profile(network: str, target: str) -> tuple[dict[str, Any], float]:
+    """Return the profile of a network on one core of this host, and its `time_network` right after that.
+
+    Emulated boards are slowed down relative to this host during the emulation, whose speed may differ from that during
+    the profile.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        onnx.save(built(network), model := Path(scratch, "model.onnx"))
+        onnx.save(build_network(network), model := Path(scratch, "model.onnx"))
         words = ("profile", model, "--threads", "1", "--target", target, "-o", Path(scratch, "profile.json"))
         subprocess.run([sys.executable, "-m", "dicompiler.cli", *words], check=True, stdout=subprocess.DEVNULL)
-        return dict(json.loads(Path(scratch, "profile.json").read_text())), whole_s(network)
+        return dict(json.loads(Path(scratch, "profile.json").read_text())), time_network(network)
 
 
-def whole_s(network: str) -> float:
-    """Seconds of the network on one core of this host now."""
-    model = Model.load(built(network))
+def time_network(network: str) -> float:
+    """Return the seconds of the network on one core of this host."""
+    model = Model.load(build_network(network))
     session = OrtSession(model.proto, model.weights, network, "all")
     inputs, times = prepare_inputs(model, None), []
-    end = time.monotonic() + WHOLE_S
+    end = time.monotonic() + TIMING_S
     while time.monotonic() < end or len(times) < 5:
         start = time.thread_time()
         session.run(inputs)
@@ -177,39 +200,43 @@ def whole_s(network: str) -> float:
     return sorted(times)[len(times) // 4]
 
 
-def slowed(profile: dict[str, Any], times: float) -> dict[str, Any]:
-    """The profile of a device that takes so many times as long."""
+def slow_profile(profile: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Return the profile of a device that takes `factor` times as long."""
 
-    def longer(entry: dict[str, Any]) -> dict[str, Any]:
-        return entry | {key: times * entry[key] for key in ("median_s", "min_s", "max_s")}
+    def slow(entry: dict[str, Any]) -> dict[str, Any]:
+        return entry | {key: factor * entry[key] for key in ("median_s", "min_s", "max_s")}
 
-    layers = [one | {"measurements": [longer(entry) for entry in one["measurements"]]} for one in profile["layers"]]
+    layers = [layer | {"measurements": [slow(entry) for entry in layer["measurements"]]} for layer in profile["layers"]]
     return (
         profile
         | {"layers": layers}
         | {
-            key: times * profile[key]
+            key: factor * profile[key]
             for key in ("call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s")
         }
     )
 
 
-def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
-    """One case. DicompilerError where the strategy has no plan, or this host cannot play it."""
-    network, line, cluster, target = setting
+def measure(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
+    """Emulate one case.
+
+    Raises:
+        DicompilerError: The strategy has no plan, or this host cannot emulate it.
+    """
+    network, bandwidth, cluster, target = setting
     with tempfile.TemporaryDirectory() as scratch:
-        artifact, platform = Path(scratch, "artifact"), boards(cluster, line, network)
+        artifact, platform = Path(scratch, "artifact"), boards(cluster, bandwidth, network)
         cost = setup.cost(network, platform, target, Path(scratch))
         objective = "throughput" if setup.in_flight > 1 else "latency"
         dicompiler.compile(
-            built(network),
+            build_network(network),
             platform,
             strategy,
             target=target,
             cost=cost,
             objective=objective,
             output=artifact,
-            wire_dtype=setup.wire or None,
+            wire_dtype=setup.wire_dtype or None,
         )
         keys = Path(scratch, "keys") if setup.tls else None
         if keys is not None:
@@ -230,91 +257,95 @@ def measured(setting: tuple[str, int, str, str], strategy: str, setup: Setup) ->
 def cases(settings: Sequence[tuple[str, int, str, str]], strategies: Sequence[str], setup: Setup) -> Iterator[Case]:
     for setting, strategy in product(settings, strategies):
         try:
-            yield measured(setting, strategy, setup)
+            yield measure(setting, strategy, setup)
         except DicompilerError as error:
             click.echo(f"{' '.join(map(str, setting))} {strategy}: {error}", err=True)
 
 
-def errors(found: Sequence[Case]) -> Table:
-    """Median and worst error by target."""
+def error_table(found: Sequence[Case]) -> Table:
+    """Return the median and the worst error by target."""
     table = Table("target", "cases", "median error", "worst", "of", title="predicted against measured")
     for target in dict.fromkeys(case.target for case in found):
         own = [case for case in found if case.target == target]
         worst = max(own, key=lambda case: case.error)
         middle = statistics.median(case.error for case in own)
-        name = f"{worst.network} {worst.line} {worst.cluster} {worst.strategy}"
+        name = f"{worst.network} {worst.bandwidth} {worst.cluster} {worst.strategy}"
         table.add_row(target, str(len(own)), f"{middle:.1%}", f"{worst.error:.1%}", name)
     return table
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What `auto` chose in a setting. lost: how many times as long its frame took as the fastest's; gave, promised: how
-    many times as fast as one device it was, and was to be."""
+    """The choice of `auto` in a setting.
+
+    Attributes:
+        setting: Network, bandwidth, cluster and target.
+        fastest: The strategy that was really fastest.
+        loss: Time of `auto` relative to the fastest strategy.
+        gain: Measured speed relative to one device.
+        promised: Predicted speed relative to one device.
+    """
 
     setting: tuple[str, int, str, str]
     fastest: str
-    lost: float
-    gave: float
+    loss: float
+    gain: float
     promised: float
 
     @property
-    def right(self) -> bool:
-        """Whether its gain is near what it promised, and it is not slower than one device."""
-        return abs(self.promised / self.gave - 1) <= PROMISE and self.gave * ALONE >= 1
+    def is_right(self) -> bool:
+        """Whether the gain is near the promised one and `auto` is not slower than one device."""
+        return abs(self.promised / self.gain - 1) <= MAX_PROMISE_ERROR and self.gain * MAX_SINGLE_LOSS >= 1
 
 
-def choices(found: Sequence[Case]) -> list[Choice]:
-    """How `auto` did among the strategies of each setting that one device was measured in too."""
+def rate_choices(found: Sequence[Case]) -> list[Choice]:
+    """Rate `auto` in each setting in which one device was measured too."""
     chosen = []
     for setting in dict.fromkeys(case.setting for case in found):
         own = {case.strategy: case for case in found if case.setting == setting}
         if "auto" in own and "single" in own:
             best, auto, single = min(own.values(), key=lambda case: case.measured_s), own["auto"], own["single"]
-            gave, promised = single.measured_s / auto.measured_s, single.predicted_s / auto.predicted_s
-            chosen.append(Choice(setting, best.strategy, auto.measured_s / best.measured_s, gave, promised))
+            gain, promised = single.measured_s / auto.measured_s, single.predicted_s / auto.predicted_s
+            chosen.append(Choice(setting, best.strategy, auto.measured_s / best.measured_s, gain, promised))
     return chosen
 
 
-def chosen(found: Sequence[Choice]) -> Table:
-    """A row for each setting."""
-    table = Table("setting", "really fastest", "auto by it", "auto by one device", "promised", title="auto")
-    for one in found:
-        figures = f"{one.lost:.3f}", f"{one.gave:.2f}", f"{one.promised:.2f}"
-        table.add_row(" ".join(map(str, one.setting)), one.fastest, *figures)
+def choice_table(found: Sequence[Choice]) -> Table:
+    table = Table("setting", "really fastest", "auto / fastest", "gain over one device", "promised", title="auto")
+    for choice in found:
+        figures = f"{choice.loss:.3f}", f"{choice.gain:.2f}", f"{choice.promised:.2f}"
+        table.add_row(" ".join(map(str, choice.setting)), choice.fastest, *figures)
     return table
 
 
-def reached(found: Sequence[Case]) -> bool:
-    """Whether errors, and what auto chose, are within the limits."""
-    wrong, auto = [case.error for case in found], choices(found)
-    near = sum(one.lost <= NEAR for one in auto)
+def within_limits(found: Sequence[Case]) -> bool:
+    """Return True if the errors and the choices of `auto` are within the limits."""
+    errors, choices = [case.error for case in found], rate_choices(found)
+    near = sum(choice.loss <= MAX_AUTO_LOSS for choice in choices)
     return (
-        statistics.median(wrong) <= MEDIAN
-        and max(wrong) <= WORST
-        and near >= OFTEN * len(auto)
-        and all(one.right for one in auto)
+        statistics.median(errors) <= MAX_MEDIAN_ERROR
+        and max(errors) <= MAX_ERROR
+        and near >= MIN_NEAR_SHARE * len(choices)
+        and all(choice.is_right for choice in choices)
     )
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--network", "names", multiple=True, default=NETWORKS, help="Only these (repeatable).")
-@click.option("--line", "lines", multiple=True, type=int, default=LINES, help="Mbit/s (repeatable).")
+@click.option("--bandwidth", "bandwidths", multiple=True, type=int, default=BANDWIDTHS, help="Mbit/s (repeatable).")
 @click.option("--cluster", "clusters", multiple=True, default=CLUSTERS, help="Boards (repeatable).")
 @click.option("--target", "targets", multiple=True, default=TARGETS, help="Only these (repeatable).")
 @click.option("--strategy", "strategies", multiple=True, default=STRATEGIES, help="Only these (repeatable).")
-@click.option("--frames", default=8, help="Of each case; a stream has as many times those in flight.")
-@click.option(
-    "--in-flight", default=1, help="Frames on their way at once: more than 1 measures the period of a stream."
-)
-@click.option("--tls", is_flag=True, help="Messages of sockets are in TLS.")
-@click.option("--slower", default=0.0, help="Boards compute so many times as long as one core here, by a profile.")
-@click.option("--wire", default="", help="As what tensors travel, such as float16.")
-@click.option("--dilation", default=1.0, help="All of it is played so many times slower, as `dicompiler emulate` does.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="All cases, as JSON.")
+@click.option("--frames", default=8, help="Frames of each case; a stream has this many for each frame in flight.")
+@click.option("--in-flight", default=1, help="Frames in flight: more than 1 measures the period of a stream.")
+@click.option("--tls", is_flag=True, help="Encrypt messages of sockets with TLS.")
+@click.option("--slower", default=0.0, help="Slowdown of boards against one core here, by a profile.")
+@click.option("--wire-dtype", default="", help="Wire type, such as float16.")
+@click.option("--dilation", default=1.0, help="Slowdown of the whole emulation, as in `dicompiler emulate`.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write all cases as JSON.")
 def main(
     names: Sequence[str],
-    lines: Sequence[int],
+    bandwidths: Sequence[int],
     clusters: Sequence[str],
     targets: Sequence[str],
     strategies: Sequence[str],
@@ -323,17 +354,17 @@ def main(
 ) -> None:
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     found = []
-    for case in cases(list(product(names, lines, clusters, targets)), strategies, Setup(**setup)):
+    for case in cases(list(product(names, bandwidths, clusters, targets)), strategies, Setup(**setup)):
         click.echo(case, err=True)
         found.append(case)
         if output is not None:
-            output.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n", encoding="utf-8")
+            output.write_text(json.dumps([asdict(case) for case in found], indent=1) + "\n", encoding="utf-8")
     if not found:
-        raise click.ClickException("no case could be played: see the lines above")
+        raise click.ClickException("no case could be emulated: see the bandwidths above")
     console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(errors(found))
-    console.print(chosen(choices(found)))
-    sys.exit(0 if reached(found) else 1)
+    console.print(error_table(found))
+    console.print(choice_table(rate_choices(found)))
+    sys.exit(0 if within_limits(found) else 1)
 
 
 if __name__ == "__main__":

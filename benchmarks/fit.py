@@ -1,7 +1,7 @@
-"""MobileNetV2 0.35 in int8 within 256 KiB of RAM: on one board in tiles one after another, and on several.
+"""MobileNetV2 0.35 in int8 within 256 KiB of RAM: on one board in tiles one after another, and on several boards.
 
-In: nothing. Out: a table on stdout; exit code 1 where something does not fit, or computes other bits than the uncut
-network does in TFLite-micro.
+The table is printed on stdout. Exit code 1 means that a network does not fit, or computes other bits than the uncut
+network in TFLite Micro.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ from dicompiler.ir.pipeline_state import PipelineState
 
 RAM = 256 * 1024
 ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))
-"""(the image's side, boards that there are, strategy)."""
+"""(image size, available boards, strategy) of each row."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One network on boards: those used, tiles of a layer at most, bytes of RAM (fullest board; uncut on one), times
-    the uncut multiplications, seconds of compiling, and whether the bits are the same."""
+    """One network on boards.
+
+    Attributes:
+        size: Height and width of the image.
+        boards: Number of boards used.
+        tiles: Largest number of tiles of a layer.
+        ram: Bytes of RAM of the fullest board.
+        uncut: Bytes of RAM of the uncut network on one board.
+        multiplications: Multiply-adds relative to the uncut network.
+        seconds: Compile time in seconds.
+        same: Whether the bits are equal.
+    """
 
     size: int
     boards: int
@@ -46,7 +56,7 @@ class Row:
 
 
 def row(size: int, count: int, strategy: str, directory: Path) -> Row:
-    """Compiles, runs and compares."""
+    """Compile, run and compare one network."""
     model = quantised(networks.build("mobilenet_v2", width=0.35, size=size))
     fitted(model, boards(1, "4 MiB"), directory / "whole", "single")
     start = time.perf_counter()

@@ -1,13 +1,13 @@
-"""How fast the simulator is: 100 frames of 1 000 layers on 1 000 devices, which are to take less than 60 s.
+"""Measure the speed of the simulator: 100 frames of 1 000 layers on 1 000 devices must take less than 60 s.
 
-In: nothing, or sizes. Out: a table on stdout, a row for each way of sharing the layers, and for one frame at a time and
-all at once: what planning took (routing, program, workload), and simulating. Exit code 1 where that took longer.
+The table on stdout has a row for each number of parts of a layer, with one frame and with all frames in flight: time of
+planning (routing, program, workload) and of simulating. Exit code 1 means that a simulation took longer.
 
-What such a case comes to depends on how many devices share a layer. Here layers go to the devices in turn, `parts` to
-each: all devices work, all that a layer makes travels on, and every message takes its ends' processors, its lines (of a
-switch) and a latency. A frame has 1 000 × parts segments and about three messages for each: 7 million of both in 100
-frames of 16 parts. With every layer on all devices they would be 400 million: nothing that plays single events does
-that in a minute.
+The size of a case depends on the number of devices that share a layer. Here layers go to the devices in turn, with
+`parts` devices for each. All devices work, all results are sent, and each message takes time of its sender, receiver,
+links (of a switch) and a latency. A frame has 1 000 × parts segments and about three messages for each: 7 million of
+both in 100 frames of 16 parts. With every layer on all devices there would be 400 million, which no event simulator
+plays in a minute.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ LIMIT_S = 60.0
 COSTS = RuntimeCosts(send=50e-6, receive=60e-6, per_byte=1e-9, gap=10e-6, call=20e-6, per_copied_byte=0.1e-9)
 
 
-def posed(layers: int, devices: int, rows: int) -> Problem:
-    """The network on Raspberry Pis at a switch."""
+def make_problem(layers: int, devices: int, rows: int) -> Problem:
+    """Return the network on Raspberry Pis at a switch."""
     platform = replace(Platform.load(f"rpi4x{devices}"), network=Network("switch", 1e9, 100e-6))
     runtime = {device.name: COSTS for device in platform.devices}
-    return replace(load_problem(network(layers, rows), platform), runtime=runtime)
+    return replace(load_problem(network(layers, rows), platform), runtime_costs=runtime)
 
 
-def in_turn(problem: Problem, parts: int) -> Plan:
-    """Layer i in height slices on `parts` devices from number i × parts on, counted round and round."""
+def plan_in_turn(problem: Problem, parts: int) -> Plan:
+    """Return a plan with layer i in height tiles on `parts` devices, from number i × parts on, in turn."""
     names = [device.name for device in problem.platform.devices]
     shared = {}
     for i, layer in enumerate(problem.layers.layers):
@@ -61,10 +61,10 @@ def main(layers: int, devices: int, frames: int, shares: Sequence[int]) -> None:
     """Time the simulator on a large cluster."""
     titles = ("parts", "in flight", "planning s", "segments", "messages", "wall s", "CPU s", "per second")
     table, over = Table(*titles), False
-    problem = posed(layers, devices, max(64, *shares))
+    problem = make_problem(layers, devices, max(64, *shares))
     for parts in shares:
         start = time.perf_counter()
-        _, work = problem.workload(in_turn(problem, parts))
+        _, work = problem.workload(plan_in_turn(problem, parts))
         planning = time.perf_counter() - start
         segments, messages = frames * sum(len(one.jobs) for one in work.devices), frames * len(work.messages)
         for in_flight in dict.fromkeys((1, frames)):
