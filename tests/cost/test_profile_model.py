@@ -303,8 +303,8 @@ def test_calls_are_cold_after_other_segments(model: Any, tmp_path: Path) -> None
         )
         costs = own.runtime_costs(FAST, STATED, "acme")
         assert (costs.call, costs.cold_call) == (call, 2e-5)
-        assert costs.calls(1) == pytest.approx(call)  # what a device has for itself stays in its caches
-        assert costs.calls(3) == pytest.approx(3 * costs.calling) == pytest.approx(3 * (call + 2e-5))
+        assert costs.call_seconds(1) == pytest.approx(call)  # what a device has for itself stays in its caches
+        assert costs.call_seconds(3) == pytest.approx(3 * costs.segment_call_s) == pytest.approx(3 * (call + 2e-5))
 
 
 @pytest.mark.parametrize("model", [ProfileModel, LinearModel])

@@ -109,7 +109,7 @@ def test_verifies_network_with_token_lookup(tmp_path: Path) -> None:
 def test_error_says_which_inputs_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = network({"ids": "INT64 8"}, "b = Mul(ids nine); y = Gather(kinds b)")
     compiled = dicompiler.compile(model, "rpi4x2", "single", output=tmp_path / "out")
-    advice = "its inputs were random numbers: give arrays that it takes (--inputs X.npz with ids)"
+    advice = "its inputs were random: give inputs that it accepts (--inputs X.npz with ids)"
     for command in ("run", "verify"):
         assert main([command, str(tmp_path / "out")]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
