@@ -129,13 +129,13 @@ class CostModel(ABC):
 class AnalyticModel(CostModel):
     """Operations divided by the compute rate.
 
-    There are two FLOPs for each multiply-add, and one for each element of other operators.
-
-    A pool costs one FLOP for each element of each window. Operators that only move data (Reshape, Concat, …) are free.
-    A part takes at least its bytes of weights divided by the memory bandwidth, if the platform gives one: a
-    matrix-vector product (a token of a language model, a classifier) waits for its matrix.
+    There are two FLOPs for each multiply-add, and one for each element of other operators. A pool costs one FLOP for
+    each element of each window. Operators that only move data (Reshape, Concat, …) are free. A part takes at least its
+    bytes of weights divided by the memory bandwidth, if the platform gives one: a matrix-vector product (a token of a
+    language model, a classifier) waits for its matrix.
 
     Attributes:
+        name: Name of the model.
         pools: Whether pools are counted.
         elementwise: Whether element-wise operators are counted.
         weights: Whether reading weights takes time.

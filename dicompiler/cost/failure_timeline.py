@@ -95,8 +95,7 @@ class StreamInterval:
 def parse_outage(text: str) -> Outage:
     """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns.
 
-    Raises:
-        UsageError: The text has another form.
+    Raises UsageError if the text has another form.
     """
     match = re.fullmatch(r"(.+)@(.+?s)(?:-(.+))?", text.strip())
     if match is None:

@@ -117,8 +117,7 @@ class LinearModel(ProfileBasedModel):
 def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
     """Parse `Conv:7e-11:1e-10:2e-5`.
 
-    Raises:
-        ValueError: The text is not KIND:A:B:C with finite numbers of at least 0.
+    Raises ValueError if the text is not KIND:A:B:C with finite numbers of at least 0.
     """
     kind, *numbers = text.split(":")
     try:
@@ -135,6 +134,9 @@ def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str,
 
     Args:
         samples: (kind, FLOPs, bytes, seconds) of measured pieces.
+
+    Returns:
+        Coefficients by kind.
     """
     rows = list(samples)
     kinds = dict.fromkeys(kind for kind, *_ in rows)
@@ -151,6 +153,9 @@ def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficie
 
     Args:
         samples: (FLOPs, bytes, seconds) of measured pieces.
+
+    Returns:
+        The coefficients.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     targets = np.sqrt(rows[:, 2])

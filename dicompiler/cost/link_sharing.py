@@ -9,11 +9,9 @@ T = TypeVar("T")
 
 
 class SharedLink(Generic[T]):
-    """A network link with the flows that use it now.
+    """A network link with the flows that use it now, and their share of it.
 
-    Attributes:
-        load: Sum of the shares that each flow would take of the link if it were alone.
-        flows: Share of the link by flow.
+    The load is the sum of the shares that each flow would take if it were alone.
     """
 
     __slots__ = ("flows", "load")
@@ -33,18 +31,11 @@ class SharedLink(Generic[T]):
 
 
 class Flow(Generic[T]):
-    """A connection from one device to another, which sends its messages one after another.
+    """A connection from one device to another, which sends one message at a time, lowest rank first.
 
-    Messages of the lowest rank are sent first.
-
-    Attributes:
-        links: Links on the way, with the largest share of each that the flow can take.
-        queue: Waiting messages: (message, seconds if alone, rank).
-        started_at: Time at which the first message started, in seconds.
-        remaining_s: Seconds that the first message still needed if alone, at `updated_at`.
-        updated_at: Time of the last change of speed, in seconds.
-        speed: Share of that work that is done in a second.
-        version: Number of changes, which invalidates planned departures.
+    `links` has the largest share of each link that the flow can take. `remaining_s` are the seconds that the first
+    message still needed if alone, at the time `updated_at`; `speed` is the share of that work that is done in a second.
+    `version` counts changes, which invalidate planned departures.
     """
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
@@ -60,9 +51,7 @@ class LinkScheduler(Generic[T]):
     """All links and flows of a simulation.
 
     On a switch a message takes the sender's outgoing and the receiver's incoming link, otherwise the one shared medium.
-
-    Attributes:
-        departures: Planned departures since the simulator last read them: (time, flow, version).
+    `departures` are planned since the simulator last read them: (time, flow, version).
     """
 
     def __init__(self, is_switch: bool) -> None:
@@ -78,6 +67,9 @@ class LinkScheduler(Generic[T]):
             key: The two ends.
             hosts: Sending and receiving host.
             shares: Largest share of each host's link (of a medium the first) that the flow can take.
+
+        Returns:
+            The flow, created if needed.
         """
         if key not in self._flows:
             ends = (("out", hosts[0]), ("in", hosts[1])) if self._switch else (("all", ""),)

@@ -157,6 +157,9 @@ def peak_nbytes(spans: Iterable[LiveRange]) -> int:
 
     Args:
         spans: (first step, last step, bytes) of each tensor.
+
+    Returns:
+        The peak in bytes.
     """
     changes = _nbytes_deltas(spans)
     return max(accumulate(changes[step] for step in sorted(changes)), default=0)
@@ -179,6 +182,9 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
     Args:
         segment: The segment.
         sizes: Bytes by tensor name (`segment_value_sizes`).
+
+    Returns:
+        The peak in bytes.
     """
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}

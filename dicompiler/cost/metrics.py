@@ -84,6 +84,9 @@ def estimate_metrics(
         plan: The plan.
         runtime: Costs of messages and calls by device; by default they are free.
 
+    Returns:
+        The estimated metrics.
+
     Raises:
         DicompilerError: The plan does not fit the layers or names an unknown device.
     """

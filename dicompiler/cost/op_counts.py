@@ -33,6 +33,9 @@ def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, r
         layer: The layer.
         region: Region of the layer's output; None for all of it.
         reduce: Range of the reduction axis if the part is a partial sum.
+
+    Returns:
+        Number of multiply-adds.
     """
     return count_task_macs(layers, make_share_task(layers, layer, LayerShare(region, reduce)))
 
@@ -57,6 +60,9 @@ def count_flops(
         merge: Number of partial sums that the part adds up; 0 if it computes from inputs.
         pools: Whether to count pools and reductions.
         elementwise: Whether to count activations, additions and the like.
+
+    Returns:
+        Number of floating-point operations.
     """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
@@ -97,6 +103,9 @@ class OpCounts:
         Args:
             pools: Whether to include pools and reductions.
             elementwise: Whether to include element-wise operators.
+
+        Returns:
+            Number of floating-point operations.
         """
         return self.multiply_flops + self.merge_flops + pools * self.pool_flops + elementwise * self.elementwise_flops
 
@@ -168,6 +177,9 @@ def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
     Args:
         layers: The layers of the network.
         task: The task.
+
+    Returns:
+        Number of multiply-adds.
     """
     return sum(_node_cost(layers, node).multiply_adds for node in task.nodes)
 

@@ -76,8 +76,9 @@ def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
 
 def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
     """Return the bytes that a whole layer reads from other layers, without the network's inputs."""
-    given = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
-    sizes = [raw_nbytes(one.dtype, one.shape) for one in given if one.shape is not None and is_fixed_size(one.dtype)]
+    network_inputs = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
+    sized = (tensor for tensor in network_inputs if tensor.shape is not None and is_fixed_size(tensor.dtype))
+    sizes = [raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in sized]
     return count_operations(layers, layer).input_bytes - sum(sizes)
 
 
@@ -148,8 +149,7 @@ class Profile(Memoizing):
     def whole_layer_s(self, signature: str) -> float:
         """Return the seconds of the whole layer without the call.
 
-        Raises:
-            KeyError: The layer was not measured.
+        Raises KeyError if the layer was not measured.
         """
         piece = next(m for m in self.layers[signature].measurements if m.cut == "whole")
         return max(0.0, piece.median_s - self.call_s)
@@ -185,6 +185,9 @@ class Profile(Memoizing):
             isolated_s: Seconds of the share on its own.
             local_bytes: Bytes that it reads from the same session.
             unmeasured_s: Seconds of all layers that were not measured.
+
+        Returns:
+            Seconds, at least 0.
         """
         saved_s = self.fusing_s(layers, unmeasured_s) * local_bytes
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
@@ -252,6 +255,9 @@ class Profile(Memoizing):
             signature: Signature of the layer.
             cut: The cut.
             extent: Size at which the piece is the whole layer; it adds the last point.
+
+        Returns:
+            The curve, or None.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
@@ -262,8 +268,7 @@ class Profile(Memoizing):
 def parse_profile(document: Any, place: str) -> Profile:
     """Return the profile in a JSON document.
 
-    Raises:
-        DicompilerError: The document does not match the schema. The error names `place` and the key.
+    Raises DicompilerError if the document does not match the schema. The error names `place` and the key.
     """
     from dicompiler.base.schema import validate
 
@@ -320,9 +325,8 @@ class ProfileSet:
     def load(cls, files: Sequence[str], others: bool, force: bool = False) -> ProfileSet:
         """Read profile files.
 
-        Raises:
-            DicompilerError: A file is missing or invalid, has no measured layer, or (without `force`) is from a busy
-                host.
+        Raises DicompilerError if a file is missing or invalid, has no measured layer, or (without `force`) is from a
+        busy host.
         """
         profiles = tuple(load_profile(file) for file in files)
         for profile in profiles:
@@ -361,8 +365,7 @@ class ProfileSet:
     def for_device(self, layers: LayerGraph, device: Device) -> Profile:
         """Return the first profile that holds for a device.
 
-        Raises:
-            DicompilerError: No profile holds for the device, or the profile is of another network.
+        Raises DicompilerError if no profile holds for the device, or the profile is of another network.
         """
         profile = self._find(device)
         if profile is None:

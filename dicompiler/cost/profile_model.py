@@ -55,8 +55,7 @@ class ProfileBasedModel(CostModel):
 
         A whole layer usually shares a session with its neighbours; a part exchanges tensors with other devices.
 
-        Raises:
-            DicompilerError: The profile is of another network or device.
+        Raises DicompilerError if the profile is of another network or device.
         """
         local_bytes = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
         return self.seconds_in_frame(layers, layer, share, device, local_bytes)

@@ -71,6 +71,9 @@ class RuntimeCosts:
         Args:
             nbytes: Bytes of the message.
             is_coalesced: Whether it is sent together with an earlier message to the same device.
+
+        Returns:
+            Seconds.
         """
         return self.send * (self.coalesced_share if is_coalesced else 1.0) + nbytes * self.per_byte
 
@@ -80,6 +83,9 @@ class RuntimeCosts:
         Args:
             nbytes: Bytes of the message.
             is_coalesced: Whether it was sent together with an earlier message.
+
+        Returns:
+            Seconds.
         """
         return self.receive * (self.coalesced_share if is_coalesced else 1.0) + nbytes * self.per_byte
 
@@ -89,6 +95,9 @@ class RuntimeCosts:
         Args:
             times: Number of copies.
             nbytes: Bytes that they copy in all.
+
+        Returns:
+            Seconds.
         """
         return times * self.per_copy + nbytes * self.per_copied_byte
 
@@ -99,6 +108,9 @@ class RuntimeCosts:
             link: The link.
             nbytes: Bytes of the message.
             message_s: The network's own seconds for each message.
+
+        Returns:
+            Seconds.
         """
         return link.transfer_s(nbytes * (1 + self.header_share), message_s + self.gap)
 
@@ -114,6 +126,9 @@ class RuntimeCosts:
 
         Args:
             segments: Number of the device's segments.
+
+        Returns:
+            Seconds.
         """
         return segments * (self.call + (self.cold_call if segments > 1 else 0.0))
 
@@ -132,6 +147,9 @@ class RuntimeCosts:
 
         Args:
             factor: Slowdown, at least 0.
+
+        Returns:
+            The scaled costs.
         """
         if not factor:
             return replace(FREE_RUNTIME, in_order=self.in_order)

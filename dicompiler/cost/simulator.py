@@ -18,14 +18,7 @@ from dicompiler.ir.platform import Platform
 
 @dataclass(slots=True, eq=False)
 class _DeviceState:
-    """The state of a device.
-
-    Attributes:
-        ready: Heap of frames with a next job that has all inputs, the oldest first.
-        inbox: Messages that arrived while the device was busy.
-        computed: Total seconds of computing; the following fields are totals too.
-        waited: Total seconds of waiting, by peer.
-    """
+    """The state of a device: its ready frames (oldest first), undelivered messages, and totals in seconds."""
 
     number: int
     name: str
@@ -45,15 +38,9 @@ class _DeviceState:
 class _MessagePath:
     """One message of every frame.
 
-    Attributes:
-        send_s: Seconds of the sender's processor.
-        flow: Flow on the network, None within a host.
-        seconds: Seconds on the link if alone.
-        latency: Seconds from leaving the link until the receiver is awake.
-        receive_s: Seconds of the receiver's processor.
-        is_parallel: Whether the receiver takes it on another core while it computes.
-        in_order: Whether messages of younger frames that were ready before are sent first.
-        readers: Numbers of the jobs that wait for it.
+    `flow` is None within a host. All times are seconds: `seconds` on the link if alone, `latency` until the receiver is
+    awake. The receiver takes it in parallel to a segment if `is_parallel`. With `in_order` messages of younger frames
+    that were ready before are sent first. `readers` are the jobs that wait for it.
     """
 
     name: str
@@ -73,12 +60,8 @@ class _MessagePath:
 class _FrameState:
     """A frame in flight.
 
-    Attributes:
-        next_jobs: Number of the next job of each device.
-        missing_messages: Number of messages that each job still lacks.
-        last_messages: For jobs that lack none, the message that arrived last.
-        missing_outputs: Number of outputs that are still to be delivered.
-        started_at: Time at which the first job started.
+    It has the next job of each device, the number of missing messages of each job, the message that arrived last for
+    jobs that miss none, and the number of missing outputs.
     """
 
     number: int
@@ -180,6 +163,9 @@ def simulate(
         frames: Number of frames.
         in_flight: Largest number of frames in flight.
         keep_spans: Whether to keep the spans. Totals are always kept.
+
+    Returns:
+        Times of all frames, and what devices and links did.
     """
     with gc_paused():
         return _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans).run()

@@ -126,6 +126,9 @@ def build_workload(
         platform: The platform.
         cost: The cost model.
         runtime: Costs of messages and calls by device; by default they are free.
+
+    Returns:
+        The workload.
     """
     roles = zip(program.replica_roles, routing.replica_roles, strict=True)
     first, *others = (_role_workload(role, routes, platform, cost, runtime) for role, routes in roles)

@@ -176,6 +176,9 @@ def check_exact(
         rules: Operator rules by (domain, operator type). By default the built-in ones.
         layers: The layers of `model`. They allow more stand-ins in layers that no plan cuts, and a count of checked
             layers.
+
+    Returns:
+        The check, with counts of seeds, taps, channels and layers in its detail.
     """
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()
@@ -201,9 +204,8 @@ def _check_seed(
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
     """Compare one check model with its split version.
 
-    Returns:
-        The relaxation that was needed, the weights read so far, the failed devices of each role, and the first role
-        that differs with a description of the difference (None if all are equal).
+    The result is a tuple: the relaxation that was needed, the weights read so far, the failed devices of each role, and
+    the first role that differs with a description of the difference (None if all are equal).
     """
     reference = run_model(check_model.model, check_model.inputs, is_single_use=True)
     roles = split(check_model.model).roles
@@ -249,6 +251,9 @@ def check_transfers(
         frames: Number of frames that each role computed.
         roles: Number of roles.
         role_noun: The word for roles in the detail: "replicas" or "roles".
+
+    Returns:
+        The check, with the first wrong transfer in its detail.
     """
     for transfer in predicted:
         expected, actual = transfer.value.nbytes * frames, sent.get(transfer.index, 0)
@@ -270,8 +275,8 @@ def graph_inputs(model: Model) -> tuple[TensorSpec, ...]:
         Name, type and shape of each input, in graph order.
     """
     tensors = model.tensors()
-    known = [tensors[value.name] for value in model.proto.graph.input]
-    return tuple(TensorSpec(t.name, t.dtype, t.shape) for t in known if not t.is_constant)
+    inputs = [tensors[value.name] for value in model.proto.graph.input]
+    return tuple(TensorSpec(t.name, t.dtype, t.shape) for t in inputs if not t.is_constant)
 
 
 def random_inputs(values: Sequence[TensorSpec], seed: int = 0) -> dict[str, NDArray[Any]]:

@@ -191,8 +191,7 @@ def with_initial_states(
 def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs in the order of `values` and in C order.
 
-    Raises:
-        DicompilerError: An input is missing, unknown, or of another type or shape.
+    Raises DicompilerError if an input is missing, unknown, or of another type or shape.
     """
     names = [value.name for value in values]
     for name in inputs:

@@ -42,6 +42,9 @@ def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[
     Args:
         model: The network.
         names: Names of tensors to look at instead of the graph inputs.
+
+    Returns:
+        Limits by input name.
     """
     tensors, readers = model.tensors(), find_readers(model)
     limits = dict[str, ValueLimit]()

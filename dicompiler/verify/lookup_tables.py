@@ -53,9 +53,8 @@ class _IndexValues:
 def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
     """Raise an error if an input value is not a row of a table that it indexes.
 
-    Raises:
-        DicompilerError: A value is out of range, such as a token beyond the vocabulary. The error names input and
-            table.
+    Raises DicompilerError if a value is out of range, such as a token beyond the vocabulary. The error names input and
+    table.
     """
     for name, tables in find_lookup_tables(model, inputs).items():
         check_index_range(inputs[name], tables, f"input {name!r}")

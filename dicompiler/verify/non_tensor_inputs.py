@@ -29,6 +29,9 @@ def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = Fals
         model: The network.
         seed: Seed of the random values.
         integers_only: Draw integers for the numbers in sequences, maps and optional values.
+
+    Returns:
+        Values by input name.
     """
     types = _non_tensor_types(model)
     strings = known_strings(model) if types else ()
@@ -87,8 +90,7 @@ def to_ort_inputs(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     Plain lists become arrays, arrays named x_0, x_1, … become the sequence x, and a missing optional value becomes
     None.
 
-    Raises:
-        DicompilerError: A value does not fit its type.
+    Raises DicompilerError if a value does not fit its type.
     """
     nested = {
         name: value_type

@@ -61,8 +61,7 @@ def iterate_sent_tensors(program: Program, frames: Iterable[Mapping[str, Any]]) 
 def measure_ranges(program: Program, samples: Iterable[Mapping[str, Any]]) -> dict[str, ValueRange]:
     """Return the lowest and the highest value of each sent tensor over all samples, by `range_name`.
 
-    Raises:
-        DicompilerError: A tensor holds NaN or infinity, which int8 cannot represent.
+    Raises DicompilerError if a tensor holds NaN or infinity, which int8 cannot represent.
     """
     ranges: dict[str, ValueRange] = {}
     for transfer, name, values in iterate_sent_tensors(program, list(samples)):
@@ -86,6 +85,9 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
         routing: The routing of the plan with its own wire types.
         wire: The wire types of the plan.
         inputs: Inputs of one frame.
+
+    Returns:
+        The check, with the largest value in its detail.
     """
     keys = {box.key for role in routing.roles for box in role.received_boxes}
     wire_dtypes = {range_name(key): effective_wire_dtypes(routing.layers).get(key.tensor, "") for key in keys}

@@ -28,12 +28,9 @@ MAX_PARTS = 1 << 16  # parts of a layer
 class AnnotationPass(Pass):
     """Base class of passes that edit the plan of the layers they name and leave the model as it is.
 
-    Attributes:
-        layers: Names, patterns (`conv*`) and ranges in layer order (`conv1..conv4`). By default all layers that the
-            pass can cut. The name of any other node of the model file means the layer that contains it.
-        devices: Devices of the parts, in order. By default the platform's computing devices, without a platform d0, d1,
-            ….
-        missing_layers_hint: Hint for users if no layers are named, in a pass that cannot take all layers.
+    A layer can also be named by any other node of the model file that it contains. Without a platform the default
+    devices are d0, d1, …. A pass that cannot take all layers sets `missing_layers_hint`, the hint for users who name
+    none.
     """
 
     layers: tuple[str, ...] = field(
@@ -113,8 +110,7 @@ class AnnotationPass(Pass):
     ) -> tuple[Region, ...]:
         """Return the layer's output as `parts` strips along an axis.
 
-        Raises:
-            DicompilerError: The output has fewer rows, columns or channels than parts.
+        Raises DicompilerError if the output has fewer rows, columns or channels than parts.
         """
         axis = labelled_axis(graph, layer, label)
         whole = full_region(output_shape(graph, layer))

@@ -70,8 +70,7 @@ def fold_constants(graph: ModelGraph) -> None:
 
     An initializer that is also a graph input is not constant. A constant graph output is an initializer afterwards.
 
-    Raises:
-        DicompilerError: onnxruntime takes longer than FOLDING_TIMEOUT_S.
+    Raises DicompilerError if onnxruntime takes longer than FOLDING_TIMEOUT_S.
     """
     _store_as_weights(graph)
     while _fold_once(graph):

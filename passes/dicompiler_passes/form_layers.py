@@ -51,8 +51,7 @@ class FormLayers(Pass):
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
     """Return the layers of a model.
 
-    Raises:
-        DicompilerError: A graph input has no static shape, or no node makes a graph output.
+    Raises DicompilerError if a graph input has no static shape, or no node makes a graph output.
     """
     graph = model.proto.graph
     tensors = {
@@ -194,8 +193,7 @@ def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, froze
 def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
     """Yield the strongly connected components of groups, by Tarjan's algorithm without recursion.
 
-    Args:
-        before: Groups that each group depends on.
+    `dependencies` are the groups that each group depends on.
     """
     order: dict[int, int] = {}  # order of visits
     low: dict[int, int] = {}  # earliest open group that is reached

@@ -50,9 +50,8 @@ class InferShapes(Pass):
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replace the model.
 
-        Raises:
-            UsageError: An input does not exist.
-            DicompilerError: A dimension is still open, or a size contradicts the model.
+        Raises UsageError if an input does not exist. Raises DicompilerError if a dimension is still open, or a size
+        contradicts the model.
         """
         return replace(compilation, model=infer_shapes(compilation.model, parse_shapes(self.shape)))
 
@@ -60,8 +59,7 @@ class InferShapes(Pass):
 def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
     """Parse input shapes: ("x=1x3x224x224",) → {"x": (1, 3, 224, 224)}. `x=` is a scalar.
 
-    Raises:
-        UsageError: A text has another form, or an input has two shapes.
+    Raises UsageError if a text has another form, or an input has two shapes.
     """
     shapes: dict[str, Shape] = {}
     for text in texts:

@@ -67,9 +67,7 @@ class KeepStates(Pass):
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replace the model.
 
-        Raises:
-            UsageError: A pattern matches nothing.
-            DicompilerError: A pair cannot be a state.
+        Raises UsageError if a pattern matches nothing. Raises DicompilerError if a pair cannot be a state.
         """
         return replace(compilation, model=keep_states(compilation.model, self.state))
 
@@ -96,8 +94,7 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
 def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a pattern.
 
-    Raises:
-        UsageError: The pattern matches no input, or an input has no output.
+    Raises UsageError if the pattern matches no input, or an input has no output.
     """
     past, equals, present = pattern.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):

@@ -67,8 +67,7 @@ class Quantise(Pass):
 def quantise(model: Model, samples: Samples) -> Model:
     """Return the network in QDQ form.
 
-    Raises:
-        DicompilerError: onnxruntime cannot quantize it.
+    Raises DicompilerError if onnxruntime cannot quantize it.
     """
     proto = simplify_for_quantization(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
@@ -90,8 +89,7 @@ def take_int8(model: Model) -> Model:
 
     x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …
 
-    Raises:
-        DicompilerError: An input is also read in float32.
+    Raises DicompilerError if an input is also read in float32.
     """
     graph = model.graph()
     for tensor in graph.inputs:

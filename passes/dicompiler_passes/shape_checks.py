@@ -24,8 +24,7 @@ MAX_INFERENCE_BYTES = 2**29
 def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
     """Return the model without weights, with the shapes that ONNX infers.
 
-    Raises:
-        DicompilerError: Neither ONNX nor onnxruntime accepts the model.
+    Raises DicompilerError if neither ONNX nor onnxruntime accepts the model.
     """
     try:
         return propagate_shapes(bare, strict=True)

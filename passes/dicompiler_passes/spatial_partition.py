@@ -89,8 +89,7 @@ def even_grid(
 ) -> tuple[Region, ...]:
     """Return rows × columns tiles of the layer's output.
 
-    Raises:
-        DicompilerError: The output has fewer rows or columns.
+    Raises DicompilerError if the output has fewer rows or columns.
     """
     tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:

@@ -50,8 +50,7 @@ class Trim(Pass):
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replace model and layers, and keep the former model as `reference`. Nodes keep their names.
 
-        Raises:
-            DicompilerError: There is a plan already, with regions for other shapes.
+        Raises DicompilerError if there is a plan already, with regions for other shapes.
         """
         layers = compilation.layers
         assert layers is not None

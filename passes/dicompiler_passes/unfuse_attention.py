@@ -203,10 +203,10 @@ def _build_caches(
     Row `seqlens_k` of a cache is the new one, those before it come from the old cache, and those after it are zeros.
 
     Args:
-        before: The nodes in front of the attention.
+        preceding: The nodes in front of the attention.
         key: Shape of the keys.
-        past: Shape of the new cache.
-        more: Rows that the new cache has more than the old one.
+        new_shape: Shape of the new cache.
+        extra: Rows that the new cache has more than the old one.
         dtype: ONNX type of the cache.
     """
     node, key_heads = preceding.node, preceding.node.attrs["kv_num_heads"]

@@ -99,6 +99,9 @@ def axis_order(rank: int, batch: Any, last: Any) -> list[int]:
         rank: Rank of the operand.
         batch: Whether its rows come before the batch axes.
         last: Whether rows and columns are transposed.
+
+    Returns:
+        The order of the axes.
     """
     axes = list(range(rank))
     if batch:

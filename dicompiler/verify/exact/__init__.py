@@ -173,8 +173,7 @@ def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Rel
 def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
     """Return the node at which onnxruntime stops.
 
-    Raises:
-        NotExactError: The error names no node that can be relaxed further.
+    Raises NotExactError if the error names no node that can be relaxed further.
     """
     name_match = re.search(r"Name:'([^']*)'", str(error))
     for index, node in enumerate(facts.nodes):
@@ -248,6 +247,9 @@ def _with_new_constants(
         facts: Facts about the network.
         arrays: The integer constants, by the place that reads them.
         replacements: Values of the outputs of excluded nodes, by tensor name.
+
+    Returns:
+        The check model.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)

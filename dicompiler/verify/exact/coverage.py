@@ -66,6 +66,9 @@ def _find_weight(
         facts: Facts about the check model.
         node: The node.
         makers: Nodes that read constants alone, by their first output.
+
+    Returns:
+        The index of the input and its numbers, or None.
     """
     index = weight_index(facts, node)
     if index is not None:

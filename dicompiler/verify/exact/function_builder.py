@@ -124,6 +124,9 @@ def attribute_constant(
         value: Attribute of Constant to set, such as "value_int".
         attribute: Attribute of the calling node.
         attribute_type: Type of that attribute.
+
+    Returns:
+        The Constant node.
     """
     node = helper.make_node("Constant", [], [name])
     refer_attribute(node, value, attribute, attribute_type)

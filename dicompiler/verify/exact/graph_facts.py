@@ -134,6 +134,9 @@ def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | 
         model: The network.
         rules: Operator rules. By default the built-in ones.
         layers: The layers of the network: they tell which nodes are never cut, and add inferred shapes.
+
+    Returns:
+        The facts.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)

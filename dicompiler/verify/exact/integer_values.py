@@ -98,6 +98,9 @@ def integer_inputs(
         model_inputs: (ONNX type, shape) by input name.
         seed: Seed of the check model.
         schedule: Limits of the values.
+
+    Returns:
+        Arrays by input name.
     """
     feed = {}
     for name, (dtype, shape) in model_inputs.items():

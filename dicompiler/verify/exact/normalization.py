@@ -142,6 +142,9 @@ def _subtract_group_sum(
         name: Name of the tensor of axes.
         axis: The axis before opset 13; None for those of the call's attribute.
         target: Name of the result.
+
+    Returns:
+        The nodes.
     """
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:

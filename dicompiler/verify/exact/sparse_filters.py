@@ -108,6 +108,9 @@ def sparse_filters(
         seed: Seed of the check model.
         taps: Wanted elements of each filter.
         signs: Signs of the first elements, shape (groups · filters,). The signs of the others are random.
+
+    Returns:
+        The weight.
     """
     array = np.zeros(shape, dtype)
     view = unified_view(node, index, array)
