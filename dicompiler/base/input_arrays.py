@@ -90,9 +90,9 @@ def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: st
         return
     for table in tables:
         offset, region = table.get("offset", 0), table.get("region")
-        low, high = table["least"] - offset, table["rows"] - offset
+        low, high = table["min_index"] - offset, table["rows"] - offset
         read = given if region is None else given[tuple(slice(*interval) for interval in region)]
-        read = read.astype(table.get("type", read.dtype))
+        read = read.astype(table.get("cast_dtype", read.dtype))
         if read.size and (read.min() < low or read.max() >= high):
             first = np.argwhere((read < low) | (read >= high))[0]
             index = tuple(first if region is None else first + [start for start, _ in region])

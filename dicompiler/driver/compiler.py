@@ -334,7 +334,7 @@ def write_artifact(state: PipelineState, target: Target, output: Path) -> Pipeli
         (stage / PROVENANCE_FILE).write_text(f"{provenance}\n", encoding="utf-8")
         inputs = [value.name for value in state.reference.proto.graph.input]
         tables = find_lookup_tables(state.reference, inputs)
-        write_integrity(stage, {"rows": tables} if tables else {})
+        write_integrity(stage, {"lookup_tables": tables} if tables else {})
     return replace(state, artifact_directory=output)
 
 

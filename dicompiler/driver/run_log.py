@@ -18,7 +18,7 @@ from dicompiler.target.integrity import load_artifact
 from dicompiler.target.run_records import RunOptions, RunResult, default_in_flight
 from dicompiler.target.target_base import Target
 
-RUN_FORMAT = "dicompiler.run/1"
+RUN_FORMAT = "dicompiler.run/2"
 
 
 def platform_digest(boards: Platform) -> str:
@@ -40,29 +40,30 @@ def run_document(
     with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated;
     runtime: what the target's cost where they were; dilation: how many times slower they were played."""
     artifact, options = load_artifact(directory), options or RunOptions()
-    where = (
-        "emulated" if platform else "boards" if options.hosts or options.start_manually or result.is_remote else "here"
-    )
+    is_remote = options.hosts or options.start_manually or result.is_remote
+    location = "emulated" if platform else "boards" if is_remote else "local"
     devices = [asdict(report) for report in result.reports]
     for device in devices:
-        device["sent"] = {str(index): count for index, count in device["sent"].items()}
+        device["sent_bytes"] = {str(index): count for index, count in device["sent_bytes"].items()}
     return {
         "format": RUN_FORMAT,
-        "artifact": artifact["digest"],
-        "directory": Path(os.path.relpath(directory, None if log_path is None else log_path.parent)).as_posix(),
+        "artifact_digest": artifact["digest"],
+        "artifact_directory": Path(
+            os.path.relpath(directory, None if log_path is None else log_path.parent)
+        ).as_posix(),
         "target": artifact["target"],
         "host": {
             "system": host_platform.system(),
             "machine": host_platform.machine(),
             "processors": os.cpu_count() or 1,
         },
-        "where": where,
-        **({"platform": platform_digest(platform)} if platform else {}),
-        **({"runtime": asdict(runtime)} if runtime else {}),
+        "location": location,
+        **({"platform_digest": platform_digest(platform)} if platform else {}),
+        **({"runtime_costs": asdict(runtime)} if runtime else {}),
         **({"dilation": dilation} if dilation != 1 else {}),
         "in_flight": frames_in_flight(options.in_flight, len(devices), len(result.frames_s)),
         "frames_s": list(result.frames_s),
-        **({"waited_s": list(result.queue_wait_s)} if result.queue_wait_s else {}),
+        **({"queue_wait_s": list(result.queue_wait_s)} if result.queue_wait_s else {}),
         "total_s": result.total_s,
         "devices": devices,
         **(_failure_summary(result) if result.events else {}),
@@ -73,10 +74,10 @@ def run_document(
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
     """What the target's runtime cost on the host that emulated a log's boards (of logs without that: as the target
     states), and how many processors that had; None where no boards were emulated."""
-    if log.get("where") != "emulated":
+    if log.get("location") != "emulated":
         return None
     stated = target.runtime_costs
-    costs = RuntimeCosts(**{"in_order": stated.in_order} | log["runtime"]) if "runtime" in log else stated
+    costs = RuntimeCosts(**{"in_order": stated.in_order} | log["runtime_costs"]) if "runtime_costs" in log else stated
     return costs, log["host"]["processors"]
 
 
@@ -84,7 +85,7 @@ def _failure_summary(result: RunResult) -> dict[str, Any]:
     """The losses that a run went on after, and what they came to."""
     return {
         "events": [asdict(event) for event in result.events],
-        "replays": sum(event.replayed_frames for event in result.events),
+        "replayed_frames": sum(event.replayed_frames for event in result.events),
         "interrupted_s": sum(event.interruption_s for event in result.events),
     }
 
@@ -105,7 +106,7 @@ def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[st
     """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in the directory
     `artifact`, whose artifact.json is `manifest`."""
     log = read_log(path)
-    if log["artifact"] != manifest["digest"]:
+    if log["artifact_digest"] != manifest["digest"]:
         raise DicompilerError(f"{path}: it is of another artifact than {artifact}: run this one again with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:
         raise DicompilerError(f"{path}: devices: they are not those of {artifact}: run it again with --log")

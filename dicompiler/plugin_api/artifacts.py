@@ -10,8 +10,14 @@ if TYPE_CHECKING:
     from dicompiler.base.input_arrays import check_index_range, coerce_input
     from dicompiler.ir.plan import load_plan
     from dicompiler.ir.program import DeviceState
-    from dicompiler.target.digests import file_digest, make_file_record
-    from dicompiler.target.integrity import check_files, format_checksummed_json, load_artifact, read_checksummed_json
+    from dicompiler.target.integrity import (
+        check_files,
+        file_digest,
+        format_checksummed_json,
+        load_artifact,
+        make_file_record,
+        read_checksummed_json,
+    )
     from dicompiler.target.manifest import (
         ARTIFACT_FORMAT,
         SENDABLE_TYPES,

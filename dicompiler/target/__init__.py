@@ -1,5 +1,4 @@
-"""Target: what emits and runs a program, as an interface; the targets themselves are plugins.
+"""Base classes of targets, records of their runs, and the integrity of artifacts.
 
-In: a Compilation with its program. Out: an artifact directory with its manifest; records of its runs; a client.
-How other hosts are reached is in `target.remote`.
+The targets themselves are plugins. `target.remote` connects to other hosts.
 """

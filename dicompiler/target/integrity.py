@@ -1,8 +1,7 @@
-"""What keeps an artifact what was compiled: artifact.json names every other file of it with size and digest, and has a
-digest of itself, its seal. Whoever reads an artifact opens it here, before anything else in it.
+"""Integrity of artifacts: artifact.json lists the size and digest of every other file, and has a checksum of itself.
 
-In: an artifact's directory. Out: its artifact.json, and files that are plain, inside, and as they were written; or one
-line that names the file, the cause and the remedy. A seal finds damage; that nobody else wrote it, it cannot tell.
+All code that reads an artifact loads it with `load_artifact` first. An invalid artifact is one line that names the
+file, the cause and the remedy. The checks find damage; they do not prove who wrote the artifact.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import json
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
@@ -19,26 +19,71 @@ from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError, describe_wrong_path
 from dicompiler.base.schema import load_json, validate
-from dicompiler.target.digests import DIGEST_KINDS, content_digest, make_file_record
-from dicompiler.target.manifest import ARTIFACT_FILE, Json, format_json
+from dicompiler.target.manifest import ARTIFACT_FILE, EMPTY_CHECKSUM, Json, format_json
 
-EMPTY_CHECKSUM = "0" * 64
-_CHECKSUM_PATTERN = re.compile(rb'\n "seal": "([0-9a-f]{64})"')
+_CHECKSUM_PATTERN = re.compile(rb'\n "checksum": "([0-9a-f]{64})"')
 _MAX_PATH_CHARS, _MAX_PATH_PART_BYTES = 1000, 200
-"""Characters of a file's path in an artifact, and of a part of it."""
 _PATH_PATTERN = re.compile(r"[^\x00-\x1f\x7f/\\]+(?:/[^\x00-\x1f\x7f/\\]+)*")
 _MAX_MANIFEST_BYTES = 1 << 28
-"""Bytes of an artifact.json, or of another manifest."""
+_DATA_SUFFIXES, _LARGE_FILE_BYTES = (".bin", ".data", ".onnx"), 1 << 20
+"""Data files of at least this size have a CRC-32, which is several times faster than SHA-256. Code always has SHA-256,
+because a CRC does not tell two files apart if somebody wants them to look the same."""
+_CHUNK_BYTES = 1 << 20
+
+
+def file_digest(path: Path) -> str:
+    """Compute the SHA-256 of a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The digest as hexadecimal digits.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _file_crc32(path: Path) -> str:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+_DIGEST_FUNCTIONS = {"sha256": file_digest, "crc32": _file_crc32}
+
+
+def make_file_record(path: Path) -> Json:
+    """Describe a file as `files` of a manifest does.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its size (`bytes`) and its digest: `sha256:` and 64 hexadecimal digits, or `crc32:` and 8 for large data files.
+    """
+    size = path.stat().st_size
+    kind = "crc32" if path.suffix in _DATA_SUFFIXES and size >= _LARGE_FILE_BYTES else "sha256"
+    return {"bytes": size, "digest": f"{kind}:{_DIGEST_FUNCTIONS[kind](path)}"}
 
 
 def format_checksummed_json(document: Json) -> str:
-    """`json_text` of the document with its key `seal`: the SHA-256 of that text without the seal's digits."""
-    text = format_json(document | {"seal": EMPTY_CHECKSUM})
-    return text.replace(f'\n "seal": "{EMPTY_CHECKSUM}"', f'\n "seal": "{_document_digest(text.encode())}"', 1)
+    """Format a document with the key `checksum`, the SHA-256 of the text without the checksum's digits.
+
+    Args:
+        document: The document.
+
+    Returns:
+        The text, as `format_json` writes it.
+    """
+    text = format_json(document | {"checksum": EMPTY_CHECKSUM})
+    return text.replace(f'\n "checksum": "{EMPTY_CHECKSUM}"', f'\n "checksum": "{_document_digest(text.encode())}"', 1)
 
 
 def has_valid_checksum(data: bytes) -> bool:
-    """Whether the bytes are those that `sealed_text` gave: any other byte, a blank too, breaks the seal."""
+    """Return True if the bytes are exactly those that `format_checksummed_json` wrote."""
     match = _CHECKSUM_PATTERN.search(data)
     return match is not None and match[1].decode() == _document_digest(data)
 
@@ -50,15 +95,20 @@ def _document_digest(data: bytes) -> str:
 
 
 def write_integrity(directory: Path, extra: Json | None = None) -> None:
-    """Writes into the artifact.json of a directory what all other files in it hold, and the seal. Of files that its
-    `files` names already, where it was never sealed, that stands: who wrote them has taken the digests on the way.
-    more: keys that come in beside those that are there."""
+    """Write the sizes and digests of all other files, and the checksum, into a directory's artifact.json.
+
+    Records that the target has already put into `files` are kept, unless artifact.json has a checksum already.
+
+    Args:
+        directory: The artifact's directory.
+        extra: Keys to be added to artifact.json.
+    """
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / ARTIFACT_FILE)
     names = [path.relative_to(directory).as_posix() for path in paths]
     for name in names:
         check_file_name(name, directory)
     document = json.loads((directory / ARTIFACT_FILE).read_bytes()) | (extra or {})
-    known = document.get("files", {}) if document.get("seal") == EMPTY_CHECKSUM else {}
+    known = document.get("files", {}) if document.get("checksum") == EMPTY_CHECKSUM else {}
     with ThreadPoolExecutor() as pool:
         records = pool.map(lambda name: known.get(name) or make_file_record(directory / name), names)
         document["files"] = dict(zip(names, records, strict=True))
@@ -66,14 +116,24 @@ def write_integrity(directory: Path, extra: Json | None = None) -> None:
 
 
 def load_artifact(directory: Path) -> Json:
-    """The artifact.json of an artifact: its seal is whole, it fits the schema (where jsonschema is installed: clients
-    do without), and all files that it names are plain ones inside the directory, by paths without links; whether they
-    are there, and what they hold, is for `check_files`. DicompilerError where that is not so."""
+    """Load artifact.json and check that it is valid.
+
+    It must have a valid checksum, match the schema (if jsonschema is installed, which clients do not need), and list
+    only regular files inside the directory. `check_files` checks that these files exist, and their contents.
+
+    Args:
+        directory: The artifact's directory.
+
+    Returns:
+        The document.
+
+    Raises:
+        DicompilerError: The directory is not an artifact, or its artifact.json is invalid.
+    """
     path = directory / ARTIFACT_FILE
     if not os.path.lexists(path):
-        raise DicompilerError(
-            f"{directory}: no artifact of dicompiler{describe_wrong_path(directory) or ': compile a model into it first'}"
-        )
+        remedy = describe_wrong_path(directory) or ": compile a model into it first"
+        raise DicompilerError(f"{directory}: not an artifact of dicompiler{remedy}")
     document = read_checksummed_json(require_regular_file(directory, ARTIFACT_FILE), "artifact")
     try:
         for name, record in document["files"].items():
@@ -83,43 +143,72 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    except (KeyError, TypeError, AttributeError) as error:  # nobody has looked at the schema
-        raise DicompilerError(f"{path}: no artifact of this version ({error}): compile it again") from None
+    except (KeyError, TypeError, AttributeError) as error:  # possible if the schema was not checked
+        raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
 
 
 def read_checksummed_json(path: Path, schema: str) -> Json:
-    """The sealed JSON document of a file, see `open_artifact`."""
+    """Read a JSON document and check its checksum.
+
+    Args:
+        path: The file.
+        schema: Name of the document's schema. It is checked if jsonschema is installed.
+
+    Returns:
+        The document.
+
+    Raises:
+        DicompilerError: The file cannot be read, has no valid checksum, or does not match the schema.
+    """
     try:
         data = path.read_bytes() if path.stat().st_size <= _MAX_MANIFEST_BYTES else b""
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
     if _CHECKSUM_PATTERN.search(data) is None:
-        raise DicompilerError(f"{path}: it has no seal: it is damaged, or of an earlier version: compile it again")
+        raise DicompilerError(
+            f"{path}: it has no checksum: it is damaged, or of an earlier version: compile the model again"
+        )
     if not has_valid_checksum(data):
-        raise DicompilerError(f"{path}: its seal is broken: it was changed or damaged: compile it again")
+        raise DicompilerError(f"{path}: its checksum is wrong: it was changed or damaged: compile the model again")
     document: Json = load_json(path)
     if find_spec("jsonschema") is not None:
         try:
             validate(document, schema, str(path))
         except DicompilerError as error:
-            raise DicompilerError(f"{error}: compile it again") from None
+            raise DicompilerError(f"{error}: compile the model again") from None
     return document
 
 
-def check_file_name(name: object, place: Path) -> None:
-    """DicompilerError where `name`, of the file `place`, is no path of a file in a directory: it must be relative,
-    without "." and "..", without control characters, and not too long."""
-    fits = isinstance(name, str) and len(name) <= _MAX_PATH_CHARS and _PATH_PATTERN.fullmatch(name) is not None
-    if not fits or any(
-        part in (".", "..") or len(part.encode()) > _MAX_PATH_PART_BYTES for part in str(name).split("/")
-    ):
-        raise DicompilerError(f"{place}: {str(name)[:60]!r} is no name of a file in an artifact: compile it again")
+def check_file_name(name: object, source: Path) -> None:
+    """Check that a name from a manifest is a relative path inside the artifact.
+
+    Args:
+        name: The name.
+        source: The file that contains the name.
+
+    Raises:
+        DicompilerError: It is not a string, too long, or absolute, or it contains `.`, `..` or control characters.
+    """
+    is_path = isinstance(name, str) and len(name) <= _MAX_PATH_CHARS and _PATH_PATTERN.fullmatch(name) is not None
+    parts = str(name).split("/")
+    if not is_path or any(part in (".", "..") or len(part.encode()) > _MAX_PATH_PART_BYTES for part in parts):
+        raise DicompilerError(f"{source}: invalid file name {str(name)[:60]!r}: compile the model again")
 
 
 def require_regular_file(directory: Path, name: str) -> Path:
-    """The file `name` of an artifact. DicompilerError where it, or a directory on the way, is a link, or it is no plain
-    file; that nothing is there, is no error here."""
+    """Check that a file of an artifact is not, and is not reached through, a link.
+
+    Args:
+        directory: The artifact's directory.
+        name: The file's path in it.
+
+    Returns:
+        The file's path. The file itself may be missing.
+
+    Raises:
+        DicompilerError: A part of the path is a link, or the file is not a regular one.
+    """
     path = directory
     parts = name.split("/")
     for index, part in enumerate(parts):
@@ -131,33 +220,42 @@ def require_regular_file(directory: Path, name: str) -> Path:
         except OSError as error:
             raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from None
         if not (stat.S_ISREG if index == len(parts) - 1 else stat.S_ISDIR)(mode):
-            kind = "a link" if stat.S_ISLNK(mode) else "no plain file"
-            raise DicompilerError(f"{path}: it is {kind}, which an artifact does not hold: compile it again")
+            kind = "a link" if stat.S_ISLNK(mode) else "not a regular file"
+            raise DicompilerError(f"{path}: it is {kind}, which artifacts do not contain: compile the model again")
     return path
 
 
 def check_files(directory: Path, files: Mapping[str, Json], names: Iterable[str]) -> None:
-    """DicompilerError for the first of `names` that is missing or not as `files`, of the artifact.json, has it."""
+    """Check the sizes and digests of files of an artifact.
+
+    Args:
+        directory: The artifact's directory.
+        files: Sizes and digests by path: `files` of artifact.json.
+        names: The files to check.
+
+    Raises:
+        DicompilerError: A file is missing or differs; the message names the first one.
+    """
     chosen = list(names)
     with ThreadPoolExecutor() as pool:
         faults = pool.map(lambda name: _find_file_fault(directory, name, files), chosen)
         for name, fault in zip(chosen, faults, strict=True):
             if fault:
-                raise DicompilerError(f"{directory / name}: {fault}: compile it again, or copy it again")
+                raise DicompilerError(f"{directory / name}: {fault}: compile the model again, or copy the file again")
 
 
 def _find_file_fault(directory: Path, name: str, files: Mapping[str, Json]) -> str:
     if name not in files:
-        return f"{ARTIFACT_FILE} does not name it"
+        return f"{ARTIFACT_FILE} does not list it"
     path, record = require_regular_file(directory, name), files[name]
     try:
         size = path.stat().st_size
         if size != record["bytes"]:
             return f"it has {size} bytes instead of {record['bytes']}"
-        kind = record["digest"].partition(":")[0]
-        if kind not in DIGEST_KINDS:
-            return f"its digest is of the kind {kind[:20]!r}, which this version does not know"
-        return "" if content_digest(path, kind) == record["digest"] else "its content is not what was compiled"
+        kind, _, digits = record["digest"].partition(":")
+        if kind not in _DIGEST_FUNCTIONS:
+            return f"its digest is of the unknown kind {kind[:20]!r}"
+        return "" if _DIGEST_FUNCTIONS[kind](path) == digits else "its content differs from the compiled one"
     except FileNotFoundError:
         return "no such file"
     except OSError as error:

@@ -1,6 +1,6 @@
-"""What every target's artifact has: artifact.json, which names the target, the devices and all that they send.
+"""artifact.json, the part of an artifact that all targets share: its target, its devices and their transfers.
 
-In: a Program. Out: JSON documents and their text, the same bytes for the same program. The schema is `artifact`.
+Program → JSON documents and their text. The same program gives the same bytes. The schema is `artifact`.
 """
 
 from __future__ import annotations
@@ -14,29 +14,36 @@ from dicompiler.base.version import package_version
 if TYPE_CHECKING:
     from dicompiler.ir.program import Program, TensorSpec, Transfer
 
-ARTIFACT_FORMAT = "dicompiler.artifact/2"
+ARTIFACT_FORMAT = "dicompiler.artifact/3"
 ARTIFACT_FILE, PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE = (
-    "artifact.json",
-    "plan.json",
-    "platform.toml",
-    "reference/model.onnx",
-)
+    "artifact.json", "plan.json", "platform.toml", "reference/model.onnx"
+)  # fmt: skip
 PROVENANCE_FILE, PROVENANCE_FORMAT = "reference/provenance.json", "dicompiler.provenance/1"
-"""Where things lie in an artifact's directory."""
+EMPTY_CHECKSUM = "0" * 64
+"""The placeholder of a checksum that has not been computed yet."""
 ARTIFACT_NOUN = "artifact"
+"""The name of an artifact in error messages."""
 SENDABLE_TYPES = {
     "FLOAT", "UINT8", "INT8", "UINT16", "INT16", "INT32", "INT64", "BOOL", "FLOAT16", "DOUBLE", "UINT32", "UINT64",
     "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
 }  # fmt: skip
-"""The element types that can be sent, and go into and out of a network."""
+"""Element types of tensors that devices can exchange and that can be inputs and outputs of a network."""
 STRING_TYPE, NON_TENSOR_TYPE = "STRING", "NESTED"
-"""What goes into and out of a network alone: words, and what is no tensor (a sequence, a map, an optional value)."""
+"""Types of values that can only be inputs and outputs of a network: strings, and values that are not tensors
+(sequences, maps, optional values)."""
 
 Json = dict[str, Any]
 
 
 def format_json(document: Json) -> str:
-    """JSON with one entry of each list per line, so that two artifacts can be compared by eye and by diff."""
+    """Format JSON with one line for each key and for each entry of a list, so that diffs are readable.
+
+    Args:
+        document: The document.
+
+    Returns:
+        The text, with sorted keys.
+    """
     rows = []
     for key, value in sorted(document.items()):
         text = json.dumps(value, sort_keys=True)
@@ -47,17 +54,29 @@ def format_json(document: Json) -> str:
 
 
 def describe_artifact(program: Program, target: str, digest: str) -> Json:
-    """artifact.json, see the schema artifact. target: its name. digest: SHA-256 (hexadecimal) over what the devices
-    hold, weights included. `files` and `seal` are filled in when all files are there (`target.seal`); a target may
-    put into `files` those whose records (`file_record`) it has already. DicompilerError for tensors that cannot be
-    exchanged."""
+    """Make the content of artifact.json.
+
+    `files` and `checksum` are filled in by `write_integrity` when all files exist. A target may put the records of
+    files that it has already hashed into `files`.
+
+    Args:
+        program: The program.
+        target: Name of the target.
+        digest: SHA-256 (hexadecimal) over the contents of all devices, including the weights.
+
+    Returns:
+        The document; see the schema `artifact`.
+
+    Raises:
+        DicompilerError: The program exchanges a tensor that cannot be sent.
+    """
     return {
         "format": ARTIFACT_FORMAT,
         "version": package_version(),
         "target": target,
         "digest": digest,
         "files": {},
-        "seal": "0" * 64,
+        "checksum": EMPTY_CHECKSUM,
         "devices": [device.device for device in program.devices],
         "inputs": [describe_value(value) for value in program.inputs],
         "outputs": [describe_value(value) for value in program.outputs],
@@ -67,24 +86,43 @@ def describe_artifact(program: Program, target: str, digest: str) -> Json:
 
 
 def describe_value(value: TensorSpec) -> Json:
-    """A tensor's name, type, shape and bytes (None: not known before the run). DicompilerError for a type that cannot
-    be exchanged."""
-    from dicompiler.ir.onnx.weights import dtype_name  # clients, which read manifests, do without onnx
+    """Describe a tensor as manifests do.
+
+    Args:
+        value: The tensor.
+
+    Returns:
+        Its name, type, shape and bytes; shape and bytes are None if they are not known before the run.
+
+    Raises:
+        DicompilerError: Values of this type cannot be exchanged.
+    """
+    from dicompiler.ir.onnx.weights import dtype_name  # not at the top: clients read manifests without onnx
 
     dtype = dtype_name(value.dtype) if value.dtype else NON_TENSOR_TYPE
     if dtype not in (*SENDABLE_TYPES, STRING_TYPE, NON_TENSOR_TYPE):
         raise DicompilerError(
-            f"tensor {value.name!r}: values of type {dtype} cannot be sent between devices or into and out of them"
+            f"tensor {value.name!r}: values of type {dtype} cannot be sent between devices or be inputs and outputs"
         )
     shape = None if value.shape is None else list(value.shape)
     return {"name": value.name, "dtype": dtype, "shape": shape, "bytes": value.nbytes if value.is_fixed_size else None}
 
 
 def describe_transfer(transfer: Transfer) -> Json:
-    """A transfer with what it carries. DicompilerError for a tensor that cannot be sent."""
+    """Describe a transfer as manifests do.
+
+    Args:
+        transfer: The transfer.
+
+    Returns:
+        Its index, sender and receiver, and the description of its tensor.
+
+    Raises:
+        DicompilerError: The tensor cannot be sent.
+    """
     if not transfer.value.is_fixed_size:
         raise DicompilerError(
-            f"tensor {transfer.value.name!r}: its bytes are not known before the run, so it cannot be sent"
+            f"tensor {transfer.value.name!r}: its size is not known before the run, so it cannot be sent"
         )
     ends = {"index": transfer.index, "sender": transfer.sender, "receiver": transfer.receiver}
     return ends | describe_value(transfer.value)

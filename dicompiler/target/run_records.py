@@ -1,4 +1,4 @@
-"""What goes into and comes out of running an artifact: how it is to be run, and what the devices measured."""
+"""Records that go into and come out of a run: its options, results, reports and events."""
 
 from __future__ import annotations
 
@@ -18,19 +18,23 @@ if TYPE_CHECKING:
 
 
 CopyFunction = Callable[[], object]
-"""Makes copies, once."""
+"""Makes a fixed set of copies each time it is called."""
 
 
 def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
-    """Copies nothing."""
+    """Return functions that copy nothing."""
     return (lambda: None), (lambda: None)
 
 
 @dataclass(frozen=True)
 class SegmentCall:
-    """What a runtime does where a segment's turn comes. segment: what the engine computes of it (None: nothing);
-    copies: given all tensors that it reads and makes, what makes the copies among them that the runtime makes itself
-    before and after that."""
+    """The work of a runtime for one segment, as `Target.segment_calls` describes it.
+
+    Attributes:
+        segment: The part that the engine computes; None if there is nothing to compute.
+        make_copies: Takes all tensors that the segment reads and writes, by name. Returns two functions that make the
+            runtime's own copies among them: before the engine's part, and after it.
+    """
 
     segment: Segment | None
     make_copies: Callable[[Mapping[str, NDArray[Any]]], tuple[CopyFunction, CopyFunction]] = no_copies
@@ -38,9 +42,16 @@ class SegmentCall:
 
 @dataclass(frozen=True)
 class TimelineEntry:
-    """Something that a device did: `kind` is "run" (a segment: its place in DeviceReport.segments), "send" (a transfer:
-    its index) or "wait" (for a transfer: its index; -1: for an input), for a frame. start, end: seconds from the
-    beginning of the run's last frame (sockets: from when the device heard of it)."""
+    """One activity of a device.
+
+    Attributes:
+        kind: `run` (a segment), `send` (a transfer) or `wait` (for a transfer or an input).
+        index: Index of the segment in `DeviceReport.segments_s`, or of the transfer; -1 if it waits for an input.
+        frame: Number of the frame.
+        start: Seconds since the start of the run's last frame. Target `sockets` counts from the moment when the device
+            was notified of that frame.
+        end: As `start`.
+    """
 
     kind: str
     index: int
@@ -51,12 +62,17 @@ class TimelineEntry:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What one device measured over all frames of a run.
+    """Measurements of one device over all frames of a run.
 
-    compute_s: seconds in segments; wait_s: seconds in which it had no segment whose inputs were there; send_s: seconds
-    of sending, beside the computing. sent: payload bytes by index in `Program.all_transfers`. segments: seconds of each
-    segment, role by role. memory_peak: largest resident memory of its process, in bytes.
-    timeline: what it did from the last frame's beginning on; empty where the target does not tell.
+    Attributes:
+        device: Name of the device.
+        compute_s: Seconds in segments.
+        wait_s: Seconds in which no segment had all its inputs.
+        send_s: Seconds of sending, which overlaps with computing.
+        sent_bytes: Payload bytes by index in `Program.all_transfers`.
+        segments_s: Seconds of each segment, role by role.
+        peak_memory_bytes: Peak resident memory of the device's process.
+        timeline: Activities since the start of the last frame; empty if the target does not record them.
     """
 
     device: str
@@ -69,26 +85,40 @@ class DeviceReport:
     timeline: tuple[TimelineEntry, ...] = ()
 
     def with_scaled_times(self, factor: float) -> DeviceReport:
-        """With all seconds `factor` times as long."""
+        """Return the report with all times multiplied by a factor.
+
+        Args:
+            factor: The factor.
+
+        Returns:
+            A new report.
+        """
         return replace(
             self,
             compute_s=factor * self.compute_s,
             wait_s=factor * self.wait_s,
             send_s=factor * self.send_s,
             segments_s=tuple(factor * seconds for seconds in self.segments_s),
-            timeline=tuple(replace(one, start=factor * one.start, end=factor * one.end) for one in self.timeline),
+            timeline=tuple(
+                replace(entry, start=factor * entry.start, end=factor * entry.end) for entry in self.timeline
+            ),
         )
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that befell a run that goes on.
+    """A device failure, or its consequence, that a run has survived.
 
-    kind: "failure" of a device; "takeover" by a plan for what is left, told with the first frame that it finishes;
-    "return" of a device. device: whose loss or return it is (of a take-over: the last one lost). why: in words. away:
-    the devices that are away from then on. at_s: seconds since the run began; frames: how many were finished by then.
-    replays: frames that are computed again; interruption_s: seconds from the loss to the next finished frame; both of
-    take-overs alone.
+    Attributes:
+        kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
+            `return` of a device.
+        device: The device that failed or returned; for a takeover, the one that failed last.
+        reason: Why the device failed.
+        down: The devices that are down from then on.
+        at_s: Seconds since the start of the run.
+        finished_frames: Number of frames that were finished by then.
+        replayed_frames: Number of frames that are computed again (takeovers only).
+        interruption_s: Seconds from the failure to the next finished frame (takeovers only).
     """
 
     kind: Literal["failure", "takeover", "return"]
@@ -102,26 +132,31 @@ class RunEvent:
 
     @property
     def message(self) -> str:
-        """It in words, one line."""
-        left = f"without {', '.join(map(repr, self.down))}" if self.down else "by the first plan again"
+        """A one-line description of the event."""
+        plan = f"without {', '.join(map(repr, self.down))}" if self.down else "with the original plan"
         if self.kind == "failure":
-            return f"device {self.device!r} is lost: {self.reason}; frames go on {left}"
+            return f"device {self.device!r} has failed: {self.reason}; frames continue {plan}"
         if self.kind == "return":
-            return f"device {self.device!r} is back; frames go on {left}"
-        return f"frames go on {left} after {self.interruption_s:.2f} s, {self.replayed_frames} of them computed again"
+            return f"device {self.device!r} is up again; frames continue {plan}"
+        interruption = f"after {self.interruption_s:.2f} s; {self.replayed_frames} of them are computed again"
+        return f"frames continue {plan} {interruption}"
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """outputs: by name, for each frame, as the first sink delivered them. reports: in device order.
+    """The result of a run.
 
-    delivered: for each frame and each sink device its outputs by name. frames_s: seconds from giving a frame's inputs
-    to having all its outputs; waited_s: those of them in which no device had begun to compute it (it stood behind other
-    frames, or its inputs travelled), empty where the target does not tell. total_s: seconds from giving the first
-    frame's inputs to having the last one's outputs.
-    events: losses, take-overs and returns, in order; reports of devices that are away at the end hold zeros, and those
-    of devices that came back what they did since.
-    apart: whether it joined devices that run on other hosts already, which the options do not say.
+    Attributes:
+        outputs: Outputs of each frame by name, as the first sink device delivered them.
+        reports: Measurements of the devices, in device order. The report of a device that is down at the end holds
+            zeros; that of a device that returned counts from its return.
+        outputs_by_device: For each frame and each sink device, the outputs by name.
+        frames_s: For each frame, the seconds from giving its inputs to having all its outputs.
+        total_s: Seconds from giving the first frame's inputs to having the last frame's outputs.
+        events: Failures, takeovers and returns, in order.
+        queue_wait_s: For each frame, the part of `frames_s` in which no device had begun to compute it. It was waiting
+            for other frames, or its inputs were being sent. Empty if the target does not measure it.
+        is_remote: Whether the run joined resident devices on other hosts, which the run's options do not show.
     """
 
     outputs: tuple[dict[str, NDArray[Any]], ...]
@@ -134,7 +169,14 @@ class RunResult:
     is_remote: bool = False
 
     def with_scaled_times(self, factor: float) -> RunResult:
-        """With all seconds `factor` times as long: those of a clock that goes so much faster."""
+        """Return the result with all times multiplied by a factor.
+
+        Args:
+            factor: The factor.
+
+        Returns:
+            A new result.
+        """
         return replace(
             self,
             reports=tuple(report.with_scaled_times(factor) for report in self.reports),
@@ -142,16 +184,23 @@ class RunResult:
             queue_wait_s=tuple(factor * seconds for seconds in self.queue_wait_s),
             total_s=factor * self.total_s,
             events=tuple(
-                replace(one, at_s=factor * one.at_s, interruption_s=factor * one.interruption_s) for one in self.events
+                replace(event, at_s=factor * event.at_s, interruption_s=factor * event.interruption_s)
+                for event in self.events
             ),
         )
 
 
 @dataclass(frozen=True)
 class Emulation:
-    """A run in which this host plays boards. By device: what lets this thread, and what it starts, be on its network
-    (`inside`); its address there; the name of its network namespace; and the seconds that a call of each of its
-    segments takes at least, role by role."""
+    """The emulated boards of a run on this host.
+
+    Attributes:
+        enter_network: Takes a device's name. Returns a context in which the current thread, and all that it starts,
+            use that device's network.
+        addresses: Address of each device on the emulated network.
+        namespaces: Name of each device's network namespace.
+        min_segments_s: For each device, the minimum duration of a call of each of its segments, role by role.
+    """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
     addresses: Mapping[str, str]
@@ -160,32 +209,45 @@ class Emulation:
 
 
 IN_FLIGHT_PER_DEVICE = 3
-"""Frames on their way for each device, if nothing else is asked for. Where frames pass all devices layer by layer, with
-two devices still wait for each other (docs/how-to/stream.md)."""
+"""Default number of frames in flight per device. With two, devices still wait for each other in networks whose frames
+pass all devices layer by layer (docs/how-to/stream.md)."""
 MAX_IN_FLIGHT = 1024
-"""As many at most: none of the targets takes more."""
+"""Maximum number of frames in flight that targets accept."""
 
 
 def default_in_flight(devices: int) -> int:
-    """Frames on their way between so many devices, if nothing else is asked for."""
+    """Return the default number of frames in flight.
+
+    Args:
+        devices: Number of devices.
+
+    Returns:
+        The number of frames.
+    """
     return min(IN_FLIGHT_PER_DEVICE * devices, MAX_IN_FLIGHT)
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How an artifact is run.
+    """Options of a run.
 
-    in_flight: frames that may be on their way at once (0: see `flying`); a device's memory for what it
-    receives is that many times what the plan sends it for one. keep: the outputs of how many frames to keep (None:
-    all). heartbeat_s: seconds between two signs of life; who misses three of them is lost. keys: the directory that
-    `dicompiler keys` made: connections are in TLS. listen: address at which the devices reach this process (port 0:
-    any; by default loopback, and with `hosts` the address by which the first of them is reached). insecure: allow
-    other addresses than this host's own without keys. elsewhere: devices that someone else starts. pin: each process
-    keeps to its share of this host's processors. hosts: where devices are started over ssh, after `Target.install`;
-    logs: where what they write is kept then, by default beside the artifact and only where a run fails. timeout_s:
-    seconds that all of a run may take, or an installation; of a session: that starting may, and each frame. without:
-    devices that are away when it begins, which are not started and may come. on_event: called with losses, take-overs
-    and returns as they are noticed, in the thread that uses the session.
+    Attributes:
+        in_flight: Maximum number of frames in flight; 0: the default for the number of devices. A device's receive
+            buffers take this many times the bytes that it receives for one frame.
+        kept_frames: Number of frames whose outputs are kept; None: all.
+        heartbeat_s: Seconds between two heartbeats. A device that misses three of them has failed.
+        keys: Directory made by `dicompiler keys`; connections then use TLS.
+        listen: HOST:PORT at which devices reach this process; port 0: any. Default: loopback, or with `hosts` the
+            address by which the first host is reached.
+        insecure: Whether to allow connections to other hosts without keys.
+        start_manually: Devices that you start yourself.
+        pin: Whether to pin each process to its share of this host's cores.
+        hosts: The hosts on which devices are started over ssh, after `Target.install`.
+        logs: Directory for the devices' logs with `hosts`. Default: next to the artifact, and only if a run fails.
+        timeout_s: Time allowed for a whole run or an installation; in a session, for the start and for each frame.
+        emulation: The emulated boards that the devices run on.
+        start_without: Devices that are down at the start. They are not started, but may join later.
+        on_event: Called with each failure, takeover and return, in the thread that uses the session.
     """
 
     in_flight: int = 1
@@ -204,24 +266,53 @@ class RunOptions:
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
 
     def with_timeout(self, seconds: float | None) -> RunOptions:
-        """With that timeout; None: with its own."""
+        """Return the options with another timeout.
+
+        Args:
+            seconds: The timeout; None: keep the current one.
+
+        Returns:
+            The options.
+        """
         return self if seconds is None else replace(self, timeout_s=seconds)
 
-    def resolve_in_flight(self, devices: int, limit: int) -> int:
-        """How many frames may be on their way between so many devices; UsageError if it is more than `limit`."""
+    def resolve_in_flight(self, devices: int, limit: int = MAX_IN_FLIGHT) -> int:
+        """Return the number of frames in flight.
+
+        Args:
+            devices: Number of devices.
+            limit: The largest number that the target accepts.
+
+        Returns:
+            `in_flight`, or the default for this number of devices if it is 0.
+
+        Raises:
+            UsageError: `in_flight` is out of range.
+        """
         if not 0 <= self.in_flight <= limit:
-            raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0, not {self.in_flight}")
+            raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0 for the default, not {self.in_flight}")
         return self.in_flight or min(limit, default_in_flight(devices))
 
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """How a device does that is kept running (`Service`), at `address`.
+    """The status of a resident device (see `Service`).
 
-    digest: of its artifact. pid: its process there. since: when it was started, and client_since: when `client` came,
-    which it serves ('': none), in seconds since 1970. For all clients so far: in how many runs it took part, how many
-    frames it finished, how many it began anew (replays), and how many devices were lost. memory, memory_peak: bytes.
-    error: how the last run failed, '' if none did; or why the device does not answer: all else is empty then.
+    Attributes:
+        device: Name of the device.
+        address: HOST:PORT at which it listens.
+        digest: Digest of its artifact; empty if the device does not respond, as all following fields but `error` then.
+        pid: Its process ID on its host.
+        since: When it was started, in seconds since 1970.
+        runs: Number of runs in which it has taken part.
+        frames: Number of frames that it has finished.
+        replayed_frames: Number of frames that were computed again after failures.
+        failures: Number of device failures in its runs.
+        memory: Resident memory in bytes.
+        memory_peak: Peak resident memory in bytes.
+        error: Why the last run failed, or why the device does not respond; otherwise empty.
+        client: Address of the client that it serves; empty if there is none.
+        client_since: When the client connected, in seconds since 1970.
     """
 
     device: str
@@ -241,15 +332,20 @@ class DeviceStatus:
 
     @property
     def is_responding(self) -> bool:
-        """Whether it does."""
+        """Whether the device responds."""
         return bool(self.digest)
 
 
 @dataclass(frozen=True)
 class InstalledDevice:
-    """What `Target.install` did for a device. host: what ssh connected to. directory: the device's on that host.
+    """The result of `Target.install` for one device.
 
-    copied: bytes; 0 where all was there already. versions: of the programs that it needs there, by their name.
+    Attributes:
+        device: Name of the device.
+        host: The destination that ssh connected to.
+        directory: The device's directory on that host.
+        copied_bytes: Number of bytes that were copied; 0 if the host already had all files.
+        versions: Versions of the programs that the device needs on its host, by name.
     """
 
     device: str

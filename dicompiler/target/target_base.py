@@ -1,6 +1,8 @@
-"""What a target is: it writes a Program as a directory of files, and runs such a directory on this host.
+"""The base class of targets.
 
-In: a Compilation with its program, later frames of input arrays. Out: files, then output arrays and device reports.
+A target writes a Program as a directory of files (the artifact), and runs such a directory:
+
+    PipelineState with its program → Target.emit → artifact → Target.run → outputs, device reports
 """
 
 from __future__ import annotations
@@ -29,72 +31,109 @@ if TYPE_CHECKING:
 
 
 class Service(Protocol):
-    """The devices of an artifact that stay: runs of it, and `dicompiler.connect`, join them instead of starting them.
+    """The resident devices of an artifact, which stay up between runs.
 
-    Errors as of `Target.run`.
+    Runs of the artifact, and `dicompiler.connect`, join these devices instead of starting them.
     """
 
     def start(self) -> Sequence[str]:
-        """Starts those that do not run, and keeps all of them running; their names."""
+        """Start the devices that are not up, and leave all of them running.
+
+        Returns:
+            Names of the devices that were started.
+
+        Raises:
+            RunError: A device cannot be started; the message names it, its host and the cause.
+        """
 
     def stop(self) -> Mapping[str, bool]:
-        """Ends them, whatever they do; by device whether it ran. Nothing of them is left behind but what was copied,
-        and logs."""
+        """End the devices, even during a run. Only copied files and logs are left on the hosts.
+
+        Returns:
+            For each device, whether it was up.
+
+        Raises:
+            RunError: A host cannot be reached.
+        """
 
     def status(self) -> Sequence[DeviceStatus]:
-        """How each does."""
+        """Query the status of all devices.
+
+        Returns:
+            The status of each device, in device order. Devices that do not respond are included.
+        """
 
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """The base of all targets. A subclass is a frozen dataclass too: its fields are its options.
+    """The base class of all targets. A subclass is a frozen dataclass too; its fields are the target's options.
 
-    The first line of its docstring is its summary in `dicompiler list targets`; `name` is its name in specs.
+    The first line of a subclass's docstring is its summary in `dicompiler list targets`.
+
+    Attributes:
+        name: The target's name in specs such as `sockets{threads=2}`.
+        can_run_replicas: Whether the target emits all roles of a plan with replicas (`Program.roles`). If not,
+            compiling such a plan is an error.
+        can_tolerate_failures: Whether the target emits the roles of failure plans, switches to them when devices fail,
+            and can start in them (`RunOptions.start_without`). If not, compiling such a plan is an error.
+        can_keep_states: Whether devices keep states from frame to frame (`DeviceProgram.states`). If not, a network
+            with declared states is an error, and states are not searched for by their names.
+        can_check_files: Whether `run` and `install` check the artifact's files against the digests in artifact.json
+            themselves, for example while they load them. If not, the files are checked before.
+        can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.
     """
 
     name: ClassVar[str]
     can_run_replicas: ClassVar[bool] = False
-    """Whether it emits all roles of a plan with replicas (`Program.roles`); a compilation with such a plan is refused
-    otherwise."""
     can_tolerate_failures: ClassVar[bool] = False
-    """Whether it emits the roles of a plan's losses, goes on by them when devices are lost, and begins in them
-    (`RunOptions.without`); a compilation with such a plan is refused otherwise."""
     can_keep_states: ClassVar[bool] = False
-    """Whether its devices keep states from frame to frame (`DeviceProgram.states`); a network with declared states is
-    refused otherwise, and none are sought by their names."""
     can_check_files: ClassVar[bool] = False
-    """Whether its `run` and `install` compare the artifact's files with the digests in artifact.json by themselves, as
-    programs can while they load them; they are compared before otherwise."""
     can_emulate: ClassVar[bool] = False
-    """Whether its `run` plays boards, as `RunOptions.emulation` says; `dicompiler emulate` refuses its artifacts
-    otherwise."""
 
     @abstractmethod
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Writes the artifact of `compilation.program` into `directory`, which exists and is empty.
+        """Write the artifact of `compilation.program`. The same compilation must give the same bytes.
 
-        The same compilation gives the same bytes. DicompilerError where the target cannot express the program.
+        Args:
+            compilation: The compilation, with its program.
+            directory: An existing empty directory.
+
+        Raises:
+            DicompilerError: The target cannot express the program.
         """
 
     @abstractmethod
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Runs an emitted artifact, by default on this host; `options.timeout_s` bounds the whole run.
+        """Run an artifact, by default on this host. If it fails, it leaves no process behind.
 
-        Each frame holds the graph's inputs by name. RunError names the device that failed and the cause; nothing of
-        the run is left behind then, and no outputs are returned. UsageError for options that the target cannot take.
+        Args:
+            directory: The artifact's directory.
+            frames: For each frame, the graph's inputs by name.
+            options: Options of the run; `options.timeout_s` limits the whole run.
+
+        Returns:
+            The outputs and measurements.
+
+        Raises:
+            RunError: The run has failed; the message names the device and the cause.
+            UsageError: The target does not support an option.
         """
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:  # noqa: ARG002
-        """What outputs of its artifacts may differ by from what onnxruntime makes of `model`, by the output's name.
+        """Return how much outputs may differ from those of onnxruntime. Default: the usual tolerances.
 
-        An output that is not in it may differ by its type's tolerance (`tolerances.TOLERANCE`), one of a
-        quantised network by so many steps (`tolerances.STEPS`), as all do by default.
+        Args:
+            model: The reference model.
+
+        Returns:
+            Tolerances by output. For other outputs, `RELATIVE_TOLERANCES` of the output's type applies, or
+            `MAX_QUANTIZATION_STEPS` steps in a quantized network.
         """
         return {}
 
     @property
     def reference_optimization(self) -> Optimization:
-        """onnxruntime's level of optimisation at which the whole model is run to compare outputs with."""
+        """onnxruntime's optimization level for the reference model that outputs are compared with."""
         return "extended"
 
     def extra_checks(
@@ -104,66 +143,114 @@ class Target(ABC):
         inputs: Mapping[str, NDArray[Any]],  # noqa: ARG002
         result: RunResult,  # noqa: ARG002
     ) -> tuple[Check, ...]:
-        """Checks of its own that `verify` makes beside the comparison with onnxruntime, such as with another runtime.
+        """Make further checks for `verify`, such as a comparison with another runtime. Default: none.
 
-        whole: makes the program of `model` uncut on one device. result: of a run in which every frame was `inputs`.
-        None by default.
+        Args:
+            model: The reference model.
+            make_uncut_program: Builds the program of `model` for a single device.
+            inputs: Inputs by name.
+            result: The result of a run whose frames all had these inputs.
+
+        Returns:
+            The checks.
         """
         return ()
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:  # noqa: ARG002
-        """Copies an emitted artifact to `options.hosts` and checks that it can be run there as `options` say; `run`
-        with the same options then starts it there. `options.timeout_s` bounds all of it.
+        """Copy an artifact to other hosts and check that it can run there. `run` with the same options starts it there.
 
-        What is there already is not copied again. RunError names the device, its host and the cause; UsageError for
-        options that the target cannot take, and for a target that cannot do this at all, as by default.
+        Files that are on a host already are not copied again. Default: the target does not support this.
+
+        Args:
+            directory: The artifact's directory.
+            options: Options of the run: `hosts`, and `timeout_s` for the whole installation.
+
+        Returns:
+            One entry for each device.
+
+        Raises:
+            RunError: The installation has failed; the message names the device, its host and the cause.
+            UsageError: The target does not support an option, or does not run on other hosts.
         """
         raise UsageError(f"deploy: target {self.name!r} cannot be started on other hosts from here")
 
     def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
-        """The devices of an emitted artifact as a service that stays between runs, on `options.hosts`, where `install`
-        has put it. UsageError for options that the target cannot take, and for a target that cannot do this, as by
-        default."""
-        raise UsageError(f"deploy: what target {self.name!r} writes cannot be kept running")
+        """Return the resident devices of an artifact that `install` has copied to `options.hosts`.
+
+        Default: the target does not support this.
+
+        Args:
+            directory: The artifact's directory.
+            options: Options of the run.
+
+        Returns:
+            The resident devices, which may be up or down.
+
+        Raises:
+            UsageError: The target does not support an option, or has no resident devices.
+        """
+        raise UsageError(f"deploy: target {self.name!r} does not support resident devices")
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Device → bytes that running the program takes beyond its weights, activations and buffers (see
-        cost.memory.program_memory) at the worst moment: the process itself, sessions, what loading needs for a while.
+        """Predict the memory that running a program takes beyond weights, activations and buffers. Default: 0.
 
-        0 unless the target knows better. Memory limits count it.
+        It counts the process itself, the engine's sessions, and temporary memory while loading, at the worst moment.
+        `cost.memory.program_memory` counts the rest. Memory limits include it.
+
+        Args:
+            program: The program.
+
+        Returns:
+            Bytes by device.
         """
         return {device.device: 0 for device in program.devices}
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """What its runtime does for each segment of the device, in order: timed to know what these take. By default the
-        engine computes all of it."""
+        """Return the work of the runtime for each segment, to be timed. Default: the engine computes all of it.
+
+        Args:
+            device: The device's program.
+
+        Returns:
+            One entry for each segment, in order.
+        """
         return tuple(map(SegmentCall, device.segments))
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """What its runtime takes for messages, calls and copies on the host whose core computes
-        `cost.runtime.REFERENCE_RATE`; nothing unless the target knows better. Predictions scale it for each device
-        (`cost.runtime.slowness`), unless a profile has measured it there."""
+        """The runtime's overhead for messages, calls and copies. Default: none.
+
+        It applies to a host whose core computes `REFERENCE_FLOPS_PER_S`. Predictions scale it to each device, unless a
+        profile has measured it there.
+        """
         return FREE_RUNTIME
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """What measures `costs` on a host that has Python, numpy and onnxruntime: files by name, among them play.py.
+        """Files, by name, of a program that measures `runtime_costs` on a host with Python, numpy and onnxruntime.
 
-        `python3 play.py SECONDS ARTIFACT …` plays each of these directories, which `emit` wrote, for about that long
-        with zeros as inputs, and prints a line of JSON for each: {"frames": seconds of each frame, "send": seconds of
-        handing one message to the system, null where nobody tells}. Else it says why not in its last line, and exits
-        with a code that is not 0. Without files, as by default, the runtime cannot be measured.
+        `python3 play.py SECONDS ARTIFACT …` runs each artifact for about that long, with zeros as inputs. For each one
+        it prints a line of JSON: `frames` (seconds of each frame) and `send` (seconds for passing one message to the
+        system; null if unknown). On failure, the last line is the reason and the exit code is not 0. Without files,
+        which is the default, the runtime cannot be measured.
         """
         return {}
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:  # noqa: ARG002
-        """What each device needs of RAM and flash, measured. () where the target has no measure of its own, as by
-        default; where it has, memory limits count this alone. DicompilerError where it cannot express the program.
+        """Measure the RAM and flash that each device needs. Default: the target has no measurement of its own.
+
+        Args:
+            program: The program.
+
+        Returns:
+            One entry for each device, which memory limits then use alone; or an empty tuple.
+
+        Raises:
+            DicompilerError: The target cannot express the program.
         """
         return ()
 
     @property
     def spec(self) -> Spec:
-        """The text form: name and the options that differ from their defaults."""
+        """The text form: the name, and the options that differ from their defaults."""
         return spec_of(self)

@@ -75,9 +75,9 @@ def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dic
             if rows is None or rows[1] < 1:
                 continue
             min_index = -rows[1] if node.op_type in INDEXING_OPS else 0
-            entry: dict[str, Any] = {"table": _original_table(rows[0], makers), "rows": rows[1], "least": min_index}
+            entry: dict[str, Any] = {"table": _original_table(rows[0], makers), "rows": rows[1], "min_index": min_index}
             if values.cast_type:
-                entry["type"] = values.cast_type
+                entry["cast_dtype"] = values.cast_type
             if values.offset:
                 entry["offset"] = values.offset
             if values.region is not None and values.region != full_region(tensors[name].shape or ()):

@@ -1,1 +1,1 @@
-"""The built-in targets. They come in by `plugin`; nothing is imported here, so that a client needs little."""
+"""The built-in targets. `plugin` registers them; this package imports nothing, so that clients need few packages."""

@@ -1,4 +1,4 @@
-"""The built-in targets, provided through the same hook as any plugin's."""
+"""Registration of the built-in targets, by the same hook as for other plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_targets() -> Iterable[type[Target]]:
-    """Programs for this host and for the boards of a cluster."""
+    """Return the targets for this host, for clusters of boards, and for microcontrollers."""
     from dicompiler_targets.mpi import MpiTarget
     from dicompiler_targets.sockets import SocketsTarget
     from dicompiler_targets.tflm import TflmTarget

@@ -51,16 +51,16 @@ def program_of(artifact: Path) -> Program:
 def test_a_log_holds_what_the_simulator_says_of_each_device(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
     _, log = ran
     validate(log, "run", "log")
-    assert (log["directory"], log["where"], log["in_flight"]) == ("net", "here", 1)
+    assert (log["artifact_directory"], log["location"], log["in_flight"]) == ("net", "local", 1)
     compilation, _, problem = reopen_artifact(artifact)
     assert compilation.metrics is not None and compilation.program is not None
     predicted, frame_s = log["predicted"], compilation.metrics.latency_s + compilation.metrics.input_output_s
-    assert (predicted["cost"], predicted["frame_s"]) == ("analytic", pytest.approx(frame_s))
+    assert (predicted["cost_model"], predicted["frame_s"]) == ("analytic", pytest.approx(frame_s))
     for told, due, device in zip(
         predicted["devices"], compilation.metrics.devices, compilation.program.devices, strict=True
     ):
-        assert told["device"] == due.device and len(told["segments"]) == len(device.segments)
-        assert sum(told["segments"]) == pytest.approx(told["compute_s"])
+        assert told["device"] == due.device and len(told["segments_s"]) == len(device.segments)
+        assert sum(told["segments_s"]) == pytest.approx(told["compute_s"])
         calls = len(device.segments) * problem.runtime_costs[due.device].call  # which the device does not measure
         assert told["compute_s"] == pytest.approx(due.compute_s - calls)
         assert told["wait_s"] == pytest.approx(due.wait_s) == pytest.approx(sum(told["waits"].values()))
@@ -84,7 +84,7 @@ def test_every_line_carried_what_was_predicted(artifact: Path, ran: tuple[str, d
     assert find_wrong_bytes(log, program) == []
     one = program.all_transfers[0]
     sender = next(entry for entry in log["devices"] if entry["device"] == one.sender)
-    more = sender | {"sent": sender["sent"] | {"0": sender["sent"]["0"] + 1}}
+    more = sender | {"sent_bytes": sender["sent_bytes"] | {"0": sender["sent_bytes"]["0"] + 1}}
     changed = log | {"devices": [more if entry is sender else entry for entry in log["devices"]]}
     ((a, b, due, got),) = find_wrong_bytes(changed, program)
     assert (a, b, got) == (one.sender, one.receiver, due + 1)

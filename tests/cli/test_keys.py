@@ -35,7 +35,7 @@ def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> Non
     assert main(["keys", str(directory), "--revoke", "b", "--renew"]) == 0
     assert capsys.readouterr().out == f"{place}: b; revoked b\n"
     assert main(["keys", str(directory), "--revoke", "c"]) == 2
-    assert "no device 'c' has keys of it (known: a, b)" in capsys.readouterr().err
+    assert "device 'c' has no keys here (known: a, b)" in capsys.readouterr().err
     assert main(["keys", str(directory), "--renew"]) == 0
     assert (place / "devices" / "a" / "cert.pem").read_bytes() != before
     assert {path.name for path in tmp_path.iterdir()} == {"artifact", "artifact.keys"}

@@ -66,4 +66,6 @@ class TestCommandLines:
     @pytest.mark.parametrize("command", ["run", "verify", "keys"])
     def test_what_is_no_artifact(self, model: Path, tmp_path: Path, refused: Refused, command: str) -> None:
         for place in (tmp_path, model, tmp_path / "none"):
-            assert refused(1, command, place) == f"{place}: no artifact of dicompiler: compile a model into it first"
+            assert (
+                refused(1, command, place) == f"{place}: not an artifact of dicompiler: compile a model into it first"
+            )

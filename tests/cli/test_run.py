@@ -39,7 +39,7 @@ class TestWholeWay:
         done = command("run", directory, "--inputs", tmp_path / "x.npz", "--outputs", outputs, "--frames", 2, "--json")
         assert done.returncode == 0, done.stderr
         ran = json.loads(done.stdout)
-        assert sum(sum(r["sent"].values()) for r in ran["devices"]) == 2 * compiled["metrics"]["total_bytes"]
+        assert sum(sum(r["sent_bytes"].values()) for r in ran["devices"]) == 2 * compiled["metrics"]["total_bytes"]
         assert read_npz(outputs)["y"].shape == (1, 4, 16, 16)
 
         done = command("verify", directory, "--inputs", tmp_path / "x.npz")

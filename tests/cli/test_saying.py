@@ -143,7 +143,7 @@ def test_what_is_given_to_the_wrong_command_is_named(place: Path, capsys: pytest
         (("compile", str(model), "--platform", "rpi4x2", "--plan", str(net), "-o", "x"), "it is an artifact of"),
         (("run", str(net / "pi01")), f"it is part of the artifact {str(net)!r}: give that"),
         (("report", str(net / "pi01"), "-o", "x"), f"it is part of the artifact {str(net)!r}: give that"),
-        (("run", str(place / "lenet.onnx")), "no artifact of dicompiler: compile a model into it first"),
+        (("run", str(place / "lenet.onnx")), "not an artifact of dicompiler: compile a model into it first"),
     ):
         assert main(words) == 1
         error = capsys.readouterr().err.splitlines()[-1]

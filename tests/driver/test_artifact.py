@@ -105,7 +105,7 @@ def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) 
 
 def test_what_is_no_artifact_is_told(tmp_path: Path) -> None:
     for use in (load_artifact, reopen_artifact, run, verify):
-        with pytest.raises(DicompilerError, match="no artifact of dicompiler: compile a model into it first"):
+        with pytest.raises(DicompilerError, match="not an artifact of dicompiler: compile a model into it first"):
             use(tmp_path)
 
 

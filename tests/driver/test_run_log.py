@@ -43,19 +43,19 @@ def test_a_log_reads_back_as_it_was_written(artifact: Path) -> None:
 
 def test_it_has_what_each_device_measured_and_whose_artifact_it_was(artifact: Path) -> None:
     found = load_log(written(artifact), artifact, load_artifact(artifact))
-    assert (found["artifact"], found["target"]) == (load_artifact(artifact)["digest"], "sockets")
+    assert (found["artifact_digest"], found["target"]) == (load_artifact(artifact)["digest"], "sockets")
     assert (found["frames_s"], found["total_s"]) == ([1.5, 2.5], 3.0)
     for entry, report in zip(found["devices"], REPORTS, strict=True):
         assert entry["device"] == report.device
-        assert {int(index): count for index, count in entry["sent"].items()} == report.sent_bytes
-        assert tuple(entry["segments"]) == report.segments_s
+        assert {int(index): count for index, count in entry["sent_bytes"].items()} == report.sent_bytes
+        assert tuple(entry["segments_s"]) == report.segments_s
         assert [TimelineEntry(**moment) for moment in entry["timeline"]] == list(report.timeline)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"artifact": "0" * 64}, r"it is of another artifact than .*: run this one again with --log"),
+        ({"artifact_digest": "0" * 64}, r"it is of another artifact than .*: run this one again with --log"),
         ({"devices": []}, "devices"),
         ({"format": "dicompiler.run/9"}, "is not supported"),
         ({"total_s": "long"}, "total_s: expected a number"),

@@ -137,13 +137,13 @@ def test_without_a_timeline_lines_are_left(changed: Callable[[Changes], Path]) -
         (lambda log: log.update(artifact="0" * 64), r"it is of another artifact than .*net: run this one again"),
         (lambda log: log.update(platform="0" * 64), r"other boards were emulated than .*net was compiled for: emulate"),
         (lambda log: log.update(where="here"), r"all devices ran on one host, its platform has 3: deploy it, or"),
-        (lambda log: log.pop("directory"), "an earlier version wrote it: run the artifact again with --log"),
+        (lambda log: log.pop("artifact_directory"), "an earlier version wrote it: run the artifact again with --log"),
         (
             lambda log: log.update(events=[LOSS]),
             "a device was lost, or came back, in this run: run it again without that",
         ),
         (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3"),
-        (lambda log: log["devices"][0]["sent"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
+        (lambda log: log["devices"][0]["sent_bytes"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
         (
             lambda log: log["frames_s"].__setitem__(slice(1, None), [9, 25, 33, 41, 49, 9, 25]),
             r"the machine was busy: a frame takes 9.00 s to .* \(the median\): run it again on an idle machine",
@@ -160,9 +160,9 @@ def test_runs_that_tell_nothing_are_refused(changed: Callable[[Changes], Path], 
 def test_a_busy_machine_is_seen_in_segments_and_in_waits(changed: Callable[[Changes], Path]) -> None:
     def slow_segment(log: dict[str, Any]) -> None:
         device = log["devices"][0]
-        longest = max(range(len(device["segments"])), key=lambda i: device["segments"][i])
-        more = 2 * device["segments"][longest]
-        device["segments"][longest] += more
+        longest = max(range(len(device["segments_s"])), key=lambda i: device["segments_s"][i])
+        more = 2 * device["segments_s"][longest]
+        device["segments_s"][longest] += more
         device["compute_s"] += more
 
     def late(log: dict[str, Any]) -> None:
@@ -197,7 +197,7 @@ def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -
 
 def test_the_command_writes_nothing_where_it_refuses(lenet: Ran, tmp_path: Path) -> None:
     output = tmp_path / "p.toml"
-    assert "no artifact of dicompiler" in failed(1, "calibrate", lenet.log, "--artifact", tmp_path, "-o", output)
+    assert "not an artifact of dicompiler" in failed(1, "calibrate", lenet.log, "--artifact", tmp_path, "-o", output)
     assert "no such file" in failed(1, "calibrate", tmp_path / "none.json", "-o", output)
     assert "there is no directory" in failed(1, "calibrate", lenet.log, "-o", tmp_path / "none" / "p.toml")
     assert not list(tmp_path.iterdir())

@@ -1,7 +1,4 @@
-"""What the MPI runtime copies in C++, called from here: tensor.cc as a library.
-
-In: copies, memory by name. Out: a call that makes them all.
-"""
+"""The strided copies of the MPI runtime: tensor.cc as a library, called from Python."""
 
 from __future__ import annotations
 
@@ -14,34 +11,38 @@ from pathlib import Path
 from typing import Any
 
 import dicompiler_targets.mpi
-from dicompiler_targets.boxes import StridedCopy
+from dicompiler_targets.copy_hoisting import StridedCopy
 from dicompiler_targets.mpi import toolchain
 
 RUNTIME = Path(dicompiler_targets.mpi.__file__).with_name("runtime")
 SHIM = """
 #include "tensor.cc"
 using namespace dicompiler;
-struct Ready { Tensor source, target; Box box; };
-static Tensor memory(const std::size_t* at) {
-    Tensor made;
-    made.type = Type::uint8;
-    made.shape = {static_cast<std::int64_t>(at[1])};
-    made.data = reinterpret_cast<void*>(at[0]);
-    return made;
+struct PreparedCopy { Tensor source, target; StridedCopy strided; };
+static Tensor make_tensor(const std::size_t* at) {
+    Tensor tensor;
+    tensor.type = Type::uint8;
+    tensor.shape = {static_cast<std::int64_t>(at[1])};
+    tensor.data = reinterpret_cast<void*>(at[0]);
+    return tensor;
 }
-// Of each copy: source and its bytes, target and its bytes, start, to, run, how many loops, these.
-extern "C" void* ready(const std::size_t* at, std::size_t count) {
-    auto* found = new std::vector<Ready>;
+// For each copy: source, its bytes, target, its bytes, offsets, block size, number of loops, and the loops.
+extern "C" void* prepare(const std::size_t* at, std::size_t count) {
+    auto* copies = new std::vector<PreparedCopy>;
     for (; count > 0; --count) {
-        found->push_back({memory(at), memory(at + 2), {at[4], at[5], at[6], {}}});
+        copies->push_back({make_tensor(at), make_tensor(at + 2), {at[4], at[5], at[6], {}}});
         std::size_t loops = at[7];
-        for (at += 8; loops > 0; --loops, at += 3) found->back().box.loops.push_back({at[0], at[1], at[2]});
+        for (at += 8; loops > 0; --loops, at += 3) {
+            copies->back().strided.loops.push_back({at[0], at[1], at[2]});
+        }
     }
-    return found;
+    return copies;
 }
-extern "C" int copied(const void* all) {
+extern "C" int run(const void* copies) {
     try {
-        for (const auto& one : *static_cast<const std::vector<Ready>*>(all)) copy(one.box, one.source, one.target);
+        for (const auto& entry : *static_cast<const std::vector<PreparedCopy>*>(copies)) {
+            copy(entry.strided, entry.source, entry.target);
+        }
     } catch (const Error&) {
         return 1;
     }
@@ -51,31 +52,26 @@ extern "C" int copied(const void* all) {
 
 
 def prepared(copies: Sequence[StridedCopy], memory: Mapping[str | int, Any]) -> Callable[[], bool]:
-    """Makes these copies between arrays, which must stay where they are; False where one is refused."""
-    own = library()
+    """Return a function that makes the copies between arrays, which must not move; it returns False if one is refused."""
+    library = load_library()
     numbers: list[int] = []
-    for one in copies:
-        for name in (one.source, one.target):
+    for copy in copies:
+        for name in (copy.source, copy.target):
             numbers += [memory[name].ctypes.data, memory[name].nbytes]
-        numbers += [
-            one.source_offset,
-            one.target_offset,
-            one.run_bytes,
-            len(one.loops),
-            *(n for loop in one.loops for n in loop),
-        ]
-    ready = own.ready((ctypes.c_size_t * len(numbers))(*numbers), ctypes.c_size_t(len(copies)))
-    return lambda: own.copied(ctypes.c_void_p(ready)) == 0
+        numbers += [copy.source_offset, copy.target_offset, copy.run_bytes, len(copy.loops)]
+        numbers += [number for loop in copy.loops for number in loop]
+    handle = library.prepare((ctypes.c_size_t * len(numbers))(*numbers), ctypes.c_size_t(len(copies)))
+    return lambda: library.run(ctypes.c_void_p(handle)) == 0
 
 
 @functools.cache
-def library() -> Any:
-    """Built as programs are."""
+def load_library() -> Any:
+    """Build tensor.cc as programs are built, and load it."""
     with tempfile.TemporaryDirectory() as scratch:
-        source, made = Path(scratch, "shim.cc"), Path(scratch, "shim.so")
+        source, shared_object = Path(scratch, "shim.cc"), Path(scratch, "shim.so")
         source.write_text(SHIM, encoding="utf-8")
         options = ["-std=c++17", "-O3", "-Wall", "-shared", "-fPIC", f"-I{RUNTIME}"]
-        subprocess.run([toolchain.find_program("g++"), *options, source, "-o", made], check=True)
-        own = ctypes.CDLL(str(made))
-    own.ready.restype = ctypes.c_void_p
-    return own
+        subprocess.run([toolchain.find_program("g++"), *options, source, "-o", shared_object], check=True)
+        library = ctypes.CDLL(str(shared_object))
+    library.prepare.restype = ctypes.c_void_p
+    return library

@@ -56,5 +56,5 @@ def ran(
             best = min(best, emulate(place / "net", truth or guess, frames=FRAMES, cost=cost), key=late)
     told, runtime = best.expected.document(), best.runtime
     log = run_document(place / "net", best.result, log_path=place / "run.json", predicted=told, runtime=runtime)
-    write_json(place / "run.json", log | {"where": "emulated"})
+    write_json(place / "run.json", log | {"location": "emulated"})
     return Ran(place / "run.json", truth or guess)

@@ -23,7 +23,7 @@ def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"its parent directory does not exist"):
         make_keys(["a"], tmp_path / "no" / "keys")
     make_keys(["a"], tmp_path / "old", days=-2)
-    with pytest.raises(DicompilerError, match=r"authority: its certificate has expired: make all keys anew"):
+    with pytest.raises(DicompilerError, match=r"authority: its certificate has expired: create all keys again"):
         make_keys(["a", "b"], tmp_path / "old")
     (tmp_path / "old" / "authority" / "key.pem").write_text("rubbish")
     with pytest.raises(DicompilerError, match=r"authority: cannot be used"):
@@ -91,7 +91,7 @@ def test_a_renewal_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: py
         written(path, content)
 
     written = certificates._write_private_file
-    monkeypatch.setattr(certificates, "_write", full)
+    monkeypatch.setattr(certificates, "_write_private_file", full)
     with pytest.raises(DicompilerError, match=r"keys: it cannot be written: No space left"):
         make_keys(["a"], place, renew=True)
     assert {path: path.read_bytes() for path in place.rglob("*.pem")} == old
@@ -126,7 +126,7 @@ def test_all_certificates_of_a_revoked_device_are_on_every_ends_list(tmp_path: P
     assert place.joinpath("authority", "cert.pem").read_bytes() == before
     assert make_keys("abc", place, renew=True) == ("coordinator", "a", "b", "c") and revoked(place) == set()
     for name in ("d", "coordinator", "dicompiler:coordinator"):
-        with pytest.raises(UsageError, match=rf"no device '{name}' has keys of it"):
+        with pytest.raises(UsageError, match=rf"device '{name}' has no keys here"):
             make_keys("abc", place, revoke=[name])
 
 
@@ -134,7 +134,7 @@ def test_a_list_that_another_authority_signed_is_not_carried_on(tmp_path: Path) 
     make_keys("a", tmp_path / "one")
     make_keys("a", tmp_path / "two")
     shutil.copy(tmp_path / "two" / "authority" / "crl.pem", tmp_path / "one" / "authority")
-    with pytest.raises(DicompilerError, match=r"its crl\.pem is not its own"):
+    with pytest.raises(DicompilerError, match=r"its crl\.pem is not signed by it"):
         make_keys("ab", tmp_path / "one")
 
 

@@ -76,8 +76,10 @@ def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
 
 
 def test_what_is_no_artifact_cannot_be_connected_to(tmp_path: Path) -> None:
-    with pytest.raises(DicompilerError, match=r"no artifact of dicompiler"):
+    with pytest.raises(DicompilerError, match=r"not an artifact of dicompiler"):
         dicompiler.connect(tmp_path)
     rewrite(emit(partial(), tmp_path) / "artifact.json", lambda document: document.update(target="socket"))
-    with pytest.raises(DicompilerError, match=r"target 'socket' wrote \(did you mean 'sockets'\?\)$"):
+    with pytest.raises(
+        DicompilerError, match=r"artifacts of target 'socket' do not support sessions \(did you mean 'sockets'\?\)$"
+    ):
         dicompiler.connect(tmp_path)

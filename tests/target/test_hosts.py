@@ -68,7 +68,7 @@ def test_a_device_that_cannot_be_reached_is_named_with_the_hosts_that_are_known(
     for device, host, expected in (
         ("pi1", "pi1", r"hosts.toml: device 'pi1' cannot be reached: there is no host 'pi1' \(did you mean 'pi01'\?\)"),
         ("gpu", "jetson", r"device 'gpu' .* no host 'jetson' \(known: nx, pi01\): add \[\[host\]\] with this name and"),
-        ("pi01", "pi01", r"device 'pi01' cannot be reached: its entry 'pi01' has no ssh"),
+        ("pi01", "pi01", r"device 'pi01' cannot be reached: its entry 'pi01' has no key ssh"),
     ):
         with pytest.raises(DicompilerError, match=expected):
             hosts.locate_device(device, host, "net")
@@ -87,7 +87,7 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
             "hosts.toml: host[0]: unknown key 'pyton' (did you mean 'python'?); allowed: name",
         ),
         ('defaults = {ssh = "x"}\n' + HOST, "hosts.toml: defaults: unknown key 'ssh'; allowed: port, identity"),
-        (HOST + HOST, "hosts.toml: host[1].name: 'pi' stands twice: remove one"),
+        (HOST + HOST, "hosts.toml: host[1].name: 'pi' is used twice: remove one"),
         (HOST + "port = 70000\n", "hosts.toml: host[0].port: 70000 is too large (allowed: 65535 or less)"),
         (HOST + "port = '22'\n", 'hosts.toml: host[0].port: expected a whole number, got "22"'),
         (HOST + "cores = []\n", "hosts.toml: host[0].cores: a list of 0 entries is too short"),
@@ -96,11 +96,14 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
         ("[[host]]\nname = 'pi'\nssh = '-oProxyCommand=x'\n", 'hosts.toml: host[0].ssh: "-oProxyCommand=x" has a'),
         (
             HOST + "address = 'pi.local'\n",
-            "hosts.toml: host[0].address: 'pi.local' is no address: expected",
+            "hosts.toml: host[0].address: 'pi.local' is not an address: expected",
         ),
-        (HOST + "address = '0.0.0.0'\n", "hosts.toml: host[0].address: '0.0.0.0' is no address"),
-        (HOST + "address = '10.0.0.2:x'\n", "hosts.toml: host[0].address: '10.0.0.2:x' is no address"),
-        (HOST + "identity = '/nowhere/key'\n", "hosts.toml: host[0].identity: '/nowhere/key' is no file: name that of"),
+        (HOST + "address = '0.0.0.0'\n", "hosts.toml: host[0].address: '0.0.0.0' is not an address"),
+        (HOST + "address = '10.0.0.2:x'\n", "hosts.toml: host[0].address: '10.0.0.2:x' is not an address"),
+        (
+            HOST + "identity = '/nowhere/key'\n",
+            "hosts.toml: host[0].identity: '/nowhere/key' is not a file: name the file of",
+        ),
         ("format = 'dicompiler.hosts/2'\n" + HOST, 'hosts.toml: format: "dicompiler.hosts/2" is not supported'),
     ],
 )

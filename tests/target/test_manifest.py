@@ -56,7 +56,7 @@ def test_a_tensor_of_unknown_shape_may_come_in_and_out_but_not_travel() -> None:
     program, _, _ = unknown_shape()
     document = describe_value(program.inputs[0])
     assert (document["shape"], document["bytes"]) == (None, None)
-    with pytest.raises(DicompilerError, match="tensor 'x': its bytes are not known before the run, so it"):
+    with pytest.raises(DicompilerError, match="tensor 'x': its size is not known before the run, so it"):
         describe_transfer(Transfer(0, "a", "b", program.inputs[0]))
 
 
@@ -64,7 +64,7 @@ def test_words_and_what_is_no_tensor_come_in_and_out_but_do_not_travel() -> None
     for dtype, named in ((TensorProto.STRING, "STRING"), (TensorProto.UNDEFINED, "NESTED")):
         value = TensorSpec("x", dtype, (2,))
         assert describe_value(value) == {"name": "x", "dtype": named, "shape": [2], "bytes": None}
-        with pytest.raises(DicompilerError, match="tensor 'x': its bytes are not known before the run, so it"):
+        with pytest.raises(DicompilerError, match="tensor 'x': its size is not known before the run, so it"):
             describe_transfer(Transfer(0, "a", "b", value))
 
 

@@ -137,7 +137,7 @@ def test_what_takes_too_long_is_ended() -> None:
         ("hello\nssh: connect to host board port 22: No route to host\r\n", r".*to host: is it on, .*\(ssh, port in h"),
         ("ssh: Could not resolve hostname board: Name or service not known", r".*known: check its ssh in h\.toml$"),
         ("Host key verification failed.", r"Host key .* failed: its host key is .*\('ssh pi@board'\) and check it$"),
-        ("pi@board: Permission denied (publickey).", r".*\(publickey\)\: let our key in .*identity in h\.toml\)$"),
+        ("pi@board: Permission denied (publickey).", r".*\(publickey\)\: authorize your key .*identity in h\.toml\)$"),
         ("kex_exchange_identification: read: Connection reset by peer", r"kex_exchange.* reset by peer$"),
         ("", "the ssh connection was lost$"),
     ],

@@ -22,8 +22,7 @@ from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, 
 from dicompiler.ir.regions import region_shape
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import OrtSession, ProgramExecutor, to_ort
-from dicompiler_targets.boxes import make_box_copy
-from dicompiler_targets.copy_hoisting import Assembly, AssemblyPiece
+from dicompiler_targets.copy_hoisting import Assembly, AssemblyPiece, make_box_copy
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies
 from dicompiler_targets.sockets.runtime.segments import RegionCopy, SegmentIO, make_value, run_copies
 

@@ -30,16 +30,16 @@ from dicompiler_targets.mpi.artifact import MpiArtifact as MpiArtifact
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity, read_manifest
 
-KINDS = ("artifact.json", "plan.json", "platform.toml", "/model.onnx", "/model.onnx.data", "/made.json",
+KINDS = ("artifact.json", "plan.json", "platform.toml", "/model.onnx", "/model.onnx.data", "/provenance.json",
          "/manifest.json", "/weights.bin", "segment000.onnx", "runtime/")  # fmt: skip
 MPI_KINDS = ("/contents.txt", "/main.cc", "/program.json", "/run.sh", "/CMakeLists.txt")
 HARNESS = """
 #include <cstdio>
-#include "digest.hpp"
+#include "file_integrity.hpp"
 #include "tensor.hpp"
 int main(int, char** words) {
     try {
-        dicompiler::Contents(words[1]).check();
+        dicompiler::DeviceFiles(words[1]).check();
     } catch (const dicompiler::Error& error) {
         std::puts(error.what());
         return 1;
@@ -115,7 +115,14 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("harness")
     runtime = Path(dicompiler_targets.mpi.__file__).parent / "runtime"
     (place / "main.cc").write_text(HARNESS)
-    words = ["g++", "-std=c++17", "-O1", f"-I{runtime}", str(place / "main.cc"), *map(str, runtime.glob("digest.cc"))]
+    words = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        f"-I{runtime}",
+        str(place / "main.cc"),
+        *map(str, runtime.glob("file_integrity.cc")),
+    ]
     subprocess.run([*words, str(runtime / "tensor.cc"), "-pthread", "-o", str(place / "check")], check=True)
     return place / "check"
 
@@ -134,13 +141,13 @@ def test_flips_of_an_mpi_artifact_are_refused(mpi: Path, harness: Path) -> None:
 
 
 def test_flips_of_large_weights_are_refused_by_all_that_read_them(harness: Path, tmp_path: Path) -> None:
-    """Their digest is the quick one, the same in Python and in C++."""
+    """Their digest is a CRC-32, the same in Python and in C++."""
     made = halo(channels=1 << 13)
     (sockets := tmp_path / "sockets").mkdir()
     (mpi := tmp_path / "mpi").mkdir()
     weights = [running.emit(made, sockets) / "a" / "weights.bin", mpi_runs.emit(made, mpi) / "a" / "a" / "weights.bin"]
     texts = [load_artifact(sockets)["files"]["a/weights.bin"], load_artifact(mpi)["files"]["a/a/weights.bin"]]
-    assert texts[0] == texts[1] and texts[0]["digest"].startswith("lanes:") and texts[0]["bytes"] > 1 << 20
+    assert texts[0] == texts[1] and texts[0]["digest"].startswith("crc32:") and texts[0]["bytes"] > 1 << 20
     checks: tuple[Callable[[], bool], ...] = (
         lambda: device_refuses(weights[0].parent),
         lambda: refuses(lambda: check_files(sockets, load_artifact(sockets)["files"], ["a/weights.bin"])),
@@ -174,7 +181,7 @@ def test_flips_are_refused_by_runs(target: str, request: pytest.FixtureRequest) 
 
 def test_flips_are_refused_by_verify(sockets: Path) -> None:
     for _ in flips(sockets, ("/model.onnx.data",), 3, 4):
-        with pytest.raises(DicompilerError, match=r"model\.onnx\.data: its content is not what was compiled"):
+        with pytest.raises(DicompilerError, match=r"model\.onnx\.data: its content differs from the compiled one"):
             artifacts.verify(sockets)
 
 

@@ -27,8 +27,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
-from dicompiler.target.digests import make_file_record
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.integrity import make_file_record, write_integrity
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, toolchain
@@ -194,8 +193,8 @@ def test_segments_keep_no_slice_and_no_join_where_they_meet(tmp_path: Path) -> N
                 left += sum(node.op_type in MOVING for node in graph.node)
                 assert ([v.name for v in graph.input], [v.name for v in graph.output]) == (run[2], run[3])
     assert left == 0 and moved > 40
-    joined = {call[2] for rank in calls for call in rank["roles"][0] if call[0] == "join"}
-    cuts = [call[2] for rank in calls for call in rank["roles"][0] if call[0] == "cut"]
+    joined = {call[2] for rank in calls for call in rank["roles"][0] if call[0] == "copy_input"}
+    cuts = [call[2] for rank in calls for call in rank["roles"][0] if call[0] == "copy_output"]
     assert len(joined) > 10 and {*cuts} <= {transfer.value.name for transfer in made.program.transfers}
 
 

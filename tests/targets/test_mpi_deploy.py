@@ -64,7 +64,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def covered(net: Path) -> Path:
     """The same with plans for the loss of each host."""
-    options = {"platform": net.parent / "p.toml", "strategy": "modnn", "target": "mpi", "survive": "hosts"}
+    options = {"platform": net.parent / "p.toml", "strategy": "modnn", "target": "mpi", "tolerate_failures": "hosts"}
     dicompiler.compile(networks.build("lenet"), output=net.parent / "covered", **options)
     return net.parent / "covered"
 
@@ -190,9 +190,9 @@ def test_a_host_that_cannot_be_reached_when_ranks_are_started_is_a_loss(
 
 def test_what_cannot_be_deployed_is_one_line(boards: Cluster, net: Path, tmp_path: Path) -> None:
     hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
-    with pytest.raises(UsageError, match=r"^deploy: MPI encrypts nothing: allow connections in the clear"):
+    with pytest.raises(UsageError, match=r"^deploy: MPI encrypts nothing: allow unencrypted connections"):
         install(net, RunOptions(hosts=hosts))
-    with pytest.raises(UsageError, match=r"^deploy: target 'mpi' takes neither --pin nor --listen"):
+    with pytest.raises(UsageError, match=r"^deploy: target 'mpi' supports neither --pin nor --listen"):
         install(net, RunOptions(hosts=hosts, insecure=True, pin=True))
     other = Path(shutil.copytree(net, tmp_path / "other"))
     words = r"host '(one|two)' \(root@.*\), device 'd[02]': .* copy it there with 'dicompiler deploy'$"

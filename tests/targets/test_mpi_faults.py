@@ -125,7 +125,7 @@ def listing(place: Path, text: str) -> None:
         (lambda place: listing(place, "f" * 64 + "\n9 0 segment000.onnx\n"), "bytes instead of 9"),
         (
             lambda place: listing(place, f"{'f' * 64}\n{size(place)} md5:0 segment000.onnx\n"),
-            "segment000.onnx: this program knows no digest of the kind 'md5': compile the network again",
+            "segment000.onnx: unknown kind of digest 'md5': compile the network again",
         ),
     ],
     ids=["missing", "cut", "other", "list", "kind"],
@@ -139,7 +139,7 @@ def test_files_that_do_not_belong_together_are_named(change: Any, words: str, ar
 
 def test_a_package_that_is_missing_is_named(artifact: Path) -> None:
     shutil.rmtree(artifact / "c")
-    with pytest.raises(DicompilerError, match=r"a/c/program\.json: no such file: compile it again"):
+    with pytest.raises(DicompilerError, match=r"a/c/program\.json: no such file: compile the model again"):
         MpiTarget().run(artifact, [halo()[2]], RunOptions(timeout_s=60))
 
 
@@ -181,11 +181,11 @@ def test_a_program_that_is_missing_is_named_with_the_command_that_installs_it(na
 def test_headers_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(toolchain.INCLUDE_VARIABLE, raising=False)
-    monkeypatch.setattr(toolchain, "HEADER", "onnxruntime_cxx_api.h.not")
+    monkeypatch.setattr(toolchain, "HEADER_FILE", "onnxruntime_cxx_api.h.not")
     monkeypatch.setitem(
         toolchain.INSTALL_HINTS, toolchain.HEADER_FILE, toolchain.INSTALL_HINTS["onnxruntime_cxx_api.h"]
     )
-    with pytest.raises(DicompilerError, match=r"is missing: install it with .*dicompiler_targets\.mpi\.headers"):
+    with pytest.raises(DicompilerError, match=r"is missing: install it with .*dicompiler_targets\.mpi\.fetch_headers"):
         toolchain.find_include_directory()
 
 
@@ -307,8 +307,8 @@ def inputs(place: Path) -> dict[str, Any]:
         "image.png": "the image cannot be read",
         "image.ppm": "the image cannot be read: it is cut short",
         "cut.npy": "cut short",
-        "text.txt": "no input: expected",
-        "empty": "no inputs are there",
+        "text.txt": "not an input file: expected",
+        "empty": "no input files",
         "nothing.npy": "no such file",
     }
 

@@ -12,7 +12,8 @@ import pytest
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import FailurePlan, Part
-from dicompiler_targets.artifact_files import WEIGHTS_FILE, DeviceContents
+from dicompiler_targets.artifact_files import DeviceContents
+from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>

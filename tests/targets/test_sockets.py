@@ -191,7 +191,7 @@ def test_digest_includes_weights(tmp_path: Path) -> None:
     object.__setattr__(program, "weights", weights)
     second = load_json(emit((program, model, inputs), tmp_path / "2") / "artifact.json")
     assert first["digest"] != second["digest"]
-    changed = {"digest": "", "files": {}, "seal": ""}
+    changed = {"digest": "", "files": {}, "checksum": ""}
     assert first | changed == second | changed
     assert {name for name in first["files"] if first["files"][name] != second["files"][name]} == {
         *(f"{device}/manifest.json" for device in "abc"), "a/weights.bin", "b/weights.bin"

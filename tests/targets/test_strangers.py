@@ -15,8 +15,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.digests import make_file_record
-from dicompiler.target.integrity import write_integrity
+from dicompiler.target.integrity import make_file_record, write_integrity
 from dicompiler.target.manifest import format_json
 from dicompiler_targets.mpi.codegen import generate_main
 

@@ -247,7 +247,7 @@ def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None
     with pytest.raises(RunError, match="did not finish within 0 s"):
         TflmTarget().run(directory, [frame], RunOptions(timeout_s=0))
     (directory / "d1" / "manifest.json").unlink()
-    with pytest.raises(DicompilerError, match=r"d1/manifest\.json: no such file: compile it again"):
+    with pytest.raises(DicompilerError, match=r"d1/manifest\.json: no such file: compile the model again"):
         TflmTarget().run(directory, [frame], RunOptions(timeout_s=10))
     with pytest.raises(ValueError, match="margin must be between 0 and 10"):
         TflmTarget(margin=-1)

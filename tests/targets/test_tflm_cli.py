@@ -82,7 +82,7 @@ def test_verify_fails_where_a_model_gives_other_numbers(
     weights = max((bytes(buffer) for buffer in buffers), key=len)
     largest.write_bytes(data.replace(weights, bytes(-byte % 256 for byte in weights)))
     assert run("verify", tmp_path / "out") == 1
-    assert "its content is not what was compiled: compile it again" in capsys.readouterr().err
+    assert "its content differs from the compiled one: compile the model again" in capsys.readouterr().err
     write_integrity(tmp_path / "out")
     capsys.readouterr()
     assert run("verify", tmp_path / "out") == 1

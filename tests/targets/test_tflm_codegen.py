@@ -19,8 +19,8 @@ from support.tflm_runs import CODES, compiled, emitted
 
 from dicompiler import networks
 from dicompiler.base.schema import load_json
+from dicompiler_targets.tflm.lowering import hoist_segment_copies
 from dicompiler_targets.tflm.memory_layout import plan_memory
-from dicompiler_targets.tflm.moves import hoist_segment_copies
 from dicompiler_targets.tflm.run import copy_strided
 
 FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I.", f"-I{CODES}"]
@@ -132,18 +132,18 @@ def _step(
     held = {tensor: np.frombuffer(own[tensor], np.uint8) for tensor in segment["inputs"]}
     if segment["model"] is not None:
         same = [s for s in manifest["segments"] if s["model"] == segment["model"]]
-        inputs = [np.zeros(size, np.uint8) for size in _ports_of(same, "gathers", "target", "to", 2)]
-        for one in segment["gathers"]:
+        inputs = [np.zeros(size, np.uint8) for size in _ports_of(same, "input_copies", "target", "target_offset", 2)]
+        for one in segment["input_copies"]:
             copy_strided(one, held[one["source"]], inputs[one["target"]])
         data = np.concatenate(inputs).astype(np.uint64)
         models = list(dict.fromkeys(s["model"] for s in manifest["segments"] if s["model"] is not None))
         total = int((data * np.arange(1, len(data) + 1, dtype=np.uint64)).sum()) + models.index(segment["model"])
-        sizes_out = _ports_of(same, "places", "source", "start", 1)
+        sizes_out = _ports_of(same, "output_copies", "source", "source_offset", 1)
         words = [((total + i) % 2**32).to_bytes(4, "little") for i in range(len(sizes_out))]
         outputs = [np.frombuffer((w * (n // 4 + 1))[:n], np.uint8) for w, n in zip(words, sizes_out, strict=True)]
-        for one in segment["places"]:
+        for one in segment["output_copies"]:
             copy_strided(one, outputs[one["source"]], made[one["target"]])
-    for one in segment["copies"]:
+    for one in segment["tensor_copies"]:
         copy_strided(one, held[one["source"]], made[one["target"]])
     own |= {tensor: array.tobytes() for tensor, array in made.items()}
     return True
@@ -153,7 +153,7 @@ def _ports_of(segments: Sequence[Mapping[str, Any]], kind: str, end: str, begin:
     """The bytes of a model's ports: as far as any of its segments copies there."""
     found: dict[int, int] = {}
     for one in (one for segment in segments for one in segment[kind]):
-        reach = one[begin] + one["run"] + sum((loop[0] - 1) * loop[column] for loop in one["loops"])
+        reach = one[begin] + one["run_bytes"] + sum((loop[0] - 1) * loop[column] for loop in one["loops"])
         found[one[end]] = max(found.get(one[end], 0), reach)
     return [found[port] for port in sorted(found)]
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from dicompiler.ir.program import Segment
-from dicompiler_targets.tflm.lowering import to_wire_shape
-from dicompiler_targets.tflm.moves import hoist_segment_copies, make_wire_copies
+from dicompiler_targets.tflm.lowering import hoist_segment_copies, make_wire_copies, to_wire_shape
 from dicompiler_targets.tflm.run import copy_strided
 
 TYPES = {"int8": TensorProto.INT8, "float32": TensorProto.FLOAT}
@@ -73,7 +72,12 @@ def test_slices_and_joins_alone_are_copies_that_numpy_agrees_with(
         source = on_wire(inputs[str(one.source)]).reshape(-1).view(np.uint8)
         assert one.end_offsets[0] <= len(source) and one.end_offsets[1] <= len(target) and len(one.loops) <= 3
         copy_strided(
-            {"start": one.source_offset, "to": one.target_offset, "run": one.run_bytes, "loops": one.loops},
+            {
+                "source_offset": one.source_offset,
+                "target_offset": one.target_offset,
+                "run_bytes": one.run_bytes,
+                "loops": one.loops,
+            },
             source,
             target,
         )

@@ -1,4 +1,1 @@
-"""Remote hosts: which device is where (hosts), ssh, and the certificates that devices show each other.
-
-In: a hosts file, keys. Out: connections, files copied, programs started there and stopped.
-"""
+"""Connections to other hosts: hosts files, ssh, and the certificates of devices."""

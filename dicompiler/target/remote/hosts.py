@@ -1,6 +1,6 @@
-"""Where devices are reached by ssh: a hosts.toml goes in; for each device its host, directory, Python and address out.
+"""The hosts file (hosts.toml): how to reach each device by ssh.
 
-The file's schema is `base/schemas/hosts.schema.json`; `remote.ssh` connects to what is read here.
+hosts.toml → for each device its host, directory, Python and address. The schema is `hosts`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ from dicompiler.base.schema import read_text, validate
 
 HOSTS_FORMAT = "dicompiler.hosts/1"
 DEFAULT_DIRECTORY = ".cache/dicompiler/{}"
-"""Where to copy to by default: below the home of who logs in; the name is that of the artifact's directory."""
+"""Default directory for copied files, in the user's home on the host. {}: the name of the artifact's directory."""
 DEFAULT_PYTHON = "python3"
 
 
 @dataclass(frozen=True)
 class DeviceLocation:
-    """Where a device runs. `ssh`: what ssh connects to; `port` (of sshd) and `identity` (a private key's file): None
-    where ssh is to find out itself. directory: the device's own, absolute or relative to the home there; python: a
-    command, or such a path. listen: HOST:PORT at which its peers reach it, None: it finds out itself. threads: of a
-    segment, None: as the artifact has it. cores: the processors to run on, empty: all.
+    """How to reach a device, and how to start it.
+
+    Attributes:
+        device: Name of the device.
+        ssh_destination: The destination that ssh connects to: `user@address`, or a name from ssh's configuration.
+        directory: The device's own directory, absolute or relative to the user's home on the host.
+        python: The Python to start: a command, or a path as `directory`.
+        port: Port of sshd; None: ssh's own default.
+        identity: File of a private key; None: ssh's own default.
+        listen_address: HOST:PORT at which peers reach the device; None: the device determines it.
+        threads: Threads for a segment; None: as the artifact says.
+        cores: Cores to run on; empty: all.
     """
 
     device: str
@@ -42,13 +50,19 @@ class DeviceLocation:
 
     @property
     def title(self) -> str:
-        """What messages call it: `device 'pi01' on pi@192.168.1.11`."""
+        """The device's name in messages: `device 'pi01' on pi@192.168.1.11`."""
         return f"device {self.device!r} on {self.ssh_destination}"
 
 
 @dataclass(frozen=True)
 class Hosts:
-    """What a hosts.toml says. `file` is named in errors; `entries` by the name of a host or device."""
+    """The content of a hosts file.
+
+    Attributes:
+        file: Path of the file, for messages.
+        defaults: Settings that apply to all hosts.
+        entries: Settings by the name of a host or device.
+    """
 
     file: str
     defaults: Mapping[str, Any]
@@ -56,19 +70,39 @@ class Hosts:
 
     @staticmethod
     def load(path: str | Path) -> Hosts:
-        """The file at `path`. DicompilerError of one line: the file, the key, the cause, what is allowed."""
-        missing = "no such file: write one that says where the devices are reached"
+        """Read a hosts file.
+
+        Args:
+            path: The file.
+
+        Returns:
+            Its content.
+
+        Raises:
+            DicompilerError: The file is missing or invalid; the message names the key, the cause and the allowed
+                values.
+        """
+        missing = "no such file: write one with an [[host]] entry for each host"
         return parse_hosts(read_text(path, missing), str(path))
 
     def locate_device(self, device: str, host: str, artifact_name: str) -> DeviceLocation:
-        """Where the device, which is part of that host of the platform, runs. name: what the artifact is called.
+        """Return how to reach a device. Settings of the device take precedence over those of its host.
 
-        DicompilerError where the file does not say how to reach it.
+        Args:
+            device: Name of the device.
+            host: Name of the device's host in the platform.
+            artifact_name: Name of the artifact's directory.
+
+        Returns:
+            The location.
+
+        Raises:
+            DicompilerError: The file does not say how to reach the device.
         """
         settings = {**self.defaults, **self.entries.get(host, {}), **self.entries.get(device, {})}
         if "ssh" not in settings:
             known = {host, device} & self.entries.keys()
-            cause = f"its entry {min(known)!r} has no ssh" if known else self._describe_unknown_host(host)
+            cause = f"its entry {min(known)!r} has no key ssh" if known else self._describe_unknown_host(host)
             raise DicompilerError(f"{self.file}: device {device!r} cannot be reached: {cause}")
         return DeviceLocation(
             device,
@@ -83,12 +117,23 @@ class Hosts:
         )
 
     def _describe_unknown_host(self, host: str) -> str:
-        close = did_you_mean(host, self.entries)
-        return f'there is no host {host!r}{close}: add [[host]] with this name and ssh = "user@address"'
+        hint = did_you_mean(host, self.entries)
+        return f'there is no host {host!r}{hint}: add [[host]] with this name and ssh = "user@address"'
 
 
 def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
-    """What a TOML text says. An error opens with `file`, from whose directory relative paths count."""
+    """Parse the text of a hosts file.
+
+    Args:
+        text: The TOML text.
+        file: Path of the file, for messages. Relative paths in the text are relative to its directory.
+
+    Returns:
+        The content.
+
+    Raises:
+        DicompilerError: The text is invalid.
+    """
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -98,18 +143,18 @@ def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
     for index, entry in enumerate(document["host"]):
         key = f"{file}: host[{index}]"
         if entry["name"] in entries:
-            raise DicompilerError(f"{key}.name: {entry['name']!r} stands twice: remove one, or give it another name")
+            raise DicompilerError(f"{key}.name: {entry['name']!r} is used twice: remove one, or give it another name")
         entries[entry["name"]] = _resolve_entry(entry, key, file)
     return Hosts(file, _resolve_entry(document.get("defaults", {}), f"{file}: defaults", file), entries)
 
 
 def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
-    """The entry with paths and addresses as they are used."""
+    """Return the entry with an absolute path of the identity and a complete address."""
     settings = dict(entry)
     if "identity" in settings:
         path = Path(file).absolute().parent / os.path.expanduser(settings["identity"])
         if not path.is_file():
-            raise DicompilerError(f"{key}.identity: {str(path)!r} is no file: name that of a private key")
+            raise DicompilerError(f"{key}.identity: {str(path)!r} is not a file: name the file of a private key")
         settings["identity"] = path
     if "address" in settings:
         settings["address"] = _parse_address(settings["address"], f"{key}.address")
@@ -117,13 +162,15 @@ def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str
 
 
 def _parse_address(text: str, key: str) -> str:
-    """HOST:PORT of an address with or without a port; in brackets for IPv6."""
+    """Return HOST:PORT for an address with or without a port; IPv6 addresses are put in brackets."""
     host, port = text, "0"
     if not _is_address(text):
         host, _, port = text.rpartition(":")
         host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         if not _is_address(host) or not port.isdecimal() or int(port) > 65535:
-            raise DicompilerError(f'{key}: {text!r} is no address: expected "10.0.0.2", "10.0.0.2:7000" or "fd00::2"')
+            raise DicompilerError(
+                f'{key}: {text!r} is not an address: expected "10.0.0.2", "10.0.0.2:7000" or "fd00::2"'
+            )
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,7 +1,6 @@
-"""Commands on other hosts, and copies to them, by the system's ssh client: its configuration and agents are the user's.
+"""Commands on other hosts, and copies to them, by the system's ssh client with the user's configuration and agents.
 
-In: places from a hosts.toml, shell scripts, files. Out: what the scripts printed, or one line that names device, host,
-cause and remedy. The other end needs sshd, sh and tar.
+The other host needs sshd, sh and tar. A failure is one line that names the device, the host, the cause and the remedy.
 """
 
 from __future__ import annotations
@@ -30,36 +29,37 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 CONNECT_TIMEOUT_S = 10
-"""Seconds that a host has to accept a connection."""
+"""Seconds allowed for a host to accept a connection."""
 KEEPALIVE_INTERVAL_S = 5
-"""Seconds between ssh's own signs of life; after three without an answer it gives up."""
+"""Seconds between ssh's own keepalive messages. ssh gives up after three without an answer."""
 SSH_ERROR_EXIT_CODE = 255
-"""ssh's exit code where it failed itself; any other is that of the script."""
+"""The exit code of ssh if ssh itself fails. Other exit codes are those of the script."""
 STAMP_FILE = ".dicompiler"
-"""The file that says what a copied directory holds; a directory without it is none of ours."""
+"""The file that identifies the content of a copied directory. Directories without it are never replaced."""
 LINE_PREFIX = "dicompiler: "
-"""What our scripts begin a line with, among all that a login on the other host may print."""
+"""The prefix of lines that our scripts print. Other lines come from the login on the other host."""
 _MAX_FILE_NAME_CHARS = 50_000
-"""Characters of file names that a command line takes in any case."""
+"""Total length of file names that fits on a command line on all systems."""
 SSH_OPTIONS = {
-    "BatchMode": "yes",  # nothing asks for passwords: nobody is there to answer
+    "BatchMode": "yes",  # never prompt for a password
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
     "ClearAllForwardings": "yes",  # two connections to one host cannot both forward its ports
-    "ControlMaster": "no",  # whoever leads a connection that is shared outlives its own command
+    "ControlMaster": "no",  # the master of a shared connection outlives its own command
     "RemoteCommand": "none",
 }
 SSH_REMEDIES = (
-    ("host key verification failed", "its host key is not known here, or another one than before: connect once by hand"
-     " ('ssh {}') and check it"),
-    ("permission denied", "let our key in ('ssh-copy-id {}'), or name the right one (identity in {})"),
+    ("host key verification failed", "its host key is unknown here or has changed: connect once by hand ('ssh {}') and"
+     " check it"),
+    ("permission denied", "authorize your key ('ssh-copy-id {}'), or name the right one (identity in {})"),
     ("could not resolve", "check its ssh in {1}"),
     ("no route|unreachable|timed out|refused|not responding", "is it on, and does sshd run there? (ssh, port in {1})"),
 )  # fmt: skip
-"""Patterns of what ssh says, and what to do about it; {0} is what ssh connected to and {1} the hosts file."""
+"""Patterns of ssh's messages, and the remedy for each; {0}: the ssh destination, {1}: the hosts file."""
 
-# The directory is unpacked beside its place and takes it when it is whole: the stamp is the last file to come.
-# Arguments: the directory, the stamp's name, the files in it that stay.
+# The archive is unpacked next to the target directory. The unpacked directory replaces the target only if it is
+# complete, that is, if it contains the stamp, which is the archive's last file. Arguments: the target directory, the
+# name of the stamp file, the files of the target that are kept.
 UNPACK_SCRIPT = """
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;
@@ -80,7 +80,13 @@ mv "$new" "$target"; rm -rf "$old"
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a script ended on another host: its exit code and what it wrote."""
+    """The result of a script on another host.
+
+    Attributes:
+        exit_code: Exit code of the script.
+        output: Text that it wrote to stdout.
+        errors: Text that it wrote to stderr.
+    """
 
     exit_code: int
     output: str
@@ -88,78 +94,137 @@ class CommandResult:
 
     @property
     def prefixed_lines(self) -> list[str]:
-        """The lines that our script printed, without their mark."""
-        return [line.removeprefix(LINE_PREFIX) for line in self.output.splitlines() if line.startswith(LINE_PREFIX)]
+        """The lines that the script printed with LINE_PREFIX, without the prefix."""
+        lines = self.output.splitlines()
+        return [line.removeprefix(LINE_PREFIX) for line in lines if line.startswith(LINE_PREFIX)]
 
 
 def quote_path(path: str) -> str:
-    """A path on the other host as a word for its shell: relative ones start at the user's home there."""
+    """Quote a path on another host for its shell.
+
+    Args:
+        path: The path; relative paths are relative to the user's home on that host.
+
+    Returns:
+        A word for the shell.
+    """
     if path.startswith("/"):
         return shlex.quote(path)
     return f'"$HOME"/{shlex.quote(path.removeprefix("~/"))}'
 
 
-def build_command(place: DeviceLocation, script: str, words: Iterable[str]) -> list[str]:
-    """The command line that runs the sh script on the place's host. words: its arguments, quoted as shell words."""
+def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -> list[str]:
+    """Build the ssh command line that runs a script on a device's host.
+
+    Args:
+        location: How to reach the host.
+        script: The sh script.
+        words: Its arguments, quoted for the shell.
+
+    Returns:
+        The command line.
+
+    Raises:
+        DicompilerError: ssh is not installed.
+    """
     program = shutil.which("ssh")
     if program is None:
         raise DicompilerError("ssh is missing on this machine: install the package openssh-client")
     options = [text for name, value in SSH_OPTIONS.items() for text in ("-o", f"{name}={value}")]
-    if place.port is not None:
-        options += ["-p", str(place.port)]
-    if place.identity is not None:
-        options += ["-o", "IdentitiesOnly=yes", "-i", str(place.identity)]
-    # On one line: not every login shell lets a quoted text go over several.
+    if location.port is not None:
+        options += ["-p", str(location.port)]
+    if location.identity is not None:
+        options += ["-o", "IdentitiesOnly=yes", "-i", str(location.identity)]
+    # The script is put on one line, because some login shells do not accept quoted text of several lines.
     remote = " ".join(["exec sh -c", shlex.quote(" ".join(script.split())), "sh", *words])
-    return [program, "-T", *options, "--", place.ssh_destination, remote]
+    return [program, "-T", *options, "--", location.ssh_destination, remote]
 
 
 def english_environment() -> dict[str, str]:
-    """Ours, so that what ssh and the other end say is in English, as far as they let us choose."""
+    """Return the environment for ssh, with a locale that makes ssh's messages English.
+
+    Returns:
+        This process's environment with LC_ALL=C.
+    """
     return os.environ | {"LC_ALL": "C"}
 
 
-def get_address(place: DeviceLocation) -> str:
-    """The address or name at which ssh reaches the place's host, as its own configuration has it."""
-    line = build_command(place, "", ())
-    done = subprocess.run([*line[:1], "-G", *line[1:-1]], capture_output=True, text=True, env=english_environment())
+def get_address(location: DeviceLocation) -> str:
+    """Return the address or name by which ssh reaches a host, according to ssh's configuration.
+
+    Args:
+        location: How to reach the host.
+
+    Returns:
+        The address or name.
+
+    Raises:
+        DicompilerError: ssh rejects the destination.
+    """
+    command = build_command(location, "", ())
+    done = subprocess.run(
+        [*command[:1], "-G", *command[1:-1]], capture_output=True, text=True, env=english_environment()
+    )
     match = re.search(r"^hostname (\S+)$", done.stdout, re.MULTILINE)
     if done.returncode or match is None:
-        raise DicompilerError(f"{place.title}: {explain_failure(place, done.stderr)}")
+        raise DicompilerError(f"{location.title}: {explain_failure(location, done.stderr)}")
     return match[1]
 
 
-def explain_failure(place: DeviceLocation, errors: str, file: str = "hosts.toml") -> str:
-    """Why ssh failed, of all that it said, and what to do about it."""
+def explain_failure(location: DeviceLocation, errors: str, file: str = "hosts.toml") -> str:
+    """Explain a failure of ssh in one line.
+
+    Args:
+        location: How to reach the host.
+        errors: ssh's messages.
+        file: Path of the hosts file, for the remedy.
+
+    Returns:
+        The cause, and the remedy if it is known.
+    """
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     for pattern, remedy in SSH_REMEDIES:
         for line in lines:
             if re.search(pattern, line, re.IGNORECASE):
-                return f"{one_line(line).rstrip('.')}: {remedy.format(place.ssh_destination, file)}"
+                return f"{one_line(line).rstrip('.')}: {remedy.format(location.ssh_destination, file)}"
     return one_line(lines[-1]) if lines else "the ssh connection was lost"
 
 
 class UnreachableHost(RunError):
-    """ssh itself failed. why: in words, without the host."""
+    """The error for a failure of ssh itself.
 
-    def __init__(self, place: DeviceLocation, why: str) -> None:
-        super().__init__(f"{place.title}: {why}")
-        self.reason = why
+    Attributes:
+        reason: The cause, without the host.
+    """
+
+    def __init__(self, location: DeviceLocation, reason: str) -> None:
+        super().__init__(f"{location.title}: {reason}")
+        self.reason = reason
 
 
 class RemoteCommands:
-    """Scripts that run on other hosts; whoever leaves by an error (an interrupt too) ends those that still do.
+    """Scripts on other hosts. An error in one of them, or an interrupt, ends the others.
 
-    deadline: of time.monotonic, for all of them. file: the hosts file, to be named in errors.
+    Attributes:
+        deadline_s: End of the time allowed for all of them, by time.monotonic.
+        file: Path of the hosts file, for messages.
     """
 
-    def __init__(self, deadline: float, file: str) -> None:
-        self._deadline_s, self._file = deadline, file
+    def __init__(self, deadline_s: float, file: str) -> None:
+        self._deadline_s, self._file = deadline_s, file
         self._running_processes: set[subprocess.Popen[bytes]] = set()
         self._lock, self._is_ended = threading.Lock(), False
 
     def run_parallel(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """work(item) for all items at once. Where some fail, the rest is ended and the first of the errors raised."""
+        """Call a function for all items at once. If some calls fail, end the others and raise the first error.
+
+        Args:
+            work: The function.
+            items: Its arguments.
+
+        Returns:
+            The results, in the order of the items.
+        """
         with ThreadPoolExecutor(max(1, len(items))) as pool:
             futures = [pool.submit(work, item) for item in items]
             try:
@@ -171,90 +236,117 @@ class RemoteCommands:
                 raise
 
     def kill_all(self) -> None:
-        """Ends what runs; nothing can be started any more."""
+        """End all running scripts. No further ones can be started."""
         with self._lock:
             self._is_ended = True
-            for popen in self._running_processes:
-                popen.kill()
+            for process in self._running_processes:
+                process.kill()
 
     def run(
         self,
-        place: DeviceLocation,
+        location: DeviceLocation,
         script: str,
         words: Iterable[str],
         write_input: Callable[[IO[bytes]], object] = lambda _: None,
         max_output_bytes: int = KEPT_BYTES,
     ) -> CommandResult:
-        """Runs the script to its end. feed: writes what it reads. kept: bytes that are kept of the beginning of what it
-        prints, and of its end. Unreached where ssh itself fails, RunError where time is up."""
-        popen = self._start(build_command(place, script, words))
-        assert popen.stdin is not None and popen.stdout is not None and popen.stderr is not None
-        output, errors = CapturedOutput(popen.stdout, max_output_bytes), CapturedOutput(popen.stderr)
-        watch = threading.Timer(max(0.0, self._deadline_s - time.monotonic()), popen.kill)
-        watch.start()
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it ended early: it has told why
-                try:
-                    write_input(popen.stdin)
-                finally:
-                    popen.stdin.close()
-            code = popen.wait()
-        finally:
-            watch.cancel()
-            popen.kill()
-            popen.wait()
-            with self._lock:
-                self._running_processes.discard(popen)
-        done = CommandResult(code, output.read().decode(errors="replace"), errors.read().decode(errors="replace"))
-        if code == SSH_ERROR_EXIT_CODE:
-            raise UnreachableHost(place, explain_failure(place, done.errors, self._file))
-        if code < 0:
-            raise RunError(f"{place.title}: it did not answer in time: allow more (--timeout)")
-        return done
+        """Run a script to its end.
 
-    def _start(self, line: Sequence[str]) -> subprocess.Popen[bytes]:
+        Args:
+            location: How to reach the host.
+            script: The sh script.
+            words: Its arguments, quoted for the shell.
+            write_input: Writes the script's standard input.
+            max_output_bytes: Bytes of the output that are kept, from its beginning and from its end.
+
+        Returns:
+            Its exit code and output.
+
+        Raises:
+            UnreachableHost: ssh itself has failed.
+            RunError: The script did not end in time.
+        """
+        process = self._start(build_command(location, script, words))
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        output, errors = CapturedOutput(process.stdout, max_output_bytes), CapturedOutput(process.stderr)
+        timer = threading.Timer(max(0.0, self._deadline_s - time.monotonic()), process.kill)
+        timer.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # a script that ends early has printed the reason
+                try:
+                    write_input(process.stdin)
+                finally:
+                    process.stdin.close()
+            exit_code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            process.wait()
+            with self._lock:
+                self._running_processes.discard(process)
+        result = CommandResult(
+            exit_code, output.read().decode(errors="replace"), errors.read().decode(errors="replace")
+        )
+        if exit_code == SSH_ERROR_EXIT_CODE:
+            raise UnreachableHost(location, explain_failure(location, result.errors, self._file))
+        if exit_code < 0:
+            raise RunError(f"{location.title}: it did not answer in time: allow more (--timeout)")
+        return result
+
+    def _start(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._is_ended:
-                raise RunError("ended by the failure of another")
-            # A session of its own: an interrupt from the terminal is for our process, which then ends it.
-            popen = subprocess.Popen(
-                line,
+                raise RunError("ended by another failure")
+            # With its own session, ssh does not receive an interrupt from the terminal. This process handles it.
+            process = subprocess.Popen(
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=english_environment(),
                 start_new_session=True,
             )
-            self._running_processes.add(popen)
-            return popen
+            self._running_processes.add(process)
+            return process
 
     def copy_files(
         self,
-        place: DeviceLocation,
+        location: DeviceLocation,
         target: str,
         files: Mapping[str, Path],
         stamp: str,
         kept_names: Collection[str] = (),
     ) -> int:
-        """Makes `target` on the place's host hold these files (by their path there) and nothing else but `there`: what
-        of it stays, files that are not sent again and directories. Returns the bytes that were sent.
+        """Copy files into a directory on a device's host, and remove all others from it.
 
-        They can be read by their owner only. stamp: what the file STAMP there says afterwards. It appears whole or not
-        at all; what it held before is replaced if it has a STAMP. RunError where that is not so, or there is no room.
+        The directory is replaced as a whole or not at all. Only its owner can read the files.
+
+        Args:
+            location: How to reach the host.
+            target: The directory.
+            files: Files by their path in the directory.
+            stamp: Text that is written into the directory's STAMP_FILE.
+            kept_names: Files, which are not sent again, and directories that are kept.
+
+        Returns:
+            The number of bytes sent.
+
+        Raises:
+            RunError: The directory exists without a STAMP_FILE, or there is not enough room.
         """
         kept = sorted(kept_names)
         if sum(map(len, kept)) > _MAX_FILE_NAME_CHARS:
             kept = []
         sent = {name: path for name, path in files.items() if name not in kept}
         words = [quote_path(target), STAMP_FILE, *map(shlex.quote, kept)]
-        done = self.run(place, UNPACK_SCRIPT, words, lambda stream: _write_archive(stream, sent, stamp))
+        done = self.run(location, UNPACK_SCRIPT, words, lambda stream: _write_archive(stream, sent, stamp))
         if done.exit_code:
-            raise RunError(f"{place.title}: cannot be copied to {target}: {_find_copy_cause(done)}")
+            raise RunError(f"{location.title}: cannot be copied to {target}: {_find_copy_cause(done)}")
         return sum(path.stat().st_size for path in sent.values())
 
 
 def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> None:
-    """Writes the files as a tar archive, then the stamp. The same files give the same bytes."""
+    """Write the files, and finally the stamp, as a tar archive. The same files give the same bytes."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as archive:
         for parent in sorted({str(parent) for name in files for parent in Path(name).parents} - {"."}):
             entry = tarfile.TarInfo(parent)
@@ -271,10 +363,10 @@ def _write_archive(stream: IO[bytes], files: Mapping[str, Path], stamp: str) -> 
         archive.addfile(entry, io.BytesIO(stamp.encode()))
 
 
-def _find_copy_cause(done: CommandResult) -> str:
-    """The line that tells most of what tar and sh said."""
-    lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
+def _find_copy_cause(result: CommandResult) -> str:
+    """Return the most informative line of the messages of tar and sh."""
+    lines = [line.strip() for line in result.errors.splitlines() if line.strip()]
     for line in lines:
         if re.search("no space left|quota exceeded", line, re.IGNORECASE):
             return f"{one_line(line.rpartition(': ')[2])} there: make room, or give another directory"
-    return one_line(lines[-1]) if lines else f"exit code {done.exit_code}"
+    return one_line(lines[-1]) if lines else f"exit code {result.exit_code}"

@@ -1,4 +1,4 @@
-"""The MPI target: one C++ program for all ranks, and a package for each host."""
+"""The target `mpi`: C++ programs for MPI with ONNX Runtime."""
 
 from __future__ import annotations
 

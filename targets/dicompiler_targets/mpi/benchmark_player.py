@@ -1,5 +1,7 @@
-"""Plays artifacts with mpirun on this host and says how long frames took: see Target.player. It builds programs, as
-`dicompiler run` does, and needs what that needs."""
+"""Runs benchmark artifacts with mpirun on this host and prints how long frames take; see `Target.benchmark_player`.
+
+It builds programs, so it needs the same tools as `dicompiler run`.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from dicompiler.plugin_api import DicompilerError, RunOptions
 from dicompiler_targets.mpi.target import MpiTarget
 
 MIN_FRAMES, MAX_FRAMES = 5, 2000
-"""Frames that are played."""
 
 
 def time_artifact(artifact: Path, seconds: float) -> dict[str, Any]:
-    """Seconds of each frame, and of handing a message to MPI: the median in the last frame."""
+    """Return the seconds of each frame, and the median time of passing a message to MPI in the last frame."""
     frame = {"x": np.zeros((1, 1, 1, 1), np.float32)}
     first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions())
     count = min(MAX_FRAMES, max(MIN_FRAMES, round(seconds / min(first.frames_s))))
     result = MpiTarget().run(artifact, [frame] * count, RunOptions(kept_frames=1))
-    spans = [one.end - one.start for report in result.reports for one in report.timeline if one.kind == "send"]
-    return {"frames": result.frames_s, "send": statistics.median(spans) if spans else None}
+    timeline = [entry for report in result.reports for entry in report.timeline]
+    send_s = [entry.end - entry.start for entry in timeline if entry.kind == "send"]
+    return {"frames": result.frames_s, "send": statistics.median(send_s) if send_s else None}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Packages on other hosts, over ssh: they are copied and built there; mpirun of this host then starts all ranks.
+"""Runs an artifact on other hosts: copies and builds the packages there over ssh, then starts all ranks with mpirun.
 
-In: an artifact, RunOptions with hosts. Out: what was copied; outputs, times, and what each rank reported. A host needs
-sshd, Open MPI of the version that is here, a C++ compiler, cmake and onnxruntime's library; its headers go along.
+A host needs sshd, the same version of Open MPI as this one, a C++ compiler, cmake and onnxruntime's library. The
+headers of onnxruntime are copied.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import shlex
 import tarfile
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import RunError, RunOptions, RunResult, UsageError
 from dicompiler.plugin_api.artifacts import DeviceLocation, InstalledDevice, check_files, file_digest, ssh
 from dicompiler.plugin_api.utilities import load_json, one_line
-from dicompiler_targets.mpi import failover, mpirun, toolchain
+from dicompiler_targets.mpi import failover, mpirun
 from dicompiler_targets.mpi.artifact import (
     DeliveredFrames,
     MpiArtifact,
@@ -36,17 +36,23 @@ from dicompiler_targets.mpi.artifact import (
 )
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE
 from dicompiler_targets.mpi.host_monitor import START_SCRIPT, FailedDevices, HostMonitor, MonitoredHost
+from dicompiler_targets.mpi.toolchain import INSTALL_HINTS, find_include_directory, find_program, get_search_path
+
+Result = TypeVar("Result")
 
 log = logging.getLogger("dicompiler")
 
 REQUIRED_TOOLS = ("mpirun", "mpicxx", "cmake", "make", "g++", "sha256sum")
-# Arguments: the package's place, the directory of its Python where that is no plain command. Reads what sha256sum does.
+# Arguments of these scripts: the package's directory, and the directory of its tools.
+# Prints the tools, the version of mpirun, the package's path and stamp, and the files that match the list of SHA-256
+# sums on standard input.
 PROBE_SCRIPT = f"""
 PATH=$2:$PATH; cd /; mkdir -p "$1" || exit 1;
 for tool in {" ".join(REQUIRED_TOOLS)}; do echo "{ssh.LINE_PREFIX}$tool $(command -v $tool || echo -)"; done;
-echo "{ssh.LINE_PREFIX}version $(mpirun --version 2>/dev/null | head -n 1)"; cd "$1"; echo "{ssh.LINE_PREFIX}place $(pwd)";
-echo "{ssh.LINE_PREFIX}stamp $(cat {ssh.STAMP_FILE} 2>/dev/null)";
-sha256sum -c - 2>/dev/null | sed -n "s/^\\(.*\\): OK\\$/{ssh.LINE_PREFIX}held \\1/p"; cd /; rmdir "$1" 2>/dev/null; exit 0
+echo "{ssh.LINE_PREFIX}version $(mpirun --version 2>/dev/null | head -n 1)";
+cd "$1"; echo "{ssh.LINE_PREFIX}path $(pwd)"; echo "{ssh.LINE_PREFIX}stamp $(cat {ssh.STAMP_FILE} 2>/dev/null)";
+sha256sum -c - 2>/dev/null | sed -n "s/^\\(.*\\): OK\\$/{ssh.LINE_PREFIX}intact \\1/p";
+cd /; rmdir "$1" 2>/dev/null; exit 0
 """
 BUILD_SCRIPT = """
 PATH=$2:$PATH; cd "$1"; if [ -x build/program ] && sha256sum -c build/sum >/dev/null 2>&1; then exit 0; fi;
@@ -56,13 +62,18 @@ grep -m 1 -i -A 1 -E "error:|CMake Error|missing" build.log >&2 || tail -n 1 bui
 """
 FETCH_SCRIPT = 'cd "$1" && tar -cf - outputs | base64'
 MAX_OUTPUT_BYTES = 1 << 30
-"""Bytes that are read of what a host delivers."""
+"""Maximum number of bytes that are read of a host's outputs."""
 
 
 @dataclass(frozen=True)
 class PackageHost:
-    """A host of the platform: `place` is that of its first device, its directory that of the package. bin: where its
-    programs are beside PATH."""
+    """A host of the platform with its package.
+
+    Attributes:
+        host: Name of the host.
+        location: How to reach its first device.
+        devices: Its devices.
+    """
 
     host: str
     location: DeviceLocation
@@ -70,22 +81,35 @@ class PackageHost:
 
     @property
     def package_directory(self) -> str:
+        """The package's directory on the host."""
         return posixpath.join(posixpath.dirname(self.location.directory), self.host)
 
     @property
     def run_directory(self) -> str:
-        """Where the inputs and outputs of a run lie."""
+        """The directory on the host for the inputs and outputs of a run."""
         return posixpath.join(posixpath.dirname(self.location.directory), f".{self.host}.run")
 
     @property
     def tool_directory(self) -> str:
+        """A directory on the host that is searched for tools in addition to PATH: that of its Python."""
         return posixpath.dirname(self.location.python) or "/usr/bin"
+
+    @property
+    def title(self) -> str:
+        """The host's name in messages."""
+        return f"host {self.host!r} ({self.location.ssh_destination}), device {self.devices[0]!r}"
 
 
 @dataclass(frozen=True)
 class PackageState:
-    """What a host has: the absolute path of the package's place, its stamp ('': none), the version of mpirun, and the
-    names of the files whose content is right, which was read there."""
+    """The state of a package on its host.
+
+    Attributes:
+        package: Absolute path of the package.
+        stamp: Its stamp; empty if there is none.
+        mpi_version: Output of `mpirun --version`.
+        intact_files: Names of the files whose content is correct.
+    """
 
     package: str
     stamp: str
@@ -94,146 +118,173 @@ class PackageState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copies what the hosts lack and builds it there: see Target.install. Hosts that cannot be reached are left out,
-    with a warning, where a plan does without their devices."""
+    """Copy missing files to the hosts and build the program there; see `Target.install`.
+
+    A host that is unreachable is omitted with a warning if a failure plan does without its devices.
+    """
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
-    sites = _find_package_hosts(artifact, options)
+    hosts = _find_package_hosts(artifact, options)
     assert options.hosts is not None
     check_files(directory, artifact.files, artifact.files)
-    calls = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
+    commands = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
 
-    def work(site: PackageHost) -> list[InstalledDevice] | ssh.UnreachableHost:
-        try:
-            return _install_on_host(calls, site, artifact)
-        except ssh.UnreachableHost as error:
-            if "lost" not in artifact.program:
-                raise
-            return error
+    def work(host: PackageHost) -> list[InstalledDevice] | ssh.UnreachableHost:
+        return _or_unreachable(artifact, lambda: _install_on_host(commands, host, artifact))
 
-    found, missing, away = dict[str, InstalledDevice](), list[ssh.UnreachableHost](), list[str]()
-    for site, done in zip(sites, calls.run_parallel(work, sites), strict=True):
-        if isinstance(done, ssh.UnreachableHost):
-            missing.append(done)
-            away += site.devices
+    installed, unreachable, down = dict[str, InstalledDevice](), list[ssh.UnreachableHost](), list[str]()
+    for host, result in zip(hosts, commands.run_parallel(work, hosts), strict=True):
+        if isinstance(result, ssh.UnreachableHost):
+            unreachable.append(result)
+            down += host.devices
         else:
-            found |= {one.device: one for one in done}
-    if missing and artifact.find_roles(away) is None:
-        raise missing[0]
-    for error in missing:
-        log.warning("%s; the others can do without it", error)
-    return tuple(found[device] for device in artifact.devices if device in found)
+            installed |= {device.device: device for device in result}
+    if unreachable and artifact.find_roles(down) is None:
+        raise unreachable[0]
+    for error in unreachable:
+        log.warning("%s; the other devices can do without it", error)
+    return tuple(installed[device] for device in artifact.devices if device in installed)
 
 
-def _install_on_host(calls: ssh.RemoteCommands, site: PackageHost, artifact: MpiArtifact) -> list[InstalledDevice]:
-    """Copies what a host lacks and builds it there."""
-    files, digest = _list_package_files(artifact, site), artifact.document["digest"]
+def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
+    """Return the result, or the error for an unreachable host if the artifact has failure plans."""
+    try:
+        return work()
+    except ssh.UnreachableHost as error:
+        if "failed" not in artifact.program:
+            raise
+        return error
+
+
+def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: MpiArtifact) -> list[InstalledDevice]:
+    files, digest = _list_package_files(artifact, host), artifact.document["digest"]
     sums = {name: file_digest(path) for name, path in files.items()}
-    state, copied = _probe_host(calls, site, sums), 0
+    state, copied_bytes = _probe_host(commands, host, sums), 0
     if (state.stamp, state.intact_files) != (digest, frozenset(files)):
-        copied = calls.copy_files(
-            site.location,
-            site.package_directory,
-            files,
-            digest,
-            _find_reusable_files(files, state) if state.stamp else (),
-        )
-        wrong = sorted(files.keys() - _probe_host(calls, site, sums).intact_files)
-        if wrong:
+        reusable = _find_reusable_files(files, state) if state.stamp else ()
+        copied_bytes = commands.copy_files(host.location, host.package_directory, files, digest, reusable)
+        damaged = sorted(files.keys() - _probe_host(commands, host, sums).intact_files)
+        if damaged:
             raise RunError(
-                f"{_describe_host(site)}: {site.package_directory}/{wrong[0]} is not there as it was sent: is its disk or memory "
-                "failing? copy it again"
+                f"{host.title}: {host.package_directory}/{damaged[0]} differs from the copied file: is the host's disk "
+                "or memory failing? copy it again"
             )
-    done = calls.run(site.location, BUILD_SCRIPT, _make_script_arguments(site, site.package_directory))
+    done = commands.run(host.location, BUILD_SCRIPT, _make_script_arguments(host, host.package_directory))
     if done.exit_code:
-        said = one_line(done.errors) or f"exit code {done.exit_code}"
-        raise RunError(
-            f"{_describe_host(site)}: the program cannot be built: {said} (all of it: build.log in {state.package})"
-        )
+        cause = one_line(done.errors) or f"exit code {done.exit_code}"
+        raise RunError(f"{host.title}: the program cannot be built: {cause} (full log: build.log in {state.package})")
     versions = {"Open MPI": state.mpi_version.rpartition(" ")[2]}
-    counts = [copied, *[0] * len(site.devices)]
+    # All bytes are counted for the host's first device.
+    counts = [copied_bytes, *[0] * len(host.devices)]
     return [
-        InstalledDevice(name, site.location.ssh_destination, f"{state.package}/{name}", count, versions)
-        for name, count in zip(site.devices, counts, strict=False)
+        InstalledDevice(name, host.location.ssh_destination, f"{state.package}/{name}", count, versions)
+        for name, count in zip(host.devices, counts, strict=False)
     ]
 
 
 def run_on_hosts(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Runs an installed artifact for `frames` on its hosts: see Target.run."""
+    """Run an installed artifact on its hosts; see `Target.run`."""
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
-    call = partial(_run_once, artifact, _find_package_hosts(artifact, options), toolchain.find_program("mpirun"))
-    return failover.run_with_failover(artifact, frames, options, call)
+    run_once = partial(_run_once, artifact, _find_package_hosts(artifact, options), find_program("mpirun"))
+    return failover.run_with_failover(artifact, frames, options, run_once)
 
 
 def _run_once(
     artifact: MpiArtifact,
-    every: Sequence[PackageHost],
-    mpirun_here: Path,
+    all_hosts: Sequence[PackageHost],
+    mpirun_path: Path,
     frames: failover.Frames,
     options: RunOptions,
-    away: Collection[str],
+    down: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
-    """See restart.Call: the rank of a device that is away is on the first host that is left, and does nothing."""
-    sites = [site for site in every if not {*away} >= {*site.devices}]
-    words = mpirun.make_arguments(artifact, len(frames), options, roles)
-    keep, survives = mpirun.count_kept_frames(len(frames), options), "lost" in artifact.program
+    """Run mpirun once; see `failover.RunOnce`.
+
+    The rank of a device that is down is started on the first host that is up, and has no steps.
+    """
+    hosts = [host for host in all_hosts if not {*down} >= {*host.devices}]
+    kept_frames, has_failure_plans = mpirun.count_kept_frames(len(frames), options), "failed" in artifact.program
     assert options.hosts is not None
-    calls = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
+    commands = ssh.RemoteCommands(time.monotonic() + options.timeout_s, options.hosts.file)
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         write_inputs(scratch / "inputs", frames)
-        places = _prepare_hosts(calls, sites, artifact, scratch, away)
+        packages = _prepare_hosts(commands, hosts, artifact, scratch, down)
+        arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
+        command = _make_mpirun_command(artifact, hosts, packages, options, arguments)
         agent = scratch / "agent"
-        named = [(site.host, site) for site in sites] + [(_stand_in_host_name(name), sites[0]) for name in away]
-        agent.write_text(_make_launch_agent(named), encoding="utf-8")
+        names = [(host.host, host) for host in hosts] + [(_stand_in_host_name(name), hosts[0]) for name in down]
+        agent.write_text(_make_launch_agent(names), encoding="utf-8")
         agent.chmod(0o700)
-        # Not by its path: Open MPI would look for itself at that path on the other hosts.
-        line = ["mpirun", "--oversubscribe", "--bind-to", "none"]
-        for device, package in artifact.packages.items():
-            site = next((site for site in sites if device in site.devices), sites[0])
-            host = site.host if device in site.devices else _stand_in_host_name(device)
-            line += [] if device == artifact.devices[0] else [":"]
-            line += ["-n", "1", "--host", host, "--wdir", "/"]
-            line += (
-                ["sh", "-c", START_SCRIPT, f"{_get_run_directory(places[site.host], site)}/.{device}.pid"]
-                if survives
-                else []
-            )
-            line += [f"{places[site.host]}/build/program", *_make_data_options(places[site.host], site), *words]
-            line += _make_thread_options(site, device, package, options)
-        more = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
-        more |= {"PATH": f"{mpirun_here.parent}:{toolchain.get_search_path()}"}
-        more |= {"OMPI_MCA_mpi_ft_enable": "true"} if survives else {}
-        watched = [
-            MonitoredHost(s.host, s.location, s.run_directory, tuple({*s.devices} - {*away})) for s in sites if survives
+        environment = {name: str(agent) for name in ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")}
+        environment |= {"PATH": f"{mpirun_path.parent}:{get_search_path()}"}
+        environment |= {"OMPI_MCA_mpi_ft_enable": "true"} if has_failure_plans else {}
+        monitored = [
+            MonitoredHost(host.host, host.location, host.run_directory, tuple({*host.devices} - {*down}))
+            for host in hosts
+            if has_failure_plans
         ]
-        watch, lost = HostMonitor(watched, options.heartbeat_s), None
+        monitor, failure = HostMonitor(monitored, options.heartbeat_s), None
         try:
-            report = mpirun.run_mpirun(artifact, line, scratch, options.timeout_s, more, watch.find_failure)
+            report = mpirun.run_mpirun(artifact, command, scratch, options.timeout_s, environment, monitor.find_failure)
         except mpirun.RankFailure as error:
-            lost = error
-            sites = [site for site in sites if not {*lost.failed_devices.devices} >= {*site.devices} - {*away}]
+            failure = error
+            failed = {*failure.failed_devices.devices}
+            hosts = [host for host in hosts if not failed >= {*host.devices} - {*down}]
         finally:
-            watch.stop()
-        for site in sites:
-            # What lies on one more that cannot be reached is computed again.
-            with contextlib.suppress(ssh.UnreachableHost) if lost is not None else contextlib.nullcontext():
-                _fetch_outputs(calls, site, scratch / "outputs")
-        if lost is not None:
-            raise failover.UnfinishedRun(lost, read_finished_outputs(artifact, scratch / "outputs", keep, roles[0]))
-        return report, read_outputs(artifact, scratch / "outputs", keep)
+            monitor.stop()
+        for host in hosts:
+            # After a failure, the frames whose outputs are on another unreachable host are computed again.
+            with contextlib.suppress(ssh.UnreachableHost) if failure is not None else contextlib.nullcontext():
+                _fetch_outputs(commands, host, scratch / "outputs")
+        if failure is not None:
+            finished = read_finished_outputs(artifact, scratch / "outputs", kept_frames, roles[0])
+            raise failover.UnfinishedRun(failure, finished)
+        return report, read_outputs(artifact, scratch / "outputs", kept_frames)
+
+
+def _make_mpirun_command(
+    artifact: MpiArtifact,
+    hosts: Sequence[PackageHost],
+    packages: Mapping[str, str],
+    options: RunOptions,
+    arguments: Sequence[str],
+) -> list[str]:
+    """Return the command line that starts all ranks.
+
+    Args:
+        artifact: The artifact.
+        hosts: The hosts that are up.
+        packages: Path of the package on each host.
+        options: Options of the run.
+        arguments: The program's arguments that are the same for all ranks.
+    """
+    # mpirun is called without its path. With it, Open MPI would expect itself at that path on the other hosts.
+    command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
+    for device, package_source in artifact.packages.items():
+        host = next((host for host in hosts if device in host.devices), hosts[0])
+        host_name = host.host if device in host.devices else _stand_in_host_name(device)
+        package = packages[host.host]
+        command += [] if device == artifact.devices[0] else [":"]
+        command += ["-n", "1", "--host", host_name, "--wdir", "/"]
+        if "failed" in artifact.program:
+            command += ["sh", "-c", START_SCRIPT, f"{_get_run_directory(package, host)}/.{device}.pid"]
+        command += [f"{package}/build/program", *_make_data_options(package, host), *arguments]
+        command += _make_thread_options(host, device, package_source, options)
+    return command
 
 
 def _find_package_hosts(artifact: MpiArtifact, options: RunOptions) -> list[PackageHost]:
-    """The hosts in the order of their first devices. UsageError for what this target cannot do on them."""
+    """Return the hosts in the order of their first devices. Raise UsageError for unsupported options."""
     if options.hosts is None:
-        raise UsageError("deploy: no hosts: say where the devices are reached (--hosts)")
+        raise UsageError("deploy: no hosts: name the hosts file (--hosts)")
     if options.pin or options.listen:
-        raise UsageError("deploy: target 'mpi' takes neither --pin nor --listen: Open MPI finds its own ways")
+        raise UsageError(
+            "deploy: target 'mpi' supports neither --pin nor --listen: Open MPI chooses cores and addresses"
+        )
     if not options.insecure:
-        raise UsageError("deploy: MPI encrypts nothing: allow connections in the clear (--insecure)")
+        raise UsageError("deploy: MPI encrypts nothing: allow unencrypted connections (--insecure)")
     name = artifact.directory.resolve().name or "root"
     devices: dict[str, list[str]] = {}
     for device, package in artifact.packages.items():
@@ -244,142 +295,141 @@ def _find_package_hosts(artifact: MpiArtifact, options: RunOptions) -> list[Pack
     ]
 
 
-def _describe_host(site: PackageHost) -> str:
-    return f"host {site.host!r} ({site.location.ssh_destination}), device {site.devices[0]!r}"
+def _make_script_arguments(host: PackageHost, path: str) -> list[str]:
+    return [ssh.quote_path(path), ssh.quote_path(host.tool_directory)]
 
 
-def _make_script_arguments(site: PackageHost, path: str) -> list[str]:
-    return [ssh.quote_path(path), ssh.quote_path(site.tool_directory)]
+def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[str, str]) -> PackageState:
+    """Return the state of the package on its host.
 
+    Args:
+        commands: Runs the script.
+        host: The host.
+        sums: SHA-256 of the files to be checked, by name.
 
-def _probe_host(calls: ssh.RemoteCommands, site: PackageHost, sums: Mapping[str, str]) -> PackageState:
-    """Looks at a host. sums: SHA-256 of the files that it may hold. RunError if it cannot be reached, or lacks what
-    building and starting takes."""
-    listed = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
-    done = calls.run(
-        site.location,
-        PROBE_SCRIPT,
-        _make_script_arguments(site, site.package_directory),
-        lambda stream: stream.write(listed),
-    )
+    Raises:
+        RunError: The host is unreachable or lacks a tool.
+    """
+    listing = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
+    arguments = _make_script_arguments(host, host.package_directory)
+    done = commands.run(host.location, PROBE_SCRIPT, arguments, lambda stream: stream.write(listing))
     answers = {name: value.strip() for name, _, value in (line.partition(" ") for line in done.prefixed_lines)}
     for name in REQUIRED_TOOLS:
         if answers.get(name, "-") == "-":
-            said = f" ({one_line(done.errors.strip().splitlines()[-1])})" if done.errors.strip() else ""
-            raise RunError(
-                f"{_describe_host(site)}: {name} is missing there{said}: install it with {toolchain.INSTALL_HINTS[name]}"
-            )
-    held = frozenset(line.removeprefix("held ") for line in done.prefixed_lines if line.startswith("held "))
-    place, stamp, version = (one_line(answers.get(name, "")) for name in ("place", "stamp", "version"))
-    return PackageState(place, stamp, version, held)
+            message = f" ({one_line(done.errors.strip().splitlines()[-1])})" if done.errors.strip() else ""
+            raise RunError(f"{host.title}: {name} is missing there{message}: install it with {INSTALL_HINTS[name]}")
+    intact = frozenset(line.removeprefix("intact ") for line in done.prefixed_lines if line.startswith("intact "))
+    package, stamp, version = (one_line(answers.get(name, "")) for name in ("path", "stamp", "version"))
+    return PackageState(package, stamp, version, intact)
 
 
-def _list_package_files(artifact: MpiArtifact, site: PackageHost) -> dict[str, Path]:
-    """The files of a host's package by their path in it, and onnxruntime's headers, which not every system has."""
-    names = [name for name in artifact.files if name.startswith(f"{site.host}/")]
-    files = {name.removeprefix(f"{site.host}/"): artifact.directory / name for name in names}
-    return files | {f"include/{path.name}": path for path in sorted(toolchain.find_include_directory().glob("*.h"))}
+def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, Path]:
+    """Return the files of a host's package, and onnxruntime's headers, which the host may lack, by path in the
+    package."""
+    names = [name for name in artifact.files if name.startswith(f"{host.host}/")]
+    files = {name.removeprefix(f"{host.host}/"): artifact.directory / name for name in names}
+    headers = sorted(find_include_directory().glob("*.h"))
+    return files | {f"include/{path.name}": path for path in headers}
 
 
 def _find_reusable_files(files: Mapping[str, Path], state: PackageState) -> frozenset[str]:
-    """What of a package on a host stays: files as they should be, and what was built of such."""
-    built = {
-        name for name in files if name.endswith((".cc", ".hpp", ".h", ".txt")) and not name.endswith(CONTENTS_FILE)
-    }
-    return state.intact_files | ({"build"} if built <= state.intact_files else set())
+    """Return the files on a host that are kept: the intact ones, and the build if all its sources are intact."""
+    suffixes = (".cc", ".hpp", ".h", ".txt")
+    sources = {name for name in files if name.endswith(suffixes) and not name.endswith(CONTENTS_FILE)}
+    return state.intact_files | ({"build"} if sources <= state.intact_files else set())
 
 
 def _prepare_hosts(
-    calls: ssh.RemoteCommands, sites: Sequence[PackageHost], artifact: MpiArtifact, scratch: Path, away: Collection[str]
+    commands: ssh.RemoteCommands,
+    hosts: Sequence[PackageHost],
+    artifact: MpiArtifact,
+    scratch: Path,
+    down: Collection[str],
 ) -> dict[str, str]:
-    """Makes the hosts ready, see `_ready`: host → its package's path. Unfinished where some cannot be reached and plans
-    do without others."""
+    """Prepare the hosts for a run and return the path of the package on each.
 
-    def work(site: PackageHost) -> str | ssh.UnreachableHost:
-        try:
-            return _prepare_host(calls, site, artifact, scratch)
-        except ssh.UnreachableHost as error:
-            if "lost" not in artifact.program:
-                raise
-            return error
+    Raise UnfinishedRun if a host is unreachable and the artifact has failure plans.
+    """
 
-    places, gone, why = dict[str, str](), list[str](), ""
-    for site, found in zip(sites, calls.run_parallel(work, sites), strict=True):
-        if isinstance(found, str):
-            places[site.host] = found
+    def work(host: PackageHost) -> str | ssh.UnreachableHost:
+        return _or_unreachable(artifact, lambda: _prepare_host(commands, host, artifact, scratch))
+
+    packages, failed, reason = dict[str, str](), list[str](), ""
+    for host, result in zip(hosts, commands.run_parallel(work, hosts), strict=True):
+        if isinstance(result, str):
+            packages[host.host] = result
         else:
-            gone += [name for name in site.devices if name not in away]
-            why = why or f"host {site.host!r} cannot be reached: {found.reason}"
-    if gone:
-        raise failover.UnfinishedRun(mpirun.RankFailure(artifact, FailedDevices(tuple(gone), why)), ())
-    return places
+            failed += [name for name in host.devices if name not in down]
+            reason = reason or f"host {host.host!r} cannot be reached: {result.reason}"
+    if failed:
+        failure = mpirun.RankFailure(artifact, FailedDevices(tuple(failed), reason))
+        raise failover.UnfinishedRun(failure, ())
+    return packages
 
 
-def _prepare_host(calls: ssh.RemoteCommands, site: PackageHost, artifact: MpiArtifact, scratch: Path) -> str:
-    """Copies the inputs to where they are read, and takes away old outputs; the absolute path of the package."""
-    state = _probe_host(calls, site, {})
+def _prepare_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: MpiArtifact, scratch: Path) -> str:
+    """Copy the inputs to a host, remove old outputs there, and return the absolute path of the package."""
+    state = _probe_host(commands, host, {})
     if state.stamp != artifact.document["digest"]:
-        raise RunError(
-            f"{_describe_host(site)}: it does not hold this artifact: copy it there with 'dicompiler deploy'"
-        )
-    ranks = load_json(artifact.packages[site.devices[0]] / MANIFEST_FILE)["ranks"]
-    given = any(rank["inputs"] for rank in ranks)
-    files = {f"inputs/{path.name}": path for path in sorted((scratch / "inputs").iterdir()) if given}
-    calls.copy_files(site.location, site.run_directory, files, "run")
+        raise RunError(f"{host.title}: it does not have this artifact: copy it there with 'dicompiler deploy'")
+    ranks = load_json(artifact.packages[host.devices[0]] / MANIFEST_FILE)["ranks"]
+    has_inputs = any(rank["inputs"] for rank in ranks)
+    files = {f"inputs/{path.name}": path for path in sorted((scratch / "inputs").iterdir()) if has_inputs}
+    commands.copy_files(host.location, host.run_directory, files, "run")
     return state.package
 
 
-def _get_run_directory(package: str, site: PackageHost) -> str:
-    return posixpath.join(posixpath.dirname(package), f".{site.host}.run")
+def _get_run_directory(package: str, host: PackageHost) -> str:
+    """Return the absolute path of the host's run directory."""
+    return posixpath.join(posixpath.dirname(package), f".{host.host}.run")
 
 
-def _make_data_options(package: str, site: PackageHost) -> list[str]:
-    place = _get_run_directory(package, site)
-    return ["--data", package, "--inputs", f"{place}/inputs", "--outputs", f"{place}/outputs"]
+def _make_data_options(package: str, host: PackageHost) -> list[str]:
+    directory = _get_run_directory(package, host)
+    return ["--data", package, "--inputs", f"{directory}/inputs", "--outputs", f"{directory}/outputs"]
 
 
-def _make_thread_options(site: PackageHost, device: str, package: Path, options: RunOptions) -> list[str]:
-    """The threads that the hosts file asks for."""
+def _make_thread_options(host: PackageHost, device: str, package: Path, options: RunOptions) -> list[str]:
+    """Return the option for the number of threads in the hosts file."""
     assert options.hosts is not None
-    place = options.hosts.locate_device(device, site.host, package.parent.name)
-    return [] if place.threads is None else ["--threads", str(place.threads)]
+    location = options.hosts.locate_device(device, host.host, package.parent.name)
+    return [] if location.threads is None else ["--threads", str(location.threads)]
 
 
 def _stand_in_host_name(device: str) -> str:
-    """What mpirun calls the host where it starts the rank of a device that is away. It is one more host to it: it fails
-    to start more ranks on one than on another where hosts bear the same name."""
+    """Return the name of the host on which mpirun starts the rank of a device that is down.
+
+    mpirun treats it as a further host. If hosts have the same name, it fails to start several ranks on one of them.
+    """
     return f"instead.of.{device}"
 
 
 def _make_launch_agent(hosts: Iterable[tuple[str, PackageHost]]) -> str:
-    """A shell script that mpirun calls in place of ssh: what it calls a host, then the command for it."""
+    """Return a shell script that mpirun calls instead of ssh. Its arguments: mpirun's name of the host, the command."""
     cases = []
-    for name, site in hosts:
-        # All but the command, which mpirun gives.
-        line = ssh.build_command(site.location, "", ())[:-1]
-        cases.append(
-            f'{shlex.quote(name)}) exec {shlex.join(line)} "PATH={ssh.quote_path(site.tool_directory)}:\\$PATH; $*" ;;'
-        )
+    for name, host in hosts:
+        command = ssh.build_command(host.location, "", ())[:-1]  # without the remote command, which mpirun passes
+        path = ssh.quote_path(host.tool_directory)
+        cases.append(f'{shlex.quote(name)}) exec {shlex.join(command)} "PATH={path}:\\$PATH; $*" ;;')
     body = "\n".join(cases)
     return f'#!/bin/sh\nname=$1; shift\ncase $name in\n{body}\nesac\necho "there is no host $name" >&2\nexit 1\n'
 
 
-def _fetch_outputs(calls: ssh.RemoteCommands, site: PackageHost, target: Path) -> None:
-    """Copies the outputs that lie on a host to `target`."""
-    done = calls.run(
-        site.location, FETCH_SCRIPT, [ssh.quote_path(site.run_directory)], max_output_bytes=MAX_OUTPUT_BYTES
-    )
+def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path) -> None:
+    """Copy a host's outputs to a directory on this host."""
+    arguments = [ssh.quote_path(host.run_directory)]
+    done = commands.run(host.location, FETCH_SCRIPT, arguments, max_output_bytes=MAX_OUTPUT_BYTES)
     if done.exit_code:
-        return  # none were delivered there
+        return  # the host has no outputs
     try:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
-            # What another host packed: plain files below the target, whatever their names say.
+            # The archive comes from another host: extract only regular files, and only below the target.
             for member in archive:
-                place, content = target.parent / member.name, archive.extractfile(member)
-                if content is not None and place.resolve().is_relative_to(target.parent.resolve()):
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(content.read())
+                path, content = target.parent / member.name, archive.extractfile(member)
+                if content is not None and path.resolve().is_relative_to(target.parent.resolve()):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content.read())
     except (ValueError, tarfile.TarError) as error:
         raise RunError(
-            f"{_describe_host(site)}: its outputs cannot be read ({error}): run it again, with fewer kept"
+            f"{host.title}: its outputs cannot be read ({error}): run it again and keep fewer outputs"
         ) from None

@@ -1,7 +1,6 @@
-"""Goes on where a rank is lost. MPI ends all ranks with one, so that mpirun is called again, without it, for the frames
-that are not finished: by the plan for its loss, where the artifact has one.
+"""Continues a run after a rank has failed, if the artifact has a failure plan for it.
 
-In: how mpirun is called once. Out: what all calls together gave, each frame once.
+MPI ends all ranks when one of them fails. So mpirun is called again without it, for the frames that are not finished.
 """
 
 from __future__ import annotations
@@ -23,77 +22,114 @@ log = logging.getLogger("dicompiler")
 
 Frames = Sequence[Mapping[str, NDArray[Any]]]
 RunOnce = Callable[[Frames, RunOptions, Collection[str], tuple[int, int]], tuple[Mapping[str, Any], DeliveredFrames]]
-"""Plays frames without the devices that are away, by those roles (the first one's place and how many): what rank 0
-printed, and outputs. Unfinished where a rank is lost."""
+"""Runs mpirun once. Arguments: the frames, the options, the devices that are down, and the roles (see
+`MpiArtifact.find_roles`). Returns rank 0's report and the outputs. Raises UnfinishedRun if a rank fails."""
 
 
 class UnfinishedRun(Exception):
-    """A rank was lost. done: the frames that were finished."""
+    """A run in which a rank has failed.
 
-    def __init__(self, lost: mpirun.RankFailure, done: DeliveredFrames) -> None:
-        super().__init__(str(lost))
-        self.failure, self.finished_frames = lost, done
+    Attributes:
+        failure: The failure.
+        finished_frames: Outputs of the frames that were finished.
+    """
+
+    def __init__(self, failure: mpirun.RankFailure, finished_frames: DeliveredFrames) -> None:
+        super().__init__(str(failure))
+        self.failure, self.finished_frames = failure, finished_frames
 
 
-def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, call: RunOnce) -> RunResult:
-    """Calls until all frames are finished. UsageError where devices are away that no plan does without, RunError for a
-    loss that no plan covers."""
-    begun, away, events = time.perf_counter(), set(options.start_without), list[RunEvent]()
-    done: DeliveredFrames = ()
-    wanted, keep = len(frames), mpirun.count_kept_frames(len(frames), options)
-    if (roles := artifact.find_roles(away)) is None:
+def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, run_once: RunOnce) -> RunResult:
+    """Run mpirun until all frames are finished.
+
+    Args:
+        artifact: The artifact.
+        frames: Inputs of each frame by name.
+        options: Options of the run.
+        run_once: Runs mpirun once.
+
+    Returns:
+        The result of all calls together, with each frame once.
+
+    Raises:
+        RunError: No failure plan covers the failure.
+        UsageError: No failure plan covers `options.start_without`.
+    """
+    start, down, events = time.perf_counter(), set(options.start_without), list[RunEvent]()
+    finished: DeliveredFrames = ()
+    kept_frames = mpirun.count_kept_frames(len(frames), options)
+    if (roles := artifact.find_roles(down)) is None:
         names = ", ".join(map(repr, options.start_without))
-        remedy = f"compile it with one (--survive {len(set(options.start_without))})"
-        raise UsageError(f"run: no plan in the artifact does without {names}: {remedy}")
-    survives = "lost" in artifact.program
+        remedy = f"compile it with one (--tolerate-failures {len(set(options.start_without))})"
+        raise UsageError(f"run: the artifact has no failure plan without {names}: {remedy}")
+    has_failure_plans = "failed" in artifact.program
 
-    def tell(event: RunEvent) -> None:
+    def report_event(event: RunEvent) -> None:
         events.append(event)
         log.warning("%s", event.message)
         if options.on_event is not None:
             options.on_event(event)
 
     while True:
-        left = options.timeout_s - (time.perf_counter() - begun if events else 0.0)
-        at_once = replace(options, timeout_s=max(0.0, left), kept_frames=None if survives else options.kept_frames)
-        since = time.perf_counter()
+        elapsed_s = time.perf_counter() - start if events else 0.0
+        timeout_s = max(0.0, options.timeout_s - elapsed_s)
+        run_options = replace(
+            options, timeout_s=timeout_s, kept_frames=None if has_failure_plans else options.kept_frames
+        )
+        last_start = time.perf_counter()
         try:
-            report, delivered = call(frames[len(done) :], at_once, away, roles)
+            report, delivered = run_once(frames[len(finished) :], run_options, down, roles)
             break
-        except UnfinishedRun as end:
-            lost = end.failure
-            others = artifact.find_roles(away.union(lost.failed_devices.devices))
-            if others is None:
-                raise lost from None
-            roles = others
-            done += end.finished_frames
-            for name in lost.failed_devices.devices:
-                away.add(name)
-                missing = tuple(other for other in artifact.devices if other in away)
-                now = time.perf_counter() - begun
-                tell(RunEvent("failure", name, lost.failed_devices.reason, missing, now, len(done)))
-            done = done[: wanted - 1]  # where all are finished their times are not told: the last one is played again
+        except UnfinishedRun as unfinished:
+            failed = unfinished.failure.failed_devices
+            failure_roles = artifact.find_roles(down.union(failed.devices))
+            if failure_roles is None:
+                raise unfinished.failure from None
+            roles = failure_roles
+            finished += unfinished.finished_frames
+            for name in failed.devices:
+                down.add(name)
+                all_down = tuple(device for device in artifact.devices if device in down)
+                at_s = time.perf_counter() - start
+                report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(finished)))
+            # If all frames are finished, the last one is computed again, because the ended ranks reported no times.
+            finished = finished[: len(frames) - 1]
     result = mpirun.make_result(artifact, report, delivered)
     if events:
-        now, again = time.perf_counter(), options.resolve_in_flight(len(artifact.devices), mpirun.MAX_FRAMES_IN_FLIGHT)
-        pause = now - since - result.total_s + result.frames_s[0]
-        again = min(again, wanted - len(done))  # at most: who was ended does not say what it had begun
-        at_s = since - begun + pause
-        tell(replace(events[-1], kind="takeover", reason="", at_s=at_s, replayed_frames=again, interruption_s=pause))
-    every = (*done, *result.outputs_by_device)[:keep]
-    outputs = tuple(artifact.take_first_outputs(frame) for frame in every)
-    total = result.total_s if not events else time.perf_counter() - begun
-    reports = tuple(_renumber_segments(artifact, i, one, roles[0]) for i, one in enumerate(result.reports))
+        interruption_s = time.perf_counter() - last_start - result.total_s + result.frames_s[0]
+        # An upper bound: ranks that were ended do not report which frames they had begun.
+        replayed = min(options.resolve_in_flight(len(artifact.devices)), len(frames) - len(finished))
+        takeover = replace(
+            events[-1],
+            kind="takeover",
+            reason="",
+            at_s=last_start - start + interruption_s,
+            replayed_frames=replayed,
+            interruption_s=interruption_s,
+        )
+        report_event(takeover)
+    all_delivered = (*finished, *result.outputs_by_device)[:kept_frames]
     return replace(
-        result, reports=reports, outputs=outputs, outputs_by_device=every, total_s=total, events=tuple(events)
+        result,
+        reports=tuple(
+            _renumber_segments(artifact, rank, device_report, roles[0])
+            for rank, device_report in enumerate(result.reports)
+        ),
+        outputs=tuple(artifact.take_first_outputs(frame) for frame in all_delivered),
+        outputs_by_device=all_delivered,
+        total_s=result.total_s if not events else time.perf_counter() - start,
+        events=tuple(events),
     )
 
 
-def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first: int) -> DeviceReport:
-    """A report in which segments have their places among those of all roles. first: of the roles that were played."""
-    calls = artifact.program["ranks"][rank]["roles"]
-    counts = [sum(call[0] == "run" for call in role) for role in calls]
-    before = sum(counts[:first])
-    rest = sum(counts) - before - len(report.segments_s)
-    timeline = (replace(one, index=one.index + before) if one.kind == "run" else one for one in report.timeline)
-    return replace(report, segments_s=(*[0.0] * before, *report.segments_s, *[0.0] * rest), timeline=tuple(timeline))
+def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
+    """Return a report whose segment indices count the segments of all roles instead of only those from `first_role`."""
+    roles = artifact.program["ranks"][rank]["roles"]
+    counts = [sum(call[0] == "run" for call in calls) for calls in roles]
+    before = sum(counts[:first_role])
+    after = sum(counts) - before - len(report.segments_s)
+    timeline = (
+        replace(entry, index=entry.index + before) if entry.kind == "run" else entry for entry in report.timeline
+    )
+    segments_s = (*[0.0] * before, *report.segments_s, *[0.0] * after)
+    return replace(report, segments_s=segments_s, timeline=tuple(timeline))

@@ -1,7 +1,8 @@
-"""`python3 -m dicompiler_targets.mpi.fetch_headers`: fetches onnxruntime's C++ headers with apt, without installing them.
+"""Fetches onnxruntime's C++ headers with apt, without installing them: `python3 -m
+dicompiler_targets.mpi.fetch_headers`.
 
-For Debian before 13, which has no package of them: the package of Debian 13 is downloaded from the mirrors that this
-machine's apt uses, and unpacked where the target looks for headers. The library is that of the Python package.
+Debian before version 13 has no package of them. The package of Debian 13 is downloaded from the mirrors that this
+machine's apt uses, and unpacked into a directory that the target searches. The library is that of the Python package.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
-from dicompiler_targets.mpi import toolchain
+from dicompiler_targets.mpi.toolchain import HEADER_FILE, find_include_directory, get_cache_directory
 
 DEBIAN_PACKAGE, DEBIAN_SUITE = "libonnxruntime-dev", "trixie"
 APT_DIRECTORY = Path("/etc/apt")
 
 
 def main() -> int:
-    """Fetches the headers unless they are there; prints their directory. The exit code."""
+    """Fetch the headers unless they exist, print their directory, and return the exit code."""
     try:
         print(fetch_headers())
     except DicompilerError as error:
@@ -32,19 +33,21 @@ def main() -> int:
 
 
 def fetch_headers() -> Path:
-    """The directory of the headers, after they were fetched where none are. DicompilerError where apt cannot."""
+    """Return the directory of the headers, and fetch them if they are missing.
+
+    Raises:
+        DicompilerError: apt cannot fetch them.
+    """
     try:
-        return toolchain.find_include_directory()
+        return find_include_directory()
     except DicompilerError:
-        target = toolchain.get_cache_directory() / "include" / "onnxruntime"
+        target = get_cache_directory() / "include" / "onnxruntime"
     for name in ("apt-get", "dpkg"):
         if shutil.which(name) is None:
-            raise DicompilerError(
-                f"{name} is missing: fetch {toolchain.HEADER_FILE} and the headers beside it into {target}"
-            )
-    with tempfile.TemporaryDirectory(dir=toolchain.get_cache_directory()) as temporary:
+            raise DicompilerError(f"{name} is missing: fetch {HEADER_FILE} and the headers next to it into {target}")
+    with tempfile.TemporaryDirectory(dir=get_cache_directory()) as temporary:
         scratch = Path(temporary)
-        scratch.chmod(0o755)  # apt downloads as a user of its own
+        scratch.chmod(0o755)  # apt downloads as another user
         (scratch / "lists" / "partial").mkdir(parents=True)
         (scratch / "own.list").write_text("".join(find_apt_sources(APT_DIRECTORY, _read_codename())), encoding="utf-8")
         options = {
@@ -54,9 +57,9 @@ def fetch_headers() -> Path:
             "Dir::Cache": scratch / "cache",
             "Acquire::Languages": "none",
         }
-        line = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
-        _run_command([*line, "update"], scratch)
-        _run_command([*line, "download", DEBIAN_PACKAGE], scratch)
+        command = ["apt-get", "-q", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+        _run_command([*command, "update"], scratch)
+        _run_command([*command, "download", DEBIAN_PACKAGE], scratch)
         _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
@@ -65,7 +68,7 @@ def fetch_headers() -> Path:
 
 
 def _read_codename() -> str:
-    """This system's name among Debian's releases."""
+    """Return the codename of this system's Debian release."""
     try:
         text = Path("/etc/os-release").read_text(encoding="utf-8")
     except OSError:
@@ -73,24 +76,30 @@ def _read_codename() -> str:
     match = re.search(r"^VERSION_CODENAME=\"?(\w+)", text, re.MULTILINE)
     if match is None:
         raise DicompilerError(
-            f"this is no Debian: fetch {toolchain.HEADER_FILE} and the headers beside it by another way"
+            f"this system is not Debian: fetch {HEADER_FILE} and the headers next to it in another way"
         )
     return match[1]
 
 
 def find_apt_sources(apt: Path, codename: str) -> list[str]:
-    """apt's own sources of the release `codename`, as lines of a sources.list, for SUITE instead of it.
+    """Return apt's sources of a release as lines of a sources.list, with DEBIAN_SUITE instead of the release.
 
-    apt: the directory of its configuration. DicompilerError where it names none.
+    Args:
+        apt: Directory of apt's configuration.
+        codename: Codename of the release.
+
+    Raises:
+        DicompilerError: There are no such sources.
     """
     lines: list[str] = []
     for file in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
         if not file.is_file():
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
-        lines += (
-            _parse_stanzas(text, codename) if file.suffix == ".sources" else _parse_lines(text, codename, file.suffix)
-        )
+        if file.suffix == ".sources":
+            lines += _parse_stanzas(text, codename)
+        elif file.suffix == ".list":
+            lines += _parse_lines(text, codename)
     if not lines:
         raise DicompilerError(
             f"{apt}: there is no source of the release {codename}: add one, or fetch {DEBIAN_PACKAGE} by hand"
@@ -99,32 +108,32 @@ def find_apt_sources(apt: Path, codename: str) -> list[str]:
 
 
 def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
+    """Yield the sources in a file of the deb822 format."""
     for stanza in re.split(r"\n\s*\n", text):
         fields = {
             name.lower(): " ".join(value.split())
             for name, value in re.findall(r"^([A-Za-z-]+):(.*(?:\n[ \t]+.*)*)", stanza, re.MULTILINE)
         }
         if codename in fields.get("suites", "").split() and fields.get("enabled", "yes") != "no":
-            signed = fields.get("signed-by", "")
-            option = f"[signed-by={signed}] " if signed.startswith("/") else ""
+            signed_by = fields.get("signed-by", "")
+            option = f"[signed-by={signed_by}] " if signed_by.startswith("/") else ""
             for uri in fields.get("uris", "").split():
                 yield f"deb {option}{uri} {DEBIAN_SUITE} main\n"
 
 
-def _parse_lines(text: str, codename: str, suffix: str) -> Iterable[str]:
-    if suffix == ".list":
-        for match in re.finditer(
-            r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s", text, re.MULTILINE
-        ):
-            yield f"deb {match[1]} {DEBIAN_SUITE} main\n"
+def _parse_lines(text: str, codename: str) -> Iterable[str]:
+    """Yield the sources in a file of the one-line format."""
+    pattern = r"^deb\s+((?:\[[^\]]*\]\s+)?\S+)\s+" + re.escape(codename) + r"\s"
+    for match in re.finditer(pattern, text, re.MULTILINE):
+        yield f"deb {match[1]} {DEBIAN_SUITE} main\n"
 
 
-def _run_command(line: list[str], directory: Path) -> None:
-    done = subprocess.run(line, capture_output=True, text=True, cwd=directory, stdin=subprocess.DEVNULL)
+def _run_command(command: list[str], directory: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=directory, stdin=subprocess.DEVNULL)
     if done.returncode:
-        said = [one for one in done.stderr.splitlines() if one.strip()]
-        first = next((one for one in said if one.startswith("E:")), (said or ["it failed"])[-1])
-        raise DicompilerError(f"{' '.join([line[0], *line[-2:]])}: {first}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        cause = next((line for line in lines if line.startswith("E:")), (lines or ["it failed"])[-1])
+        raise DicompilerError(f"{' '.join([command[0], *command[-2:]])}: {cause}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Starts mpirun and reads what it and the ranks say.
+"""Runs mpirun and reads its output and that of the ranks.
 
-In: a command line. Out: the ranks' reports; or one line that names the rank and device behind a failure.
+A command line → the ranks' reports, or one line that names the rank and device that caused a failure.
 """
 
 from __future__ import annotations
@@ -24,189 +24,217 @@ from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
 from dicompiler_targets.mpi.host_monitor import FailedDevices
 
 REPORT_GRACE_S = 5.0
-"""Seconds beyond the time allowed in which the ranks themselves must have said who is late."""
+"""Seconds after the timeout in which the ranks themselves report the one that is late."""
 RANK_MESSAGE_PREFIX = "dicompiler: "
-MAX_FRAMES_IN_FLIGHT = 1024
 MAX_REPORT_BYTES = 1 << 26
-"""Bytes that are read of what rank 0 prints."""
-
-
+"""Maximum number of bytes that are read of rank 0's output."""
 FAILURE_DELAY_S = 1.0
-"""Seconds in which it can show that a host is gone, after mpirun has ended."""
+"""Seconds after the end of mpirun in which a failed host may still be detected."""
 POLL_INTERVAL_S = 0.05
 PEER_ENDED_MESSAGE = "its connection to another rank was closed, which has ended"
-"""What a rank says of the end of another: see runtime/run.cc."""
+"""The message of a rank about the end of another one; see runtime/run.cc."""
 
 
 class RankFailure(RunError):
-    """Ranks are lost, and with them all others. gone: their devices, and why."""
+    """The error for failed ranks, which end all other ranks.
 
-    def __init__(self, artifact: MpiArtifact, gone: FailedDevices) -> None:
-        super().__init__(f"{artifact.describe_rank(artifact.devices.index(gone.devices[0]))}: {gone.reason}")
-        self.failed_devices = gone
+    Attributes:
+        failed_devices: Their devices, and the reason.
+    """
+
+    def __init__(self, artifact: MpiArtifact, failed_devices: FailedDevices) -> None:
+        rank = artifact.devices.index(failed_devices.devices[0])
+        super().__init__(f"{artifact.describe_rank(rank)}: {failed_devices.reason}")
+        self.failed_devices = failed_devices
 
 
 def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
-    """How many frames may be on their way. UsageError for options that this target cannot take."""
+    """Return the number of frames in flight. Raise UsageError for options that this target does not support."""
     if options.keys is not None or options.start_manually:
         raise UsageError(
-            "run: target 'mpi' starts all ranks itself, and MPI has no keys: leave out --elsewhere and --keys"
+            "run: target 'mpi' starts all ranks itself, and MPI has no keys: omit --start-manually and --keys"
         )
-    return options.resolve_in_flight(len(artifact.devices), MAX_FRAMES_IN_FLIGHT)
+    return options.resolve_in_flight(len(artifact.devices))
 
 
 def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, roles: tuple[int, int]) -> list[str]:
-    """What a program is told of a run, wherever it runs. roles: see `Artifact.roles`."""
-    flight = check_options(artifact, options)
+    """Return a program's arguments that are the same for all ranks; for `roles`, see `MpiArtifact.find_roles`."""
     flags = {
         "frames": frames,
-        "keep": count_kept_frames(frames, options),
+        "kept-frames": count_kept_frames(frames, options),
         "timeout": f"{options.timeout_s:g}",
-        "in-flight": flight,
+        "in-flight": check_options(artifact, options),
     }
-    if "lost" in artifact.program:
+    if "failed" in artifact.program:
         flags["roles"] = "{},{}".format(*roles)
     partial = ["--partial"] if "roles" in flags else []
     return [*(word for name, value in flags.items() for word in (f"--{name}", str(value))), *partial]
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """The outputs of how many frames are kept."""
+    """Return the number of frames whose outputs are kept."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
 def run_mpirun(
     artifact: MpiArtifact,
-    line: Sequence[str],
+    command: Sequence[str],
     scratch: Path,
     timeout: float,
     extra_environment: Mapping[str, str],
     find_failure: Callable[[], FailedDevices | None] = lambda: None,
 ) -> dict[str, Any]:
-    """Runs mpirun to its end: what rank 0 printed. Nothing that it started is left behind. more: of the environment.
-    lost: tells who is, where mpirun may not. Lost, or RunError for what is no loss."""
+    """Run mpirun to its end and leave no process behind.
+
+    Args:
+        artifact: The artifact.
+        command: The command line.
+        scratch: A directory for temporary files.
+        timeout: Seconds allowed for the ranks.
+        extra_environment: Additional environment variables.
+        find_failure: Finds failures that mpirun may not detect.
+
+    Returns:
+        The report that rank 0 has printed.
+
+    Raises:
+        RankFailure: A rank has failed.
+        RunError: The run has failed for another reason.
+    """
     with (scratch / "stdout").open("w+b") as output:
         variables = {**make_environment(), **extra_environment}
         try:
-            # A session of its own: an interrupt from the terminal is for our process, which then ends the ranks.
-            popen = subprocess.Popen(
-                line, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
+            # With its own session, mpirun does not receive an interrupt from the terminal. This process ends the ranks.
+            process = subprocess.Popen(
+                command, cwd=scratch, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
                 start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise RunError(f"{line[0]}: cannot be started: {error.strerror or error}") from None
-        assert popen.stderr is not None
-        errors = CapturedOutput(popen.stderr)
-        gone = None
+            raise RunError(f"{command[0]}: cannot be started: {error.strerror or error}") from None
+        assert process.stderr is not None
+        captured_errors = CapturedOutput(process.stderr)
+        failed = None
         try:
-            gone = _wait_for_end(popen, timeout + REPORT_GRACE_S, find_failure)
-            late = popen.poll() is None
+            failed = _wait_for_end(process, timeout + REPORT_GRACE_S, find_failure)
+            is_late = process.poll() is None
         finally:
-            _stop_mpirun(popen, FAILURE_DELAY_S if gone else REPORT_GRACE_S)  # it would wait for a host that is gone
+            # After a failure, mpirun would wait for the failed host.
+            _stop_mpirun(process, FAILURE_DELAY_S if failed else REPORT_GRACE_S)
         output.seek(0)
-        said, wrong = output.read(MAX_REPORT_BYTES).decode(errors="replace"), errors.read().decode(errors="replace")
-    if popen.returncode or gone:
-        gone = gone or find_failed_rank(artifact, wrong) or _wait_for_failure(find_failure)
-        if gone:
-            raise RankFailure(artifact, gone)
-        if late and RANK_MESSAGE_PREFIX not in wrong:
+        text = output.read(MAX_REPORT_BYTES).decode(errors="replace")
+        errors = captured_errors.read().decode(errors="replace")
+    if process.returncode or failed:
+        failed = failed or find_failed_rank(artifact, errors) or _wait_for_failure(find_failure)
+        if failed:
+            raise RankFailure(artifact, failed)
+        if is_late and RANK_MESSAGE_PREFIX not in errors:
             raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
-        raise RunError(one_line(find_cause(artifact, wrong, popen.returncode)))
-    start = said.find("{")
+        raise RunError(one_line(find_cause(artifact, errors, process.returncode)))
+    start = text.find("{")
     try:
-        report: dict[str, Any] = json.loads(said[start:]) if start >= 0 else {}
+        report: dict[str, Any] = json.loads(text[start:]) if start >= 0 else {}
     except ValueError:
         report = {}
     if not report:
-        raise RunError("the ranks ended without a report: run them again, and look at what mpirun says")
+        raise RunError("the ranks ended without a report: run them again, and read the messages of mpirun")
     return report
 
 
 def _wait_for_end(
-    popen: subprocess.Popen[bytes], seconds: float, lost: Callable[[], FailedDevices | None]
+    process: subprocess.Popen[bytes], seconds: float, find_failure: Callable[[], FailedDevices | None]
 ) -> FailedDevices | None:
-    """Until mpirun has ended, somebody is lost (who is told), or time is up."""
-    until = time.monotonic() + seconds
-    while (gone := lost()) is None and (now := time.monotonic()) < until:
+    """Wait until mpirun has ended, devices have failed (which are returned), or the time is over."""
+    deadline = time.monotonic() + seconds
+    while (failed := find_failure()) is None and (now := time.monotonic()) < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(min(POLL_INTERVAL_S, until - now))
+            process.wait(min(POLL_INTERVAL_S, deadline - now))
             return None
-    return gone
+    return failed
 
 
-def _wait_for_failure(lost: Callable[[], FailedDevices | None]) -> FailedDevices | None:
-    """Who is lost as it shows now, or soon."""
-    until = time.monotonic() + FAILURE_DELAY_S
-    while (gone := lost()) is None and time.monotonic() < until:
+def _wait_for_failure(find_failure: Callable[[], FailedDevices | None]) -> FailedDevices | None:
+    """Wait up to FAILURE_DELAY_S for a failure."""
+    deadline = time.monotonic() + FAILURE_DELAY_S
+    while (failed := find_failure()) is None and time.monotonic() < deadline:
         time.sleep(POLL_INTERVAL_S)
-    return gone
+    return failed
 
 
 def make_environment() -> dict[str, str]:
-    """Ours, with what lets root start ranks; without a transport that takes a second to find no hardware, and without
-    collective operations that hang where hosts bear the same name, as new boards do."""
+    """Return the environment for mpirun.
+
+    It allows root to start ranks. It excludes a transport that takes a second to find no hardware, and collective
+    operations that hang if several hosts have the same name, as new boards do.
+    """
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     defaults = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
     return defaults | os.environ | (root if os.geteuid() == 0 else {}) | {"LC_ALL": "C"}
 
 
-def _stop_mpirun(popen: subprocess.Popen[bytes], seconds: float) -> None:
-    """Ends mpirun, which ends its ranks; they also end with it if that takes longer."""
-    if popen.poll() is None:
-        popen.terminate()
+def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """End mpirun, which ends its ranks. If that takes longer than `seconds`, kill all of them."""
+    if process.poll() is None:
+        process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            popen.wait(seconds)
+            process.wait(seconds)
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None:
-    """The rank whose process has ended, as mpirun says, or as those say that have lost their connection to it."""
+    """Return the rank that has ended, according to mpirun or to the ranks that have lost their connection to it."""
     ended = re.search(r"process rank (\d+)\b[^()]*? on signal (\d+)", " ".join(_clean_lines(errors)))
-    words = _find_rank_messages(errors)
-    if ended is not None and all(PEER_ENDED_MESSAGE in word for word in words):
+    messages = _find_rank_messages(errors)
+    if ended is not None and all(PEER_ENDED_MESSAGE in message for message in messages):
         number = int(ended[2])
-        known = {int(one): f" ({one.name})" for one in signal.Signals}
-        why = f"its process was ended by signal {number}{known.get(number, '')}"
-        return FailedDevices((artifact.devices[int(ended[1])],), why)
-    # When all are ended, connections are closed again: of those that are blamed by most the first one.
-    blamed = Counter(
-        int(found[1]) for word in words if (found := re.search(f"{PEER_ENDED_MESSAGE}; .* rank (\\d+) ", word))
-    )
-    return FailedDevices((artifact.devices[blamed.most_common(1)[0][0]],), "its process has ended") if blamed else None
+        names = {int(known): f" ({known.name})" for known in signal.Signals}
+        reason = f"its process was ended by signal {number}{names.get(number, '')}"
+        return FailedDevices((artifact.devices[int(ended[1])],), reason)
+    # When all ranks are ended, further connections are closed. The failed rank is the one that most messages suspect.
+    pattern = f"{PEER_ENDED_MESSAGE}; .* rank (\\d+) "
+    suspects = Counter(int(found[1]) for message in messages if (found := re.search(pattern, message)))
+    if not suspects:
+        return None
+    return FailedDevices((artifact.devices[suspects.most_common(1)[0][0]],), "its process has ended")
 
 
-def find_cause(artifact: MpiArtifact, errors: str, code: int) -> str:
-    """The line that tells most of what mpirun and the ranks wrote to stderr."""
-    lines, words = _clean_lines(errors), _find_rank_messages(errors)
-    # One that has lost its connection to another can end all before mpirun hears of the other.
-    noticed = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
-    if not words and noticed is not None and "Socket closed" in errors:
-        return f"{artifact.describe_rank(int(noticed[1]))}: {PEER_ENDED_MESSAGE}"
-    if words:
-        # Of ranks that wait for each other in a row the last one, which waits for nobody, holds the others up.
-        speaking = {match[1] for word in words if (match := re.match(r"rank (\d+) ", word))}
-        suspects = [match[1] if (match := re.search(r"; the cause may be rank (\d+) ", word)) else "" for word in words]
-        return next((w for w, other in zip(words, suspects, strict=True) if other not in speaking), words[0])
-    silent = f"signal {code - 128} ended a process, it does not say which" if code > 128 else "it says nothing"
-    return f"mpirun ended with exit code {code}: {lines[-1] if lines else silent}"
+def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
+    """Return the most informative line of the messages of mpirun and the ranks."""
+    lines, messages = _clean_lines(errors), _find_rank_messages(errors)
+    # A rank that has lost its connection to another one can end all ranks before mpirun detects the other one's end.
+    aborted = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
+    if not messages and aborted is not None and "Socket closed" in errors:
+        return f"{artifact.describe_rank(int(aborted[1]))}: {PEER_ENDED_MESSAGE}"
+    if messages:
+        # If ranks wait for each other in a chain, the last one, which waits for no other, delays them all.
+        reporting = {match[1] for message in messages if (match := re.match(r"rank (\d+) ", message))}
+        suspects = [
+            match[1] if (match := re.search(r"; the cause may be rank (\d+) ", message)) else "" for message in messages
+        ]
+        pairs = zip(messages, suspects, strict=True)
+        return next((message for message, suspect in pairs if suspect not in reporting), messages[0])
+    unknown = f"signal {exit_code - 128} ended an unknown process" if exit_code > 128 else "without a message"
+    return f"mpirun ended with exit code {exit_code}: {lines[-1] if lines else unknown}"
 
 
 def _clean_lines(errors: str) -> list[str]:
-    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # where ranks are far away, zeros come along
+    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # lines of remote ranks contain null bytes
     return [line for line in stripped if line and "plm:ssh: Warning: " not in line]
 
 
 def _find_rank_messages(errors: str) -> list[str]:
-    """What ranks say themselves."""
+    """Return the messages of the ranks."""
     lines = _clean_lines(errors)
-    # Once one has ended all, others that had stopped wake up and complain in turn.
-    heard = next((i for i, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked")), len(lines))
-    every = [
-        (i, line[len(RANK_MESSAGE_PREFIX) :]) for i, line in enumerate(lines) if line.startswith(RANK_MESSAGE_PREFIX)
+    # When one rank has ended all others, ranks that were stopped continue and print messages that are not the cause.
+    aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
+    end = next(aborted, len(lines))
+    messages = [
+        (index, line[len(RANK_MESSAGE_PREFIX) :])
+        for index, line in enumerate(lines)
+        if line.startswith(RANK_MESSAGE_PREFIX)
     ]
-    return [word for i, word in every if i < heard] or [word for _, word in every]
+    return [message for index, message in messages if index < end] or [message for _, message in messages]
 
 
 def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
@@ -215,20 +243,24 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
         report["compute_s"],
         report["wait_s"],
         report["send_s"],
-        {int(index): count for index, count in report["sent"].items()},
-        tuple(report["segments"]),
-        report["memory_peak"],
+        {int(index): count for index, count in report["sent_bytes"].items()},
+        tuple(report["segments_s"]),
+        report["peak_memory_bytes"],
         tuple(
             TimelineEntry(kind, index, frame, max(0.0, start), end)
-            for kind, index, frame, start, end in sorted(report["timeline"], key=lambda span: span[3])
-            if end > 0  # of the last frame
+            for kind, index, frame, start, end in sorted(report["timeline"], key=lambda entry: entry[3])
+            if end > 0  # entries of earlier frames end before the last frame begins
         ),
     )
 
 
 def make_result(artifact: MpiArtifact, report: Mapping[str, Any], delivered: DeliveredFrames) -> RunResult:
-    """What a run gave, of the report and the outputs of the frames that were kept."""
-    outputs = tuple(map(artifact.take_first_outputs, delivered))
-    reports = tuple(map(_read_device_report, report["ranks"]))
-    times = tuple(report["frames_s"]), report["total_s"]
-    return RunResult(outputs, reports, delivered, *times, queue_wait_s=tuple(report["waited_s"]))
+    """Return the result of a run for its report and the outputs of the frames that were kept."""
+    return RunResult(
+        outputs=tuple(map(artifact.take_first_outputs, delivered)),
+        reports=tuple(map(_read_device_report, report["ranks"])),
+        outputs_by_device=delivered,
+        frames_s=tuple(report["frames_s"]),
+        total_s=report["total_s"],
+        queue_wait_s=tuple(report["queue_wait_s"]),
+    )

@@ -1,6 +1,6 @@
-"""The files of a package that are not segments: where ranks run, who sends what to whom, and how it is started.
+"""The text files of a package: placement of the ranks, tables of transfers, and the script that starts the program.
 
-In: a Program and the place of each rank. Out: text, the same for the same program.
+The same program gives the same text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dicompiler_targets.mpi.codegen import RankPlacement
 
 RUN_SCRIPT = """\
 #!/bin/sh
-# Builds the program of this package and starts it. `./run.sh build` on every host, into the same directory on each;
-# then `./run.sh --inputs IMAGES --outputs DIR` on one that reaches the others by ssh. `./run.sh --help` says more.
+# Builds the program of this package and starts it. Run `./run.sh build` on every host, in the same directory on each.
+# Then run `./run.sh --inputs IMAGES --outputs DIR` on one that reaches the others by ssh. See also `./run.sh --help`.
 set -eu
 last=
-for word in "$@"; do # paths are those of where we are called
+for word in "$@"; do # relative paths are relative to the caller's directory
   shift
   case $last in --inputs | --outputs) case $word in /*) ;; *) word=$PWD/$word ;; esac ;; esac
   set -- "$@" "$word"
@@ -36,18 +36,18 @@ if [ ! -x build/program ] || [ main.cc -nt build/program ]; then
 fi
 if [ "${1:-}" = build ]; then exit 0; fi
 
-# Options are called otherwise from Open MPI 5 on.
+# The option has another name from Open MPI 5 on.
 case $(mpirun --version | head -n 1) in
   *" 4."* | *" 3."*) place="--rankfile rankfile" ;;
   *) place="--map-by rankfile:file=rankfile" ;;
 esac
-# Collective operations by hosts hang where hosts bear the same name, as new boards do.
+# The hierarchical collective operations hang if several hosts have the same name, as new boards do.
 export OMPI_MCA_coll="${OMPI_MCA_coll:-^han}"
 if [ "$(id -u)" = 0 ]; then place="$place --allow-run-as-root"; fi
 errors=$(mktemp)
 trap 'rm -f "$errors"' EXIT
 code=0
-# shellcheck disable=SC2086  # it is several words
+# shellcheck disable=SC2086  # $place holds several words
 mpirun --hostfile hostfile $place -n @COUNT@ "$PWD/build/program" "$@" 2>"$errors" || code=$?
 if [ "$code" = 0 ]; then exit 0; fi
 if ! grep -a -m 1 '^dicompiler: ' "$errors" >&2; then
@@ -61,81 +61,88 @@ exit "$code"
 """
 
 
-def make_run_script(places: Sequence[RankPlacement]) -> str:
-    """run.sh."""
+def make_run_script(placements: Sequence[RankPlacement]) -> str:
+    """Return run.sh."""
     cases = [
-        f"    {rank}) echo \"dicompiler: rank {rank} (device '{place.device}' on host '{place.host}'): "
+        f"    {rank}) echo \"dicompiler: rank {rank} (device '{placement.device}' on host '{placement.host}'): "
         f'its process was ended by ${{found#* }}" >&2 ;;'
-        for rank, place in enumerate(places)
+        for rank, placement in enumerate(placements)
     ]
-    return RUN_SCRIPT.replace("@COUNT@", str(len(places))).replace("@CASES@", "\n".join(cases))
+    return RUN_SCRIPT.replace("@COUNT@", str(len(placements))).replace("@CASES@", "\n".join(cases))
 
 
 def place_ranks(program: Program, platform: Platform | None, threads: int) -> tuple[RankPlacement, ...]:
-    """The place of each rank: rank i is the program's device i.
+    """Return the placement of each rank; rank i is the program's device i.
 
-    A device that is called after its cores, as AutoDiCE calls it (`nx01_arm012`, `nx01_cpu10-11`), has those; others
-    of its host have the next ones that nobody has, in order, and a GPU one for its process. `threads`: of a segment, 0:
-    as many as the device has cores. A device that is not on the platform has one core.
+    A device whose name lists its cores, as in AutoDiCE (`nx01_arm012`, `nx01_cpu10-11`), has these cores. Other devices
+    of the host have the next free cores, in order; a GPU has one core for its process.
+
+    Args:
+        program: The program.
+        platform: The platform. A device that is not on it has one core.
+        threads: Threads for a segment; 0: as many as the device has cores.
     """
     known = {device.name: device for device in platform.devices} if platform is not None else {}
-    named = {device.device: _parse_cores(device.device, device.host) for device in program.devices}
+    named_cores = {device.device: _parse_cores(device.device, device.host) for device in program.devices}
     used: dict[str, set[int]] = {}
     for device in program.devices:
-        used.setdefault(device.host, set()).update(named[device.device])
-    places = []
+        used.setdefault(device.host, set()).update(named_cores[device.device])
+    placements = []
     for device in program.devices:
-        about, cores = known.get(device.device), named[device.device]
-        gpu, count = (about.gpu, about.cores) if about is not None else (False, 1)
-        if gpu or len(cores) != count:
+        description, cores = known.get(device.device), named_cores[device.device]
+        is_gpu, count = (description.gpu, description.cores) if description is not None else (False, 1)
+        if is_gpu or len(cores) != count:
             first = 1 + max(used[device.host], default=-1)
-            cores = tuple(range(first, first + (1 if gpu else count)))
+            cores = tuple(range(first, first + (1 if is_gpu else count)))
             used[device.host].update(cores)
-        places.append(RankPlacement(device.device, device.host, cores, 1 if gpu else threads or count, gpu))
-    return tuple(places)
+        placements.append(RankPlacement(device.device, device.host, cores, 1 if is_gpu else threads or count, is_gpu))
+    return tuple(placements)
 
 
 def _parse_cores(device: str, host: str) -> tuple[int, ...]:
+    """Return the cores in a device's name; empty if it lists none."""
     match = re.fullmatch(re.escape(host) + r"_(?:arm|cpu)(\d+(?:-\d+)*-?)", device)
     if match is None:
         return ()
     return tuple(int(core) for core in (match[1].strip("-").split("-") if "-" in match[1] else match[1]))
 
 
-def make_rankfile(places: Sequence[RankPlacement]) -> str:
-    """Open MPI's rankfile: host and cores of each rank."""
+def make_rankfile(placements: Sequence[RankPlacement]) -> str:
+    """Return Open MPI's rankfile: host and cores of each rank."""
     return "".join(
-        f"rank {rank}={place.host} slot={','.join(map(str, place.cores))}\n" for rank, place in enumerate(places)
+        f"rank {rank}={placement.host} slot={','.join(map(str, placement.cores))}\n"
+        for rank, placement in enumerate(placements)
     )
 
 
-def make_hostfile(places: Sequence[RankPlacement]) -> str:
-    """Open MPI's hostfile: the hosts and how many ranks each has."""
-    hosts = [place.host for place in places]
+def make_hostfile(placements: Sequence[RankPlacement]) -> str:
+    """Return Open MPI's hostfile: the hosts and their numbers of ranks."""
+    hosts = [placement.host for placement in placements]
     return "".join(f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts))
 
 
 def make_sender_table(program: Program) -> str:
-    """sender.json: by device, each tensor that it sends and the ranks that it goes to."""
+    """Return sender.json: for each device, the tensors that it sends and the ranks that receive them."""
     return _make_table(program, "sender", "receiver")
 
 
 def make_receiver_table(program: Program) -> str:
-    """receiver.json: by device, each tensor that it receives and the rank that it comes from."""
+    """Return receiver.json: for each device, the tensors that it receives and the ranks that send them."""
     return _make_table(program, "receiver", "sender")
 
 
-def _make_table(program: Program, end: str, other: str) -> str:
+def _make_table(program: Program, end: str, other_end: str) -> str:
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     table: dict[str, dict[str, list[int]]] = {device: {} for device in ranks}
     for transfer in program.all_transfers:
         peers = table[getattr(transfer, end)].setdefault(transfer.value.name, [])
-        if ranks[getattr(transfer, other)] not in peers:  # replicas may do the same
-            peers.append(ranks[getattr(transfer, other)])
+        peer = ranks[getattr(transfer, other_end)]
+        if peer not in peers:  # replicas may have the same transfer
+            peers.append(peer)
     return _format_rows(table)
 
 
 def _format_rows(table: Mapping[str, object]) -> str:
-    """A JSON object with one entry per line."""
+    """Return a JSON object with one entry per line."""
     rows = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in table.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

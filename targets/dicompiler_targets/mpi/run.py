@@ -1,7 +1,4 @@
-"""Runs an artifact on this host: builds its program and starts all ranks with mpirun.
-
-In: an artifact's directory, frames. Out: outputs, times, and what each rank reported.
-"""
+"""Runs an artifact on this host: builds its program and starts all ranks with mpirun."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import RunOptions, RunResult
 from dicompiler.plugin_api.artifacts import Emulation
-from dicompiler_targets.mpi import build, failover, mpirun
-from dicompiler_targets.mpi import toolchain as tools
+from dicompiler_targets.mpi import failover, mpirun
 from dicompiler_targets.mpi.artifact import (
     DeliveredFrames,
     MpiArtifact,
@@ -27,68 +23,77 @@ from dicompiler_targets.mpi.artifact import (
     read_outputs,
     write_inputs,
 )
+from dicompiler_targets.mpi.build import build_program
+from dicompiler_targets.mpi.toolchain import find_toolchain
 
 
 def run_here(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Runs the artifact for `frames`: see Target.run. The time of building does not count."""
+    """Run an artifact; see `Target.run`. The time of building the program does not count."""
     artifact = MpiArtifact.load(directory)
-    mpirun.check_options(artifact, options)  # before anything is built
-    toolchain = tools.find_toolchain()
-    program = build.build_program(next(iter(artifact.packages.values())), toolchain)
-    line = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
-    return failover.run_with_failover(artifact, frames, options, partial(_run_once, artifact, line, program))
+    mpirun.check_options(artifact, options)  # before the program is built
+    toolchain = find_toolchain()
+    program = build_program(next(iter(artifact.packages.values())), toolchain)
+    command = [str(toolchain.mpirun), "--oversubscribe", "--bind-to", "none"]
+    return failover.run_with_failover(artifact, frames, options, partial(_run_once, artifact, command, program))
 
 
 def _run_once(
     artifact: MpiArtifact,
-    line: Sequence[str],
+    command: Sequence[str],
     program: Path,
     frames: failover.Frames,
     options: RunOptions,
     _: Collection[str],
     roles: tuple[int, int],
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
-    """See restart.Call: the rank of a device that is away is there, and has nothing to do."""
-    count, keep = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
-    share = max(1, len(os.sched_getaffinity(0)) // count) if options.emulation is None else 1
-    words = mpirun.make_arguments(artifact, len(frames), options, roles)
-    words += ["--threads", str(share), *["--pin"] * options.pin]
+    """Run mpirun once; see `failover.RunOnce`. The rank of a device that is down is started, but has no steps."""
+    ranks, kept_frames = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
+    threads = max(1, len(os.sched_getaffinity(0)) // ranks) if options.emulation is None else 1
+    arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
+    arguments += ["--threads", str(threads), *["--pin"] * options.pin]
     with tempfile.TemporaryDirectory(prefix="dicompiler-mpi-") as temporary:
         scratch = Path(temporary)
         (scratch / "data").mkdir()
         for device, package in artifact.packages.items():
             (scratch / "data" / device).symlink_to(package / device)
         write_inputs(scratch / "inputs", frames)
-        places, more = ["--data", "data", "--inputs", "inputs", "--outputs", "outputs"], dict[str, str]()
+        program_command = [
+            str(program), "--data", "data", "--inputs", "inputs", "--outputs", "outputs", *arguments
+        ]  # fmt: skip
+        environment = dict[str, str]()
         if options.emulation is None:
-            rest = ["-n", str(count), str(program), *places, *words]
+            rank_commands = ["-n", str(ranks), *program_command]
         else:
-            rest = make_emulation_arguments(artifact, options.emulation, scratch, [str(program), *places, *words])
-            more = write_launch_agent(artifact, options.emulation, scratch)
+            rank_commands = make_emulation_arguments(artifact, options.emulation, scratch, program_command)
+            environment = write_launch_agent(artifact, options.emulation, scratch)
         try:
-            report = mpirun.run_mpirun(artifact, [*line, *rest], scratch, options.timeout_s, more)
-        except mpirun.RankFailure as lost:
-            done = read_finished_outputs(artifact, scratch / "outputs", keep, roles[0])
-            raise failover.UnfinishedRun(lost, done) from None
-        return report, read_outputs(artifact, scratch / "outputs", keep)
+            report = mpirun.run_mpirun(artifact, [*command, *rank_commands], scratch, options.timeout_s, environment)
+        except mpirun.RankFailure as failure:
+            finished = read_finished_outputs(artifact, scratch / "outputs", kept_frames, roles[0])
+            raise failover.UnfinishedRun(failure, finished) from None
+        return report, read_outputs(artifact, scratch / "outputs", kept_frames)
 
 
 def make_emulation_arguments(
-    artifact: MpiArtifact, emulation: Emulation, scratch: Path, words: Sequence[str]
+    artifact: MpiArtifact, emulation: Emulation, scratch: Path, program_command: Sequence[str]
 ) -> list[str]:
-    """What mpirun is told to start a rank on each emulated board, whose calls take as long as there."""
-    net = str(ip_network(f"{next(iter(emulation.addresses.values()))}/16", strict=False))
-    line = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", net, "--mca", "oob_tcp_if_include", net]
+    """Return the arguments of mpirun that start a rank on each emulated board, with the board's segment durations."""
+    subnet = str(ip_network(f"{next(iter(emulation.addresses.values()))}/16", strict=False))
+    arguments = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", subnet]
+    arguments += ["--mca", "oob_tcp_if_include", subnet]
     for device, package in artifact.packages.items():
-        line += [":"] if device != artifact.devices[0] else []
-        line += ["-n", "1", "--host", package.name, "--wdir", str(scratch), *words]
-        line += ["--least", ",".join(map(repr, emulation.min_segments_s[device]))]
-    return line
+        arguments += [":"] if device != artifact.devices[0] else []
+        arguments += ["-n", "1", "--host", package.name, "--wdir", str(scratch), *program_command]
+        arguments += ["--min-seconds", ",".join(map(repr, emulation.min_segments_s[device]))]
+    return arguments
 
 
 def write_launch_agent(artifact: MpiArtifact, emulation: Emulation, scratch: Path) -> dict[str, str]:
-    """A script that mpirun calls in place of ssh, as its environment: it enters a board's network, under the board's
-    name, or Open MPI would take all of them for this host."""
+    """Write a script that mpirun calls instead of ssh, and return the environment variables for it.
+
+    The script enters a board's network, and sets the board's host name. Without it, Open MPI would treat all boards as
+    this host.
+    """
     cases = []
     for device, package in artifact.packages.items():
         name = shlex.quote(package.name)

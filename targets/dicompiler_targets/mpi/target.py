@@ -1,4 +1,4 @@
-"""The MPI target's options, and the two things a target does: writing an artifact and running one on this host."""
+"""Target `mpi`: its options and its implementation of the base class."""
 
 from __future__ import annotations
 
@@ -31,18 +31,26 @@ RUNTIME_COSTS = RuntimeCosts(
     coalesced_share=0.1,
     in_order=True,
 )
-"""On the reference host, fitted to exchanges of boards that it emulated (docs/prediction.md)."""
+"""Fitted to exchanges of boards that the reference host emulated (docs/prediction.md)."""
+RANK_BASE_BYTES = 40 << 20
+"""Memory of MPI, onnxruntime and two threads, measured on x86-64 Linux with glibc, Open MPI 5.0 and onnxruntime
+1.31."""
 
 
 @dataclass(frozen=True)
 class MpiTarget(Target):
-    """A C++ program for MPI with a rank per device, and a package for each host to build and start it.
+    """A C++ program for MPI with one rank per device, and a package for each host to build and start it.
 
-    threads: threads of a segment (0: as many as the device has cores). engine: what computes segments. optimization:
-    onnxruntime's level for segments: "all" is its own default and the fastest, "extended" the last that changes no bit
-    of what a convolution computes, however the network is split. provider: what onnxruntime's provider for devices that
-    are GPUs is called, such as CUDA. channels, mean, scale: how images become inputs, value = (pixel - mean) * scale
-    with pixels from 0 to 255; mean and scale for all channels or one for each.
+    Attributes:
+        threads: Threads for a segment; 0: as many as the device has cores.
+        engine: The engine that computes segments.
+        optimization: onnxruntime's optimization level. "all" is onnxruntime's default and the fastest. "extended" is
+            the highest level at which convolutions give the same bits however the network is split.
+        provider: onnxruntime's execution provider for devices that are GPUs, such as CUDA.
+        channels: Order of the channels of images.
+        mean: How images become inputs: (pixel - mean) * scale, with pixels from 0 to 255. One number for all channels,
+            or one for each.
+        scale: As `mean`.
     """
 
     name: ClassVar[str] = "mpi"
@@ -69,20 +77,19 @@ class MpiTarget(Target):
                 raise ValueError(f"{name} must be one number or {count}, one for each channel")
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Writes artifact.json and a package per host; rank i is the program's device i."""
+        """Write artifact.json and a package for each host. Rank i is the program's device i."""
         from dicompiler_targets.mpi.codegen import ImagePreprocessing
         from dicompiler_targets.mpi.emit import write_artifact
         from dicompiler_targets.mpi.package_files import place_ranks
 
         program = compilation.program
         assert program is not None
-        places = place_ranks(program, compilation.platform, self.threads)
+        placements = place_ranks(program, compilation.platform, self.threads)
         images = ImagePreprocessing(self.channels, self.mean, self.scale)
-        write_artifact(program, places, self.optimization, self.provider, images, directory)
+        write_artifact(program, placements, self.optimization, self.provider, images, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Builds the program, unless that was done before, and starts it with mpirun on this host; with `options.hosts`
-        on those, where `install` has built it."""
+        """Start the program with mpirun: on `options.hosts` after `install`, else on this host, where it is built."""
         if options.hosts is not None:
             from dicompiler_targets.mpi.deploy import run_on_hosts
 
@@ -93,35 +100,38 @@ class MpiTarget(Target):
 
     @property
     def reference_optimization(self) -> Optimization:
-        """That of its segments; the usual one is onnxruntime's own."""
+        """The optimization level of the segments."""
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """As the interface says: slices and joins at the ends are the runtime's."""
-        from dicompiler_targets.calls import make_segment_calls
+        """Return the segments without the copies at their inputs and outputs, which the runtime makes."""
+        from dicompiler_targets.segment_io import make_segment_calls
 
         return make_segment_calls(device)
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """Of the C++ program with Open MPI over TCP on an idle host."""
+        """The overhead of the C++ program with Open MPI over TCP on an idle host."""
         return RUNTIME_COSTS
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """The player, where this target and its tools are."""
+        """The benchmark player, which needs an installed dicompiler and its build tools."""
         from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("mpi")
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-        """Each host's package on that host, where its program is built."""
+        """Copy each host's package to that host and build its program there."""
         from dicompiler_targets.mpi.deploy import install
 
         return install(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """A process with MPI and onnxruntime, its sessions, and what making them takes for a while: see mpi.memory."""
-        from dicompiler_targets.mpi.memory import predict_rank_memory
+        """Predict the memory of a process with MPI and onnxruntime, its sessions, and retained buffers."""
+        from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead
 
-        return predict_rank_memory(program, self.optimization)
+        overhead = predict_memory_overhead(program, RANK_BASE_BYTES, self.optimization)
+        return {
+            device.device: overhead[device.device] + count_retained_bytes(program, device) for device in program.devices
+        }

@@ -1,10 +1,11 @@
-"""The programs and libraries that the MPI target needs on this host: where each is, or which one is missing.
+"""The programs and libraries that target `mpi` needs on this host.
 
-In: the search path. Out: paths, or one line that names what is missing and the command that installs it.
+A missing one is reported in one line with the command that installs it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -23,17 +24,26 @@ INSTALL_HINTS = {
     "sha256sum": "on Debian 'apt install coreutils'",
     "make": "on Debian 'apt install make'",
     "onnxruntime_cxx_api.h": "'apt install libonnxruntime-dev' from Debian 13 on; 'python3 -m "
-    "dicompiler_targets.mpi.fetch_headers' fetches the headers alone on older Debian",
+    "dicompiler_targets.mpi.fetch_headers' fetches only the headers on older Debian",
     "libonnxruntime.so": "'pip install onnxruntime', or 'apt install libonnxruntime-dev' from Debian 13 on",
 }
 HEADER_FILE = "onnxruntime_cxx_api.h"
 INCLUDE_VARIABLE = "ONNXRUNTIME_INCLUDE_DIR"
-"""The environment variable that says where the headers are, where that is none of the usual places."""
+"""Environment variable for the directory of onnxruntime's headers, if it is not one of the usual ones."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Paths of what builds and starts programs. library: onnxruntime's; include: the directory of its headers."""
+    """Paths of the tools that build and start programs.
+
+    Attributes:
+        mpirun: Open MPI's mpirun.
+        mpicxx: Open MPI's compiler wrapper.
+        cmake: CMake.
+        compiler: The C++ compiler.
+        include: The directory of onnxruntime's headers.
+        library: onnxruntime's library.
+    """
 
     mpirun: Path
     mpicxx: Path
@@ -44,32 +54,40 @@ class Toolchain:
 
 
 def get_cache_directory() -> Path:
-    """Where what is built or fetched is kept: below XDG_CACHE_HOME, else ~/.cache, else the temporary directory."""
+    """Return the directory for built and fetched files.
+
+    It is in XDG_CACHE_HOME, else in ~/.cache, or in the temporary directory if these are not writable.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = base / "dicompiler" / "mpi"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        if os.access(place, os.W_OK):
-            return place
-    except OSError:
-        place = base
-    place = Path(tempfile.gettempdir(), f"dicompiler-{os.getuid()}", "mpi")
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    return place
+    directory = base / "dicompiler" / "mpi"
+    with contextlib.suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        if os.access(directory, os.W_OK):
+            return directory
+    directory = Path(tempfile.gettempdir(), f"dicompiler-{os.getuid()}", "mpi")
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return directory
 
 
 def get_search_path() -> str:
-    """PATH, and behind it the directory of this Python: wheels put their programs there."""
+    """Return PATH followed by the directory of this Python, where wheels put their programs."""
     return os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
 
 
-def make_missing_error(what: str) -> DicompilerError:
-    """The error for what is not there."""
-    return DicompilerError(f"target mpi: {what} is missing: install it with {INSTALL_HINTS[what]}")
+def make_missing_error(name: str) -> DicompilerError:
+    """Return the error for a missing tool."""
+    return DicompilerError(f"target mpi: {name} is missing: install it with {INSTALL_HINTS[name]}")
 
 
 def find_toolchain(path: str | None = None) -> Toolchain:
-    """What building and starting needs. path: where programs are looked for, by default `search_path`."""
+    """Find all tools.
+
+    Args:
+        path: Search path of programs. Default: `get_search_path`.
+
+    Raises:
+        DicompilerError: A tool is missing.
+    """
     programs = {name: find_program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")}
     return Toolchain(
         programs["mpirun"],
@@ -82,7 +100,7 @@ def find_toolchain(path: str | None = None) -> Toolchain:
 
 
 def find_program(name: str, path: str | None = None) -> Path:
-    """The program of that name. DicompilerError where there is none."""
+    """Return the path of a program; see `find_toolchain`."""
     executable = shutil.which(name, path=get_search_path() if path is None else path)
     if executable is None:
         raise make_missing_error(name)
@@ -90,25 +108,24 @@ def find_program(name: str, path: str | None = None) -> Path:
 
 
 def find_include_directory() -> Path:
-    """The directory of onnxruntime's headers."""
+    """Return the directory of onnxruntime's headers."""
     configured = os.environ.get(INCLUDE_VARIABLE)
-    places = [Path(configured)] if configured else []
-    places += [
-        Path(base, "include", "onnxruntime") for base in (sys.prefix, "/usr", "/usr/local", get_cache_directory())
-    ]
-    for place in places:
-        if (place / HEADER_FILE).is_file():
-            return place.absolute()
+    directories = [Path(configured)] if configured else []
+    prefixes = (sys.prefix, "/usr", "/usr/local", get_cache_directory())
+    directories += [Path(prefix, "include", "onnxruntime") for prefix in prefixes]
+    for directory in directories:
+        if (directory / HEADER_FILE).is_file():
+            return directory.absolute()
     raise make_missing_error(HEADER_FILE)
 
 
 def find_library() -> Path:
-    """onnxruntime's library: that of the Python package, else the system's."""
+    """Return onnxruntime's library: that of the Python package, else the system's."""
     spec = importlib.util.find_spec("onnxruntime")
     if spec is not None and spec.origin is not None:
         for path in sorted(Path(spec.origin).parent.glob("capi/libonnxruntime.so*")):
             return path.absolute()
-    for base in (Path("/usr/local/lib"), Path("/usr/lib")):
-        for path in sorted([*base.glob("libonnxruntime.so"), *base.glob("*/libonnxruntime.so")]):
+    for directory in (Path("/usr/local/lib"), Path("/usr/lib")):
+        for path in sorted([*directory.glob("libonnxruntime.so"), *directory.glob("*/libonnxruntime.so")]):
             return path.absolute()
     raise make_missing_error("libonnxruntime.so")

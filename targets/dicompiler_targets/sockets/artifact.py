@@ -113,7 +113,7 @@ class SocketsArtifact:
             failed_sets = {tuple(tuple(role.get("failed", ())) for role in role_manifests(m)) for m in manifests}
             if len(failed_sets) > 1:
                 raise KeyError("the devices have roles for different failures")
-            states, table_indices = tuple(document.get("states", ())), document.get("rows", {})
+            states, table_indices = tuple(document.get("states", ())), document.get("lookup_tables", {})
             return cls(
                 directory,
                 document["digest"],

@@ -13,19 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from dicompiler.plugin_api import DeviceProgram, DicompilerError, Program, Segment
-from dicompiler.plugin_api.artifacts import DeviceState, format_checksummed_json
-from dicompiler.plugin_api.onnx import is_fixed_size
-from dicompiler_targets.artifact_files import (
-    DeviceContents,
+from dicompiler.plugin_api.artifacts import (
+    DeviceState,
     Json,
     describe_artifact,
     describe_transfer,
     describe_value,
-    find_device_inputs,
+    format_checksummed_json,
     format_json,
-    read_runtime_sources,
-    write_chunks,
 )
+from dicompiler.plugin_api.onnx import is_fixed_size
+from dicompiler_targets.artifact_files import DeviceContents, find_device_inputs, write_chunks
+from dicompiler_targets.bundled_runtime import read_runtime_sources
 from dicompiler_targets.copy_hoisting import HoistedSegment
 from dicompiler_targets.segment_io import describe_copies, hoist_device_copies, make_device_contents
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT

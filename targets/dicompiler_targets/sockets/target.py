@@ -85,7 +85,7 @@ class SocketsTarget(Target):
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """Return the calls of a device; slices and concatenations at segment boundaries are copies of the runtime."""
-        from dicompiler_targets.calls import make_segment_calls
+        from dicompiler_targets.segment_io import make_segment_calls
 
         return make_segment_calls(device)
 

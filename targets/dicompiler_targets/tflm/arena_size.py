@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from dicompiler.plugin_api import DicompilerError
-from dicompiler_targets.tflm.packages import import_optional
+from dicompiler_targets.tflm.flatbuffer import import_optional
 
 RUNTIME_MODULE = "tflite_micro.python.tflite_micro.runtime"
 ARENA_ALIGNMENT_BYTES = 16

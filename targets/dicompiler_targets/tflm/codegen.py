@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from dicompiler.plugin_api import DeviceProgram, Program, Transfer
 from dicompiler_targets.artifact_files import find_device_inputs
-from dicompiler_targets.boxes import StridedCopy
+from dicompiler_targets.copy_hoisting import StridedCopy
+from dicompiler_targets.tflm.lowering import MAX_COPY_LOOPS
 from dicompiler_targets.tflm.memory_layout import MemoryLayout, list_received
-from dicompiler_targets.tflm.moves import MAX_COPY_LOOPS
 
 GENERATED_NOTE = "// Written by dicompiler; compile the network again to change it.\n"
 _RESOLVER_METHODS = {"PADV2": "PadV2", "BATCH_MATMUL": "BatchMatMul"}
@@ -142,9 +142,9 @@ def _make_segment_tables(
         lists.append(f"static const int k_inputs_{i}[] = {{{numbers}}};\n")
         ends = [f"k_inputs_{i}, {len(segment.inputs)}"]
         for kind, copies in (
-            ("gathers", moved.input_copies),
-            ("places", moved.output_copies),
-            ("copies", moved.tensor_copies),
+            ("input_copies", moved.input_copies),
+            ("output_copies", moved.output_copies),
+            ("tensor_copies", moved.tensor_copies),
         ):
             if copies:
                 body = _make_table(f"Copy k_{kind}_{i}", [_make_copy_literal(copy, tensors) for copy in copies], "")
@@ -190,8 +190,8 @@ def _make_border_tables(program: Program, device: DeviceProgram, tensors: Mappin
     inputs = [f"{{{i}, {tensors[value.name]}}}" for i, value in find_device_inputs(program, device).items()]
     delivered = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.sinks.items()]
     return [
-        _make_table("Border kInputs", inputs, "{0, 0}"),
+        _make_table("NetworkTensor kInputs", inputs, "{0, 0}"),
         f"const int kInputCount = {len(inputs)};",
-        _make_table("Border kOutputs", delivered, "{0, 0}"),
+        _make_table("NetworkTensor kOutputs", delivered, "{0, 0}"),
         f"const int kOutputCount = {len(delivered)};",
     ]

@@ -13,25 +13,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dicompiler.plugin_api import DeviceProgram, DicompilerError, Host, Program
-from dicompiler_targets.artifact_files import (
-    Json,
-    describe_artifact,
-    find_device_inputs,
-    format_json,
-    read_runtime_sources,
-    write_chunks,
-)
-from dicompiler_targets.boxes import StridedCopy
-from dicompiler_targets.copy_hoisting import HoistedSegment
+from dicompiler.plugin_api.artifacts import Json, describe_artifact, format_json
+from dicompiler_targets.artifact_files import find_device_inputs, write_chunks
+from dicompiler_targets.bundled_runtime import read_runtime_sources
+from dicompiler_targets.copy_hoisting import HoistedSegment, StridedCopy
 from dicompiler_targets.tflm import codegen
 from dicompiler_targets.tflm.arena_size import measure_arenas
 from dicompiler_targets.tflm.flatbuffer import read_operator_codes
-from dicompiler_targets.tflm.lowering import LoweredModel, WireTensor, lower_segment
+from dicompiler_targets.tflm.lowering import (
+    LoweredModel,
+    WireTensor,
+    hoist_segment_copies,
+    lower_segment,
+    make_wire_copies,
+)
 from dicompiler_targets.tflm.memory_layout import MemoryLayout, make_wire_tensor, plan_memory
 from dicompiler_targets.tflm.memory_report import DeviceSizes, add_margin, make_memory_report
-from dicompiler_targets.tflm.moves import hoist_segment_copies, make_wire_copies
 
-MANIFEST_FORMAT = "dicompiler.tflm/1"
+MANIFEST_FORMAT = "dicompiler.tflm/2"
 MANIFEST_FILE, MEMORY_FILE = "manifest.json", "memory.json"
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference", MEMORY_FILE)
 """What stands beside the devices' directories."""
@@ -177,7 +176,8 @@ def _make_manifest(program: Program, device: CompiledDevice) -> Json:
         "segments": [_describe_segment(device, i) for i in range(len(part.segments))],
         "steps": [[step.kind, step.index] for step in part.steps],
         "tensors": [
-            _describe_tensor(held.tensor) | {"offset": held.offset, "first": held.first_step, "last": held.last_step}
+            _describe_tensor(held.tensor)
+            | {"offset": held.offset, "first_step": held.first_step, "last_step": held.last_step}
             for held in device.layout.buffers.values()
         ],
     }
@@ -197,9 +197,9 @@ def _describe_segment(device: CompiledDevice, index: int) -> Json:
         "arena_offset": device.layout.arena_offsets[index],
         "inputs": list(segment.inputs),
         "outputs": list(segment.outputs),
-        "gathers": [_describe_copy(copy) for copy in moves.input_copies],
-        "places": [_describe_copy(copy) for copy in moves.output_copies],
-        "copies": [_describe_copy(copy) for copy in moves.tensor_copies],
+        "input_copies": [_describe_copy(copy) for copy in moves.input_copies],
+        "output_copies": [_describe_copy(copy) for copy in moves.output_copies],
+        "tensor_copies": [_describe_copy(copy) for copy in moves.tensor_copies],
     }
 
 

@@ -5,6 +5,7 @@ The schema is the package `tflite`; every table is written by the functions that
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import Shape
-from dicompiler_targets.tflm.packages import import_optional
+from dicompiler.plugin_api import DicompilerError, Shape
 
 CONSTANT_ALIGNMENT_BYTES = 16
 """Bytes; the data of a constant starts at a multiple of it in the file."""
@@ -59,6 +59,16 @@ class TfliteOperation:
     outputs: tuple[int, ...]
     options: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
+
+
+def import_optional(module: str) -> Any:
+    """Import a package that only this target needs. Raise DicompilerError if it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise DicompilerError(
+            f"target tflm: {error.name or module} is not installed: pip install flatbuffers tflite tflite-micro"
+        ) from None
 
 
 def serialize_model(

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
+from onnx import TensorProto
 
-from dicompiler.plugin_api import Segment, Shape
+from dicompiler.plugin_api import Segment, Shape, TensorSpec
 from dicompiler.plugin_api.onnx import Weight
+from dicompiler_targets import copy_hoisting
+from dicompiler_targets.copy_hoisting import Assembly, HoistedSegment, StridedCopy
 from dicompiler_targets.tflm import (
     average_pool,
     axis_ops,
@@ -24,11 +27,15 @@ from dicompiler_targets.tflm import (
     matmul,
     resize,
 )
+from dicompiler_targets.tflm.conv_pool import widen_windows
 from dicompiler_targets.tflm.fusion import fuse_operators
 from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, check_ranks, make_refusal, read_segment
-from dicompiler_targets.tflm.widening import widen_windows
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natural_form, permute
 
+MAX_COPY_LOOPS = 3
+"""Loops of a copy at most: those of four axes, of which one is in one piece."""
+HOISTABLE_TYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
+"""TFLite-micro's."""
 _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     **dict.fromkeys(("Identity", "Dropout"), elementwise.lower_alias),
     "Cast": elementwise.lower_cast,
@@ -118,6 +125,18 @@ class LoweredModel:
 def to_wire_shape(shape: Shape) -> Shape:
     """ONNX's shape → that of the same tensor between devices and in a model: (N, H, W, C) for rank 4."""
     return permute(shape, NCHW_TO_NHWC) if get_natural_form(shape) == "image" else shape
+
+
+def hoist_segment_copies(segment: Segment) -> HoistedSegment:
+    """The segment without the nodes that the loop does."""
+    return copy_hoisting.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
+
+
+def make_wire_copies(
+    target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec]
+) -> tuple[StridedCopy, ...]:
+    """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
+    return copy_hoisting.make_copies(target, assembly, values, NCHW_TO_NHWC if len(assembly.shape) == 4 else None)
 
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:

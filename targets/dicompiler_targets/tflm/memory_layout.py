@@ -14,8 +14,7 @@ from dicompiler.plugin_api import DeviceProgram, Program, TensorSpec
 from dicompiler_targets.artifact_files import find_device_inputs
 from dicompiler_targets.copy_hoisting import HoistedSegment
 from dicompiler_targets.tflm.graph import get_type_name
-from dicompiler_targets.tflm.lowering import WireTensor, to_wire_shape
-from dicompiler_targets.tflm.moves import make_wire_copies
+from dicompiler_targets.tflm.lowering import WireTensor, make_wire_copies, to_wire_shape
 
 BUFFER_ALIGNMENT_BYTES = 16
 """Bytes; each tensor that is no view of another starts at a multiple of it, and each arena."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dicompiler.plugin_api import DeviceProgram, Host, Segment
+from dicompiler.plugin_api.artifacts import Json
 from dicompiler.plugin_api.costs import DeviceFootprint, constant_sizes, segment_value_sizes
 from dicompiler.plugin_api.regions import read_part
 from dicompiler.plugin_api.utilities import format_bytes
-from dicompiler_targets.artifact_files import Json
 from dicompiler_targets.tflm.arena_size import ARENA_ALIGNMENT_BYTES
 from dicompiler_targets.tflm.codegen import DeviceModels
 

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import Model, Program, RunError, RunResult
 from dicompiler.plugin_api.onnx import Check, ProgramExecutor, Tolerance, compare_value, quantized_tolerances
 from dicompiler_targets.tflm.arena_size import RUNTIME_MODULE
+from dicompiler_targets.tflm.flatbuffer import import_optional
 from dicompiler_targets.tflm.integer_ops import QUANTIZATION_OPERATORS
 from dicompiler_targets.tflm.lowering import LoweredModel, lower_segment
-from dicompiler_targets.tflm.packages import import_optional
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 
 FLOAT_TOLERANCE = 1e-4

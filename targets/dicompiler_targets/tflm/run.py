@@ -20,7 +20,7 @@ from dicompiler.plugin_api.artifacts import check_files, load_artifact
 from dicompiler.plugin_api.utilities import load_json
 from dicompiler_targets.tflm.arena_size import RUNTIME_MODULE
 from dicompiler_targets.tflm.emit import MANIFEST_FILE, MANIFEST_FORMAT
-from dicompiler_targets.tflm.packages import import_optional
+from dicompiler_targets.tflm.flatbuffer import import_optional
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 
 ByteArray = NDArray[np.uint8]
@@ -162,9 +162,9 @@ def _run_segment(player: TflmDevice, index: int) -> None:
     held = {name: np.frombuffer(player.tensors[name], np.uint8) for name in segment["inputs"]}
     if segment["model"] is not None:
         outputs = _run_model(player, segment, held)
-        for one in segment["places"]:
+        for one in segment["output_copies"]:
             copy_strided(one, outputs[one["source"]], results[one["target"]])
-    for one in segment["copies"]:
+    for one in segment["tensor_copies"]:
         copy_strided(one, held[one["source"]], results[one["target"]])
     player.tensors |= {name: array.tobytes() for name, array in results.items()}
     player.segments_s[index] += time.perf_counter() - start
@@ -173,10 +173,10 @@ def _run_segment(player: TflmDevice, index: int) -> None:
 def _run_model(player: TflmDevice, segment: Mapping[str, Any], held: Mapping[str, ByteArray]) -> dict[int, ByteArray]:
     """Runs the segment's model on parts of what is held; the outputs that are read, by number."""
     interpreter = player.models[segment["model"]]
-    for port in sorted({one["target"] for one in segment["gathers"]}):
+    for port in sorted({one["target"] for one in segment["input_copies"]}):
         about = interpreter.get_input_details(port)
         given = np.zeros(about["shape"], about["dtype"])
-        for one in segment["gathers"]:
+        for one in segment["input_copies"]:
             if one["target"] == port:
                 copy_strided(one, held[one["source"]], given.reshape(-1).view(np.uint8))
         interpreter.set_input(given, port)
@@ -184,7 +184,7 @@ def _run_model(player: TflmDevice, segment: Mapping[str, Any], held: Mapping[str
         interpreter.invoke()
     except RuntimeError as error:
         raise RunError(f"device {player.name!r}: segment {segment['name']!r}: TFLite-micro: {error}") from None
-    ports = sorted({one["source"] for one in segment["places"]})
+    ports = sorted({one["source"] for one in segment["output_copies"]})
     return {port: np.frombuffer(interpreter.get_output(port).tobytes(), np.uint8) for port in ports}
 
 

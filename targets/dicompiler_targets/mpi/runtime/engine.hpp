@@ -1,32 +1,33 @@
-// What computes segments. One implementation is compiled in; engine_onnxruntime.cc is the one that there is.
+// Interface of the engine that computes segments. engine_onnxruntime.cc implements it.
 #pragma once
 
 #include "tensor.hpp"
 
 namespace dicompiler {
 
-// A segment tied to the tensors of one frame. run() computes the outputs from the inputs where they lie: fixed tensors
-// are never copied; of the others the inputs are looked at anew each time, and the outputs are filled in.
-class Call {
+// A segment bound to the tensors of one frame. run() reads and writes the tensors in place: fixed tensors are never
+// copied. Inputs that are not fixed are bound again for each run; outputs that are not fixed are set by it.
+class BoundSegment {
 public:
-    virtual ~Call() = default;
+    virtual ~BoundSegment() = default;
     virtual void run() = 0;
 };
 
-// A segment that was loaded. The tensors must outlive the call; their names are those of the segment's graph.
+// A loaded segment. The tensors must outlive the bound segment; their names are those of the segment's graph.
 class Segment {
 public:
     virtual ~Segment() = default;
-    virtual std::unique_ptr<Call> bind(const std::vector<Tensor*>& inputs, const std::vector<Tensor*>& outputs) = 0;
+    virtual std::unique_ptr<BoundSegment> bind(const std::vector<Tensor*>& inputs,
+                                               const std::vector<Tensor*>& outputs) = 0;
 };
 
 struct EngineOptions {
     int threads = 1;
-    // Level of graph optimisation: "none", "basic", "extended" or "all".
+    // Level of graph optimization: "none", "basic", "extended" or "all".
     std::string optimization;
-    // Where segments run beside the processor: "" or the name of a provider such as "CUDA".
+    // Execution provider that is used in addition to the CPU: "" or a name such as "CUDA".
     std::string provider;
-    // Whether threads stop to look for work as soon as a segment ends: the processor belongs to who sends and receives.
+    // True if worker threads stop spinning when a segment ends, because the cores are needed to send and receive.
     bool yields = true;
 };
 
@@ -36,7 +37,7 @@ public:
     virtual std::unique_ptr<Segment> load(const std::string& path) = 0;
 };
 
-// Throws Error where the engine is not there, or lacks the provider.
+// Throws Error if the engine cannot start or lacks the provider.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options);
 
 }  // namespace dicompiler

@@ -1,4 +1,4 @@
-// ONNX Runtime behind the interface of engine.hpp. All segments of a rank share one pool of threads.
+// The engine interface, implemented by ONNX Runtime. All segments of a rank share one thread pool.
 #define ORT_API_MANUAL_INIT
 #include <onnxruntime_cxx_api.h>
 
@@ -11,57 +11,56 @@
 namespace dicompiler {
 namespace {
 
-// onnxruntime's messages go over several lines.
-std::string one_line(std::string text) {
+// Messages of onnxruntime span several lines.
+std::string to_one_line(std::string text) {
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text;
 }
 
-
-class OrtCall : public Call {
+class OrtBoundSegment : public BoundSegment {
 public:
-    OrtCall(Ort::Session& session, std::string place, std::vector<Tensor*> inputs, std::vector<Tensor*> outputs)
+    OrtBoundSegment(Ort::Session& session, std::string path, std::vector<Tensor*> inputs, std::vector<Tensor*> outputs)
         : session_(session),
-          place_(std::move(place)),
+          path_(std::move(path)),
           inputs_(std::move(inputs)),
           outputs_(std::move(outputs)),
           memory_(Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault)),
           binding_(session),
-          given_(inputs_.size()) {
+          bound_owners_(inputs_.size()) {
         for (const auto* tensor : inputs_) {
-            if (tensor->fixed) binding_.BindInput(tensor->name.c_str(), value(*tensor));
+            if (tensor->fixed) binding_.BindInput(tensor->name.c_str(), make_value(*tensor));
         }
         for (const auto* tensor : outputs_) {
-            loose_ = loose_ || !tensor->fixed;
-            if (tensor->fixed) binding_.BindOutput(tensor->name.c_str(), value(*tensor));
+            has_dynamic_outputs_ = has_dynamic_outputs_ || !tensor->fixed;
+            if (tensor->fixed) binding_.BindOutput(tensor->name.c_str(), make_value(*tensor));
         }
     }
 
     void run() override {
         try {
-            rebind();
+            bind_dynamic_tensors();
             session_.Run(Ort::RunOptions{nullptr}, binding_);
-            if (loose_) take();
+            if (has_dynamic_outputs_) take_dynamic_outputs();
         } catch (const Ort::Exception& error) {
-            throw Error(place_ + ": onnxruntime cannot run it: " + one_line(error.what()));
+            throw Error(path_ + ": onnxruntime cannot run it: " + to_one_line(error.what()));
         }
     }
 
 private:
-    Ort::Value value(const Tensor& tensor) const {
+    Ort::Value make_value(const Tensor& tensor) const {
         return Ort::Value::CreateTensor(memory_, tensor.data, tensor.bytes(), tensor.shape.data(), tensor.shape.size(),
                                         static_cast<ONNXTensorElementDataType>(tensor.type));
     }
 
-    void rebind() {
+    void bind_dynamic_tensors() {
         for (std::size_t i = 0; i < inputs_.size(); ++i) {
             const auto& tensor = *inputs_[i];
             if (tensor.fixed) continue;
             if (tensor.opaque) {
                 binding_.BindInput(tensor.name.c_str(), *static_cast<Ort::Value*>(tensor.owner.get()));
-            } else if (given_[i] != tensor.owner || tensor.owner == nullptr) {
-                binding_.BindInput(tensor.name.c_str(), value(tensor));
-                given_[i] = tensor.owner;
+            } else if (bound_owners_[i] != tensor.owner || tensor.owner == nullptr) {
+                binding_.BindInput(tensor.name.c_str(), make_value(tensor));
+                bound_owners_[i] = tensor.owner;
             }
         }
         for (const auto* tensor : outputs_) {
@@ -69,14 +68,14 @@ private:
         }
     }
 
-    // Takes what the engine has allocated itself.
-    void take() {
-        auto made = binding_.GetOutputValues();
+    // Takes ownership of the outputs that onnxruntime has allocated.
+    void take_dynamic_outputs() {
+        auto values = binding_.GetOutputValues();
         const auto names = binding_.GetOutputNames();
         for (auto* tensor : outputs_) {
             if (tensor->fixed) continue;
-            const auto at = std::find(names.begin(), names.end(), tensor->name) - names.begin();
-            auto owner = std::make_shared<Ort::Value>(std::move(made[static_cast<std::size_t>(at)]));
+            const auto index = std::find(names.begin(), names.end(), tensor->name) - names.begin();
+            auto owner = std::make_shared<Ort::Value>(std::move(values[static_cast<std::size_t>(index)]));
             tensor->opaque = true;
             if (owner->IsTensor()) {
                 const auto info = owner->GetTensorTypeAndShapeInfo();
@@ -89,12 +88,12 @@ private:
     }
 
     Ort::Session& session_;
-    std::string place_;
+    std::string path_;
     std::vector<Tensor*> inputs_, outputs_;
     Ort::MemoryInfo memory_;
     Ort::IoBinding binding_;
-    std::vector<std::shared_ptr<void>> given_;
-    bool loose_ = false;
+    std::vector<std::shared_ptr<void>> bound_owners_;
+    bool has_dynamic_outputs_ = false;
 };
 
 class OrtSegment : public Segment {
@@ -102,11 +101,12 @@ public:
     OrtSegment(const Ort::Env& env, const std::string& path, const Ort::SessionOptions& options)
         : path_(path), session_(env, path.c_str(), options) {}
 
-    std::unique_ptr<Call> bind(const std::vector<Tensor*>& inputs, const std::vector<Tensor*>& outputs) override {
+    std::unique_ptr<BoundSegment> bind(const std::vector<Tensor*>& inputs,
+                                       const std::vector<Tensor*>& outputs) override {
         try {
-            return std::make_unique<OrtCall>(session_, path_, inputs, outputs);
+            return std::make_unique<OrtBoundSegment>(session_, path_, inputs, outputs);
         } catch (const Ort::Exception& error) {
-            throw Error(path_ + ": its tensors do not fit: " + one_line(error.what()));
+            throw Error(path_ + ": its tensors do not match the program: " + to_one_line(error.what()));
         }
     }
 
@@ -118,12 +118,12 @@ private:
 class OrtEngine : public Engine {
 public:
     explicit OrtEngine(const EngineOptions& options) : env_(nullptr) {
-        // onnxruntime 1.32 keeps a number of the device and sends what it is used for, unless told before.
+        // onnxruntime 1.32 stores a device identifier and sends usage data unless this variable is set.
         setenv("ORT_DISABLE_TELEMETRY", "1", 0);
         Ort::ThreadingOptions threads;
         threads.SetGlobalIntraOpNumThreads(options.threads).SetGlobalInterOpNumThreads(1);
         env_ = Ort::Env(threads, ORT_LOGGING_LEVEL_ERROR, "dicompiler");
-        // One arena for all segments; else each would keep the most that it ever needed.
+        // All segments share one arena. With an arena each, every segment would keep its own peak.
         const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
         env_.CreateAndRegisterAllocator(memory, Ort::ArenaCfg(0, -1, -1, -1));
         options_.AddConfigEntry("session.use_env_allocators", "1");
@@ -137,10 +137,10 @@ public:
         for (const auto& level : levels) {
             if (level.first == options.optimization) options_.SetGraphOptimizationLevel(level.second);
         }
-        // What is fused differs from segment to segment, and rounds otherwise.
+        // Fusions of quantized operators differ from segment to segment and round differently.
         if (options.optimization != "all") options_.AddConfigEntry("session.disable_quant_qdq", "1");
         options_.DisablePerSessionThreads();
-        if (!options.provider.empty()) add(options.provider);
+        if (!options.provider.empty()) add_provider(options.provider);
     }
 
     std::unique_ptr<Segment> load(const std::string& path) override {
@@ -148,23 +148,23 @@ public:
             try {
                 return std::make_unique<OrtSegment>(env_, path, options_);
             } catch (const Ort::Exception& error) {
-                // On some processors onnxruntime makes uint8 of int8, and then refuses its own QuantizeLinear of opset
-                // 21, whose type stands in an attribute (its issue 25526): it is loaded as on those that keep int8.
+                // On some processors onnxruntime converts int8 to uint8 and then rejects its own QuantizeLinear of
+                // opset 21, whose type is an attribute (onnxruntime issue 25526). This option keeps int8.
                 if (!std::strstr(error.what(), "QuantizeLinear")) throw;
-                auto own = options_.Clone();
-                own.AddConfigEntry("session.qdqisint8allowed", "1");
-                return std::make_unique<OrtSegment>(env_, path, own);
+                auto int8_options = options_.Clone();
+                int8_options.AddConfigEntry("session.qdqisint8allowed", "1");
+                return std::make_unique<OrtSegment>(env_, path, int8_options);
             }
         } catch (const Ort::Exception& error) {
-            throw Error(path + " cannot be loaded: " + one_line(error.what()));
+            throw Error(path + " cannot be loaded: " + to_one_line(error.what()));
         }
     }
 
 private:
-    void add(const std::string& provider) {
-        const auto known = Ort::GetAvailableProviders();
+    void add_provider(const std::string& provider) {
+        const auto available = Ort::GetAvailableProviders();
         const auto name = provider + "ExecutionProvider";
-        if (std::find(known.begin(), known.end(), name) == known.end()) {
+        if (std::find(available.begin(), available.end(), name) == available.end()) {
             throw Error("the device is a GPU, but this onnxruntime has no " + name +
                         ": build with a library that has it, or compile for another provider");
         }
@@ -177,7 +177,7 @@ private:
                 options_.AppendExecutionProvider(provider);
             }
         } catch (const Ort::Exception& error) {
-            throw Error(name + " cannot be used: " + one_line(error.what()));
+            throw Error(name + " cannot be used: " + to_one_line(error.what()));
         }
     }
 
@@ -199,7 +199,7 @@ std::unique_ptr<Engine> make_engine(const EngineOptions& options) {
     try {
         return std::make_unique<OrtEngine>(options);
     } catch (const Ort::Exception& error) {
-        throw Error("onnxruntime cannot start: " + one_line(error.what()));
+        throw Error("onnxruntime cannot start: " + to_one_line(error.what()));
     }
 }
 

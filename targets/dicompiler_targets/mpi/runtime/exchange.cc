@@ -11,204 +11,212 @@ namespace {
 
 using std::chrono::microseconds;
 
-// Tag of the messages by which enders say that a frame is done: its number. Transfer i has tag i + 1.
-constexpr int DONE = 0;
-// How long a rank that has nothing to do looks for messages all the time, and how often it looks afterwards.
-constexpr double EAGER_S = 200e-6;
-constexpr microseconds IDLE{50}, UNCONNECTED{10000};
-// How often it looks while it computes, for each look interrupts that: the longer nothing has come, the less.
-constexpr microseconds OFTEN{50}, SELDOM{1000};
+// Tag of the messages by which a sink reports a finished frame; the payload is the frame's number. The messages of
+// transfer i have tag i + 1.
+constexpr int FRAME_DONE_TAG = 0;
+// An idle rank polls for messages without a pause for SPIN_S seconds after the last event, then every IDLE_POLL.
+constexpr double SPIN_S = 200e-6;
+constexpr microseconds IDLE_POLL{50}, NO_REQUESTS_POLL{10000};
+// Polls interrupt a running computation. The interval grows from MIN_BUSY_POLL to MAX_BUSY_POLL while nothing arrives.
+constexpr microseconds MIN_BUSY_POLL{50}, MAX_BUSY_POLL{1000};
 
-class Exchange {
+class MessageExchange {
 public:
-    Exchange(const std::vector<Rank>& roles, const Flow& flow, std::vector<std::unique_ptr<Slot>>& slots,
-             Player& player)
+    MessageExchange(const std::vector<Rank>& roles, const FrameFlow& flow,
+                    std::vector<std::unique_ptr<FrameBuffers>>& buffers, StepExecutor& executor)
         : roles_(roles),
           flow_(flow),
-          slots_(slots),
-          player_(player),
-          left_(slots.size(), 0),
-          played_(slots.size(), true) {
+          buffers_(buffers),
+          executor_(executor),
+          open_requests_(buffers.size(), 0),
+          is_executed_(buffers.size(), true) {
         MPI_Comm_rank(MPI_COMM_WORLD, &self_);
-        starts_ = has(flow.starters);
-        ends_ = has(flow.enders);
-        done_.resize(flow.enders.size(), 0);
-        heard_.resize(flow.enders.size(), 0);
-        if (leads()) measured_.frames.resize(flow.frames, 0);
+        is_source_ = contains_self(flow.sources);
+        is_sink_ = contains_self(flow.sinks);
+        done_counts_.resize(flow.sinks.size(), 0);
+        done_messages_.resize(flow.sinks.size(), 0);
+        if (is_first_source()) times_.frames.resize(flow.frames, 0);
     }
 
-    Measured run(const std::atomic<bool>& stop) {
-        start_ = moved_ = Clock::now();
-        for (std::size_t i = 0; starts_ && i < flow_.enders.size(); ++i) await_done(i);
+    ExchangeTimes run(const std::atomic<bool>& stop) {
+        start_ = last_event_ = Clock::now();
+        for (std::size_t i = 0; is_source_ && i < flow_.sinks.size(); ++i) await_frame_done(i);
         while (finished_ < flow_.frames || !requests_.empty()) {
             if (stop) throw Stopped{};
-            bool moved = admit();
-            moved = player_.help() || moved;
-            const auto news = player_.take(moved ? microseconds{0} : patience());
-            for (const auto& one : news.sends) send(one);
-            for (const auto frame : news.played) end(frame);
-            moved = test() || moved || !news.sends.empty() || !news.played.empty();
-            if (moved) moved_ = Clock::now();
-            if (since(start_) > flow_.timeout) overdue();
+            bool progressed = begin_next_frame();
+            progressed = executor_.run_short_step() || progressed;
+            const auto events = executor_.take_events(progressed ? microseconds{0} : choose_timeout());
+            for (const auto& send : events.sends) send_tensor(send);
+            for (const auto frame : events.executed_frames) finish_frame(frame);
+            progressed = poll_requests() || progressed || !events.sends.empty() || !events.executed_frames.empty();
+            if (progressed) last_event_ = Clock::now();
+            if (seconds_since(start_) > flow_.timeout_s) fail_overdue();
         }
-        measured_.total = total_;
-        measured_.start = start_;
-        measured_.begun = std::move(starts_at_);
-        return measured_;
+        times_.total = total_;
+        times_.start = start_;
+        times_.frame_starts = std::move(frame_starts_);
+        return times_;
     }
 
 private:
-    // What a request is: a receive or a send of a frame, or word (in or out) that a frame is done.
-    struct What {
-        enum Kind { receive, send, done_in, done_out } kind;
+    // An open MPI request: a receive or send of a frame, or a message (received or sent) that a frame is done.
+    struct Request {
+        enum Kind { receive, send, receive_done, send_done } kind;
         std::size_t frame, index;
-        // The message of done_out.
-        std::shared_ptr<std::uint64_t> word = nullptr;
+        // The payload of send_done.
+        std::shared_ptr<std::uint64_t> payload = nullptr;
         // When a send began.
-        Clock::time_point since = {};
+        Clock::time_point start = {};
     };
 
-    bool has(const std::vector<int>& ranks) const {
+    bool contains_self(const std::vector<int>& ranks) const {
         return std::find(ranks.begin(), ranks.end(), self_) != ranks.end();
     }
-    std::size_t slot(std::size_t frame) const { return frame % slots_.size(); }
-    bool leads() const { return self_ == flow_.starters.front(); }
-    const Rank& role(std::size_t frame) const { return roles_[frame % roles_.size()]; }
+    std::size_t buffer_index(std::size_t frame) const { return frame % buffers_.size(); }
+    bool is_first_source() const { return self_ == flow_.sources.front(); }
+    const Rank& get_role(std::size_t frame) const { return roles_[frame % roles_.size()]; }
 
-    void add(MPI_Request request, What what) {
+    void add_request(MPI_Request mpi_request, Request request) {
+        mpi_requests_.push_back(mpi_request);
         requests_.push_back(request);
-        what_.push_back(what);
     }
 
-    // Begins the next frame if its slot is free and, where this rank begins by itself, if few enough are on their way.
-    bool admit() {
-        if (begun_ == flow_.frames || !played_[slot(begun_)] || left_[slot(begun_)] > 0) return false;
-        if (starts_ && begun_ >= all_done_ + flow_.in_flight) return false;
-        const auto frame = begun_++;
-        auto& tensors = slots_[slot(frame)]->tensors;
-        const auto& receives = role(frame).receives;
-        for (std::size_t i = 0; i < receives.size(); ++i) {
-            const auto& one = receives[i];
-            MPI_Request request;
-            MPI_Irecv(tensors[one.tensor].data, static_cast<int>(tensors[one.tensor].bytes()), MPI_BYTE, one.from,
-                      one.transfer + 1, MPI_COMM_WORLD, &request);
-            add(request, {What::receive, frame, i});
+    // Begins the next frame if its buffers are free and, on a source, if the number of frames in flight allows it.
+    bool begin_next_frame() {
+        if (begun_ == flow_.frames || !is_executed_[buffer_index(begun_)] || open_requests_[buffer_index(begun_)] > 0) {
+            return false;
         }
-        left_[slot(frame)] = receives.size();
-        played_[slot(frame)] = false;
-        if (leads()) starts_at_.push_back(Clock::now());
-        player_.begin(frame);
+        if (is_source_ && begun_ >= done_frames_ + flow_.in_flight) return false;
+        const auto frame = begun_++;
+        auto& tensors = buffers_[buffer_index(frame)]->tensors;
+        const auto& receives = get_role(frame).receives;
+        for (std::size_t i = 0; i < receives.size(); ++i) {
+            const auto& receive = receives[i];
+            auto& tensor = tensors[receive.tensor];
+            MPI_Request request;
+            MPI_Irecv(tensor.data, static_cast<int>(tensor.bytes()), MPI_BYTE, receive.sender, receive.transfer + 1,
+                      MPI_COMM_WORLD, &request);
+            add_request(request, {Request::receive, frame, i});
+        }
+        open_requests_[buffer_index(frame)] = receives.size();
+        is_executed_[buffer_index(frame)] = false;
+        if (is_first_source()) frame_starts_.push_back(Clock::now());
+        executor_.begin_frame(frame);
         return true;
     }
 
-    void send(const News::Sending& one) {
-        const auto& send = role(one.frame).sends[one.send];
-        const auto& tensor = slots_[slot(one.frame)]->tensors[send.tensor];
-        const auto begun = Clock::now();
-        if (sending_++ == 0) sending_since_ = begun;
+    void send_tensor(const ExecutorEvents::Send& event) {
+        const auto& send = get_role(event.frame).sends[event.send];
+        const auto& tensor = buffers_[buffer_index(event.frame)]->tensors[send.tensor];
+        const auto start = Clock::now();
+        if (open_sends_++ == 0) sending_start_ = start;
         MPI_Request request;
-        MPI_Isend(tensor.data, static_cast<int>(tensor.bytes()), MPI_BYTE, send.to, send.transfer + 1, MPI_COMM_WORLD,
-                  &request);
-        add(request, {What::send, one.frame, one.send, nullptr, begun});
-        ++left_[slot(one.frame)];
-        measured_.sent[send.transfer] += tensor.bytes();
+        MPI_Isend(tensor.data, static_cast<int>(tensor.bytes()), MPI_BYTE, send.receiver, send.transfer + 1,
+                  MPI_COMM_WORLD, &request);
+        add_request(request, {Request::send, event.frame, event.send, nullptr, start});
+        ++open_requests_[buffer_index(event.frame)];
+        times_.sent_bytes[send.transfer] += tensor.bytes();
     }
 
-    // The last step of a frame was played.
-    void end(std::size_t frame) {
-        played_[slot(frame)] = true;
-        if (left_[slot(frame)] == 0) ++finished_;
-        for (std::size_t i = 0; ends_ && i < flow_.starters.size(); ++i) {
-            if (flow_.starters[i] == self_) {
-                const auto place = std::find(flow_.enders.begin(), flow_.enders.end(), self_) - flow_.enders.begin();
-                note_done(static_cast<std::size_t>(place), frame);
+    // Handles a frame whose last step has been executed; a sink tells all sources.
+    void finish_frame(std::size_t frame) {
+        is_executed_[buffer_index(frame)] = true;
+        if (open_requests_[buffer_index(frame)] == 0) ++finished_;
+        for (std::size_t i = 0; is_sink_ && i < flow_.sources.size(); ++i) {
+            if (flow_.sources[i] == self_) {
+                const auto sink = std::find(flow_.sinks.begin(), flow_.sinks.end(), self_) - flow_.sinks.begin();
+                record_frame_done(static_cast<std::size_t>(sink), frame);
                 continue;
             }
             MPI_Request request;
-            const auto word = std::make_shared<std::uint64_t>(frame);
-            MPI_Isend(word.get(), 1, MPI_UINT64_T, flow_.starters[i], DONE, MPI_COMM_WORLD, &request);
-            add(request, {What::done_out, frame, i, word});
+            const auto payload = std::make_shared<std::uint64_t>(frame);
+            MPI_Isend(payload.get(), 1, MPI_UINT64_T, flow_.sources[i], FRAME_DONE_TAG, MPI_COMM_WORLD, &request);
+            add_request(request, {Request::send_done, frame, i, payload});
         }
     }
 
-    void await_done(std::size_t ender) {
-        if (flow_.enders[ender] == self_ || done_[ender] == flow_.frames) return;
+    void await_frame_done(std::size_t sink) {
+        if (flow_.sinks[sink] == self_ || done_counts_[sink] == flow_.frames) return;
         MPI_Request request;
-        MPI_Irecv(&heard_[ender], 1, MPI_UINT64_T, flow_.enders[ender], DONE, MPI_COMM_WORLD, &request);
-        add(request, {What::done_in, 0, ender});
+        MPI_Irecv(&done_messages_[sink], 1, MPI_UINT64_T, flow_.sinks[sink], FRAME_DONE_TAG, MPI_COMM_WORLD, &request);
+        add_request(request, {Request::receive_done, 0, sink});
     }
 
-    void note_done(std::size_t ender, std::size_t frame) {
-        ++done_[ender];
-        if (++enders_done_[frame] < flow_.enders.size()) return;
-        enders_done_.erase(frame);
-        ++all_done_;
-        if (!leads()) return;
-        measured_.frames[frame] = since(starts_at_[frame]);
-        total_ = since(starts_at_.front());
+    void record_frame_done(std::size_t sink, std::size_t frame) {
+        ++done_counts_[sink];
+        if (++done_sinks_[frame] < flow_.sinks.size()) return;
+        done_sinks_.erase(frame);
+        ++done_frames_;
+        if (!is_first_source()) return;
+        times_.frames[frame] = seconds_since(frame_starts_[frame]);
+        total_ = seconds_since(frame_starts_.front());
     }
 
-    // Looks what has been received and sent.
-    bool test() {
-        if (requests_.empty()) return false;
-        places_.resize(requests_.size());
+    // Handles all completed requests; returns true if there were any.
+    bool poll_requests() {
+        if (mpi_requests_.empty()) return false;
+        completed_indices_.resize(mpi_requests_.size());
         int count = 0;
-        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, places_.data(), MPI_STATUSES_IGNORE);
+        MPI_Testsome(static_cast<int>(mpi_requests_.size()), mpi_requests_.data(), &count, completed_indices_.data(),
+                     MPI_STATUSES_IGNORE);
         if (count <= 0) return false;
-        std::sort(places_.begin(), places_.begin() + count);
-        std::vector<What> complete;
-        for (int i = count; i-- > 0;) {  // from the end, so that the places before stay right
-            const auto place = static_cast<std::size_t>(places_[static_cast<std::size_t>(i)]);
-            complete.push_back(what_[place]);
-            what_[place] = what_.back();
-            requests_[place] = requests_.back();
-            what_.pop_back();
+        std::sort(completed_indices_.begin(), completed_indices_.begin() + count);
+        std::vector<Request> completed;
+        for (int i = count; i-- > 0;) {  // from the end, so that the remaining indices stay valid
+            const auto index = static_cast<std::size_t>(completed_indices_[static_cast<std::size_t>(i)]);
+            completed.push_back(requests_[index]);
+            requests_[index] = requests_.back();
+            mpi_requests_[index] = mpi_requests_.back();
             requests_.pop_back();
+            mpi_requests_.pop_back();
         }
-        for (const auto& one : complete) handle(one);
+        for (const auto& request : completed) handle_completed(request);
         return true;
     }
 
-    void handle(const What& one) {
-        if (one.kind == What::done_in) {
-            note_done(one.index, heard_[one.index]);
-            await_done(one.index);
-        } else if (one.kind == What::receive || one.kind == What::send) {
-            if (one.kind == What::receive) player_.arrived(one.frame, one.index);
-            if (one.kind == What::send) sent(one);
-            if (--left_[slot(one.frame)] == 0 && played_[slot(one.frame)]) ++finished_;
+    void handle_completed(const Request& request) {
+        if (request.kind == Request::receive_done) {
+            record_frame_done(request.index, done_messages_[request.index]);
+            await_frame_done(request.index);
+        } else if (request.kind == Request::receive || request.kind == Request::send) {
+            if (request.kind == Request::receive) executor_.receive_completed(request.frame, request.index);
+            if (request.kind == Request::send) record_sent(request);
+            const auto index = buffer_index(request.frame);
+            if (--open_requests_[index] == 0 && is_executed_[index]) ++finished_;
         }
     }
 
-    void sent(const What& one) {
-        if (--sending_ == 0) measured_.send += since(sending_since_);
-        if (one.frame + 1 < flow_.frames) return;
-        const auto transfer = role(one.frame).sends[one.index].transfer;
-        measured_.spans.push_back({"send", transfer, one.frame, one.since, Clock::now()});
+    void record_sent(const Request& request) {
+        if (--open_sends_ == 0) times_.send += seconds_since(sending_start_);
+        if (request.frame + 1 < flow_.frames) return;
+        const auto transfer = get_role(request.frame).sends[request.index].transfer;
+        times_.timeline.push_back({"send", transfer, request.frame, request.start, Clock::now()});
     }
 
-    // How long to wait for news of the player before looking for messages again.
-    microseconds patience() {
-        if (requests_.empty()) return UNCONNECTED;
-        if (player_.busy()) {
-            const microseconds quarter{static_cast<microseconds::rep>(since(moved_) * 1e6 / 4)};
-            return std::min(std::max(quarter, OFTEN), SELDOM);
+    // Returns how long to wait for events of the executor before polling for messages again.
+    microseconds choose_timeout() {
+        if (mpi_requests_.empty()) return NO_REQUESTS_POLL;
+        if (executor_.is_busy()) {
+            const microseconds quarter{static_cast<microseconds::rep>(seconds_since(last_event_) * 1e6 / 4)};
+            return std::min(std::max(quarter, MIN_BUSY_POLL), MAX_BUSY_POLL);
         }
-        if (since(moved_) > EAGER_S) return IDLE;
+        if (seconds_since(last_event_) > SPIN_S) return IDLE_POLL;
         sched_yield();
         return microseconds{0};
     }
 
-    [[noreturn]] void overdue() {
+    [[noreturn]] void fail_overdue() {
         int peer = -1;
-        auto state = player_.state(peer);
-        if (state.empty() && starts_ && all_done_ < flow_.frames) {
-            const auto late = std::min_element(done_.begin(), done_.end()) - done_.begin();
-            state = "the outputs of frame " + std::to_string(all_done_) + " did not come in time";
-            peer = flow_.enders[static_cast<std::size_t>(late)];
+        auto state = executor_.describe_state(peer);
+        if (state.empty() && is_source_ && done_frames_ < flow_.frames) {
+            const auto slowest = std::min_element(done_counts_.begin(), done_counts_.end()) - done_counts_.begin();
+            state = "the outputs of frame " + std::to_string(done_frames_) + " did not arrive in time";
+            peer = flow_.sinks[static_cast<std::size_t>(slowest)];
         } else if (state.empty()) {
-            state = "what it sends was not received in time";
-            for (const auto& one : what_) peer = one.kind == What::send ? role(one.frame).sends[one.index].to : peer;
+            state = "a tensor that it sends was not received in time";
+            for (const auto& request : requests_) {
+                if (request.kind == Request::send) peer = get_role(request.frame).sends[request.index].receiver;
+            }
         }
         throw Error(state + " (" + std::to_string(finished_) + " of " + std::to_string(flow_.frames) +
                         " frames are done here): allow more time (--timeout)",
@@ -216,38 +224,40 @@ private:
     }
 
     const std::vector<Rank>& roles_;
-    const Flow& flow_;
-    std::vector<std::unique_ptr<Slot>>& slots_;
-    Player& player_;
+    const FrameFlow& flow_;
+    std::vector<std::unique_ptr<FrameBuffers>>& buffers_;
+    StepExecutor& executor_;
     int self_ = 0;
-    bool starts_ = false, ends_ = false;
-    std::vector<MPI_Request> requests_;
-    std::vector<What> what_;
-    std::vector<int> places_;
-    // Of each slot: receives and sends that are not complete, and whether its frame's last step was played.
-    std::vector<std::size_t> left_;
-    std::vector<bool> played_;
-    std::size_t begun_ = 0, finished_ = 0, sending_ = 0;
-    // Of each ender: how many frames it has done, and which it has told of last.
-    std::vector<std::size_t> done_;
-    std::vector<std::uint64_t> heard_;
-    // Of frames that some enders have done: how many have. With several roles frames end in any order.
-    std::map<std::size_t, std::size_t> enders_done_;
-    std::size_t all_done_ = 0;
-    std::vector<Clock::time_point> starts_at_;
-    Clock::time_point start_, moved_, sending_since_;
+    bool is_source_ = false, is_sink_ = false;
+    // Open requests, in two vectors with the same order, because MPI needs its own in one array.
+    std::vector<MPI_Request> mpi_requests_;
+    std::vector<Request> requests_;
+    std::vector<int> completed_indices_;
+    // For each FrameBuffers: the open receives and sends, and whether the frame's last step has been executed.
+    std::vector<std::size_t> open_requests_;
+    std::vector<bool> is_executed_;
+    std::size_t begun_ = 0, finished_ = 0, open_sends_ = 0;
+    // For each sink: the number of its finished frames, and the payload of its next message.
+    std::vector<std::size_t> done_counts_;
+    std::vector<std::uint64_t> done_messages_;
+    // For frames that some sinks have finished: how many. With several roles, frames finish in any order.
+    std::map<std::size_t, std::size_t> done_sinks_;
+    std::size_t done_frames_ = 0;
+    std::vector<Clock::time_point> frame_starts_;
+    Clock::time_point start_, last_event_, sending_start_;
     double total_ = 0;
-    Measured measured_;
+    ExchangeTimes times_;
 };
 
 }  // namespace
 
-Measured exchange(const std::vector<Rank>& roles, const Flow& flow, std::vector<std::unique_ptr<Slot>>& slots,
-                  Player& player, const std::atomic<bool>& stop) {
-    return Exchange(roles, flow, slots, player).run(stop);
+ExchangeTimes exchange(const std::vector<Rank>& roles, const FrameFlow& flow,
+                       std::vector<std::unique_ptr<FrameBuffers>>& buffers, StepExecutor& executor,
+                       const std::atomic<bool>& stop) {
+    return MessageExchange(roles, flow, buffers, executor).run(stop);
 }
 
-void barrier() {
+void wait_at_barrier() {
     MPI_Request request;
     MPI_Ibarrier(MPI_COMM_WORLD, &request);
     for (int done = 0; done == 0;) {

@@ -19,53 +19,54 @@
 namespace dicompiler {
 namespace {
 
-// Rows of pixels from the top, three bytes (red, green, blue) each.
+// Rows of pixels from top to bottom; a pixel is three bytes: red, green, blue.
 struct Pixels {
     std::size_t width = 0, height = 0;
     std::vector<unsigned char> bytes;
 };
 
-std::string ending(const std::string& path) {
+// Returns the file name's suffix in lower case, without the dot.
+std::string get_suffix(const std::string& path) {
     const auto dot = path.rfind('.');
-    auto found = dot == std::string::npos ? "" : path.substr(dot + 1);
-    std::transform(found.begin(), found.end(), found.begin(), [](unsigned char c) { return std::tolower(c); });
-    return found;
+    auto suffix = dot == std::string::npos ? "" : path.substr(dot + 1);
+    std::transform(suffix.begin(), suffix.end(), suffix.begin(), [](unsigned char c) { return std::tolower(c); });
+    return suffix;
 }
 
-// PPM and PGM with one byte per value (P6, P5).
+// Reads binary PPM (P6) and PGM (P5) with one byte per value.
 Pixels read_pnm(const std::string& bytes, const std::string& path) {
     std::istringstream stream(bytes);
     std::string magic, word;
-    std::vector<std::size_t> head;
+    std::vector<std::size_t> header;
     stream >> magic;
-    while (head.size() < 3 && stream >> word) {
+    while (header.size() < 3 && stream >> word) {
         if (word[0] == '#') {
             stream.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
         } else if (word.size() < 7 && word.find_first_not_of("0123456789") == std::string::npos) {
-            head.push_back(std::stoul(word));
+            header.push_back(std::stoul(word));
         } else {
             break;
         }
     }
     const std::size_t channels = magic == "P6" ? 3 : 1;
-    if ((magic != "P6" && magic != "P5") || head.size() < 3 || head[2] != 255 || head[0] == 0 || head[1] == 0) {
+    if ((magic != "P6" && magic != "P5") || header.size() < 3 || header[2] != 255 || header[0] == 0 || header[1] == 0) {
         throw Error(path + ": the image cannot be read: not a binary PPM or PGM with 255 levels");
     }
-    const auto start = static_cast<std::size_t>(stream.tellg()) + 1, size = head[0] * head[1];
+    const auto start = static_cast<std::size_t>(stream.tellg()) + 1, size = header[0] * header[1];
     if (bytes.size() < start || bytes.size() - start < size * channels) {
         throw Error(path + ": the image cannot be read: it is cut short");
     }
-    Pixels found{head[0], head[1], std::vector<unsigned char>(3 * size)};
+    Pixels pixels{header[0], header[1], std::vector<unsigned char>(3 * size)};
     for (std::size_t i = 0; i < 3 * size; ++i) {
-        found.bytes[i] = static_cast<unsigned char>(bytes[start + (channels == 3 ? i : i / 3)]);
+        pixels.bytes[i] = static_cast<unsigned char>(bytes[start + (channels == 3 ? i : i / 3)]);
     }
-    return found;
+    return pixels;
 }
 
 Pixels decode(const std::string& path) {
     const auto bytes = read_file(path);
-    const auto kind = ending(path);
-    if (kind == "ppm" || kind == "pgm") return read_pnm(bytes, path);
+    const auto suffix = get_suffix(path);
+    if (suffix == "ppm" || suffix == "pgm") return read_pnm(bytes, path);
 #ifdef DICOMPILER_STB
     if (bytes.size() > static_cast<std::size_t>(std::numeric_limits<int>::max())) {
         throw Error(path + ": the image cannot be read: it is over 2 GiB");
@@ -76,34 +77,35 @@ Pixels decode(const std::string& path) {
                               &width, &height, &channels, 3),
         stbi_image_free);
     if (data == nullptr) throw Error(path + ": the image cannot be read: " + stbi_failure_reason());
-    const auto wide = static_cast<std::size_t>(width), high = static_cast<std::size_t>(height);
-    return {wide, high, std::vector<unsigned char>(data.get(), data.get() + 3 * wide * high)};
+    const auto columns = static_cast<std::size_t>(width), rows = static_cast<std::size_t>(height);
+    return {columns, rows, std::vector<unsigned char>(data.get(), data.get() + 3 * columns * rows)};
 #else
     throw Error(path + ": this program was built without stb_image.h, which reads such images: install libstb-dev and "
                        "build it again, or convert the image to .ppm");
 #endif
 }
 
-// Where a row (or column) of the tensor lies between two of the image: the first one and the share of the second.
-struct Between {
+// The position of a row (or column) of the tensor between two of the image; `share`: the weight of the second one.
+struct Interpolation {
     std::size_t low, high;
     float share;
 };
 
-std::vector<Between> between(std::size_t from, std::size_t to) {
-    std::vector<Between> found(to);
-    for (std::size_t i = 0; i < to; ++i) {
-        // Centres of pixels lie on centres; beyond the outermost ones their values go on.
-        const double at = (static_cast<double>(i) + 0.5) * static_cast<double>(from) / static_cast<double>(to) - 0.5;
-        const double kept = std::min(std::max(at, 0.0), static_cast<double>(from - 1));
-        const auto low = static_cast<std::size_t>(kept);
-        found[i] = {low, std::min(low + 1, from - 1), static_cast<float>(kept - std::floor(kept))};
+std::vector<Interpolation> interpolate(std::size_t image_extent, std::size_t tensor_extent) {
+    std::vector<Interpolation> positions(tensor_extent);
+    for (std::size_t i = 0; i < tensor_extent; ++i) {
+        // Pixel centers are aligned. Positions beyond the outermost centers are clamped to them.
+        const double position = (static_cast<double>(i) + 0.5) * static_cast<double>(image_extent) /
+                                    static_cast<double>(tensor_extent) - 0.5;
+        const double clamped = std::min(std::max(position, 0.0), static_cast<double>(image_extent - 1));
+        const auto low = static_cast<std::size_t>(clamped);
+        positions[i] = {low, std::min(low + 1, image_extent - 1), static_cast<float>(clamped - std::floor(clamped))};
     }
-    return found;
+    return positions;
 }
 
-// The value of a channel of the tensor at a pixel of the image.
-float channel(const unsigned char* pixel, const std::string& order, std::size_t index) {
+// Returns the value of one of the tensor's channels at a pixel of the image.
+float get_channel(const unsigned char* pixel, const std::string& order, std::size_t index) {
     if (order == "GRAY") {
         return 0.299F * static_cast<float>(pixel[0]) + 0.587F * static_cast<float>(pixel[1]) +
                0.114F * static_cast<float>(pixel[2]);
@@ -114,19 +116,21 @@ float channel(const unsigned char* pixel, const std::string& order, std::size_t 
 }  // namespace
 
 bool is_image(const std::string& path) {
-    const auto kind = ending(path);
-    return kind == "jpg" || kind == "jpeg" || kind == "png" || kind == "bmp" || kind == "ppm" || kind == "pgm";
+    const auto suffix = get_suffix(path);
+    return suffix == "jpg" || suffix == "jpeg" || suffix == "png" || suffix == "bmp" || suffix == "ppm" ||
+           suffix == "pgm";
 }
 
-Array read_image(const std::string& path, const Shape& shape, const Preprocessing& preprocessing) {
+Array read_image(const std::string& path, const Shape& shape, const ImagePreprocessing& preprocessing) {
     const auto pixels = decode(path);
     const auto channels = static_cast<std::size_t>(shape[1]);
     const auto height = static_cast<std::size_t>(shape[2]), width = static_cast<std::size_t>(shape[3]);
-    const auto rows = between(pixels.height, height), columns = between(pixels.width, width);
-    Array array{"<f4", shape, allocate(4 * count(shape)), 4 * count(shape)};
+    const auto rows = interpolate(pixels.height, height), columns = interpolate(pixels.width, width);
+    const auto bytes = 4 * count_elements(shape);
+    Array array{"<f4", shape, allocate(bytes), bytes};
     auto* out = static_cast<float*>(array.data.get());
     const auto value = [&](std::size_t c, std::size_t y, std::size_t x) {
-        return channel(&pixels.bytes[3 * (y * pixels.width + x)], preprocessing.order, c);
+        return get_channel(&pixels.bytes[3 * (y * pixels.width + x)], preprocessing.order, c);
     };
     for (std::size_t c = 0; c < channels; ++c) {
         const float mean = preprocessing.mean[preprocessing.mean.size() > 1 ? c : 0];
@@ -138,10 +142,11 @@ Array read_image(const std::string& path, const Shape& shape, const Preprocessin
             for (std::size_t x = 0; x < width; ++x) {
                 const auto& row = rows[y];
                 const auto& column = columns[x];
-                const auto across = [&](std::size_t at) {
-                    return value(c, at, column.low) * (1 - column.share) + value(c, at, column.high) * column.share;
+                const auto interpolate_row = [&](std::size_t image_row) {
+                    return value(c, image_row, column.low) * (1 - column.share) +
+                           value(c, image_row, column.high) * column.share;
                 };
-                const float pixel = across(row.low) * (1 - row.share) + across(row.high) * row.share;
+                const float pixel = interpolate_row(row.low) * (1 - row.share) + interpolate_row(row.high) * row.share;
                 out[(c * height + y) * width + x] = (pixel - mean) * scale;
             }
         }

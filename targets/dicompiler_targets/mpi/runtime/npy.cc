@@ -11,116 +11,117 @@ namespace {
 
 const std::string MAGIC = "\x93NUMPY";
 
-// A little-endian number of `size` bytes at `at`.
-std::uint64_t number(const std::string& bytes, std::size_t at, std::size_t size, const std::string& place) {
-    if (at > bytes.size() || size > bytes.size() - at) throw Error(place + ": the file is cut short");
-    std::uint64_t found = 0;
-    for (std::size_t i = size; i-- > 0;) found = found << 8U | static_cast<unsigned char>(bytes[at + i]);
-    return found;
+// In this file, `place` names the file (and the member of the archive) in error messages.
+
+// Reads a little-endian integer of `size` bytes at `offset`.
+std::uint64_t read_integer(const std::string& bytes, std::size_t offset, std::size_t size, const std::string& place) {
+    if (offset > bytes.size() || size > bytes.size() - offset) throw Error(place + ": the file is cut short");
+    std::uint64_t value = 0;
+    for (std::size_t i = size; i-- > 0;) value = value << 8U | static_cast<unsigned char>(bytes[offset + i]);
+    return value;
 }
 
-std::string part(const std::string& bytes, std::size_t at, std::size_t size, const std::string& place) {
-    if (at > bytes.size() || size > bytes.size() - at) throw Error(place + ": the file is cut short");
-    return bytes.substr(at, size);
+std::string read_part(const std::string& bytes, std::size_t offset, std::size_t size, const std::string& place) {
+    if (offset > bytes.size() || size > bytes.size() - offset) throw Error(place + ": the file is cut short");
+    return bytes.substr(offset, size);
 }
 
-// What stands behind `key` in the header, which is the text of a Python dictionary, up to `end`.
-std::string entry(const std::string& header, const std::string& key, char end, const std::string& place) {
+// Returns the text between `key` and `end` in the header, which is a Python dictionary as text.
+std::string find_entry(const std::string& header, const std::string& key, char end, const std::string& place) {
     const auto found = header.find("'" + key + "':");
     const auto start = found == std::string::npos ? found : header.find_first_not_of(' ', found + key.size() + 3);
     const auto stop = start == std::string::npos ? start : header.find(end, start + 1);
-    if (stop == std::string::npos) throw Error(place + ": it holds no plain array");
+    if (stop == std::string::npos) throw Error(place + ": it does not hold a plain array");
     return header.substr(start, stop - start);
 }
 
-// "(1, 3" as numbers.
-Shape parse_shape(const std::string& digits, const std::string& place) {
+// Parses "(1, 3".
+Shape parse_shape(const std::string& text, const std::string& place) {
     Shape shape;
-    for (std::size_t at = digits.find_first_of("0123456789"); at != std::string::npos;) {
-        const auto stop = std::min(digits.find_first_not_of("0123456789", at), digits.size());
-        if (stop - at > 15) throw Error(place + ": its shape is too large");
-        shape.push_back(std::stoll(digits.substr(at, stop - at)));
-        at = digits.find_first_of("0123456789", stop);
+    for (std::size_t start = text.find_first_of("0123456789"); start != std::string::npos;) {
+        const auto stop = std::min(text.find_first_not_of("0123456789", start), text.size());
+        if (stop - start > 15) throw Error(place + ": its shape is too large");
+        shape.push_back(std::stoll(text.substr(start, stop - start)));
+        start = text.find_first_of("0123456789", stop);
     }
     return shape;
 }
 
-std::size_t item_size(const std::string& type, const std::string& place) {
+std::size_t get_item_size(const std::string& type, const std::string& place) {
     const auto digits = type.size() > 2 ? type.substr(2) : "";
     if (digits.empty() || digits.size() > 3 || digits.find_first_not_of("0123456789") != std::string::npos ||
         std::string("OSU").find(type[1]) != std::string::npos) {
-        throw Error(place + ": elements of type " + type + " are no numbers");
+        throw Error(place + ": elements of type " + type + " are not numbers");
     }
     if (type[0] == '>') throw Error(place + ": it is big-endian: write it with astype(dtype.newbyteorder('<'))");
     return static_cast<std::size_t>(std::stoul(digits));
 }
 
-// The array in the text of an .npy file.
 Array parse_npy(const std::string& bytes, const std::string& place) {
-    if (bytes.compare(0, MAGIC.size(), MAGIC) != 0) throw Error(place + ": not a file of numpy's (.npy)");
-    const std::size_t wide = number(bytes, 6, 1, place) > 1 ? 4 : 2;
-    const auto length = static_cast<std::size_t>(number(bytes, 8, wide, place));
-    const auto header = part(bytes, 8 + wide, length, place);
+    if (bytes.compare(0, MAGIC.size(), MAGIC) != 0) throw Error(place + ": not a numpy file (.npy)");
+    const std::size_t length_bytes = read_integer(bytes, 6, 1, place) > 1 ? 4 : 2;
+    const auto length = static_cast<std::size_t>(read_integer(bytes, 8, length_bytes, place));
+    const auto header = read_part(bytes, 8 + length_bytes, length, place);
     Array array;
-    // The type is a text in quotes; of arrays with fields it is a list.
-    array.type = entry(header, "descr", ',', place).substr(1);
+    // The type is a string in quotes; for arrays with fields it is a list.
+    array.type = find_entry(header, "descr", ',', place).substr(1);
     array.type = array.type.substr(0, array.type.find('\''));
-    array.shape = parse_shape(entry(header, "shape", ')', place), place);
-    if (entry(header, "fortran_order", ',', place) != "False" && array.shape.size() > 1) {
+    array.shape = parse_shape(find_entry(header, "shape", ')', place), place);
+    if (find_entry(header, "fortran_order", ',', place) != "False" && array.shape.size() > 1) {
         throw Error(place + ": it is in Fortran order: write it with numpy.ascontiguousarray");
     }
-    array.bytes = item_size(array.type, place) * count(array.shape);
-    const auto start = 8 + wide + length;
+    array.bytes = get_item_size(array.type, place) * count_elements(array.shape);
+    const auto start = 8 + length_bytes + length;
     if (bytes.size() - start < array.bytes) throw Error(place + ": the file is cut short");
     array.data = allocate(array.bytes);
     std::memcpy(array.data.get(), bytes.data() + start, array.bytes);
     return array;
 }
 
-// A member of a zip archive, as its directory describes it.
+// An entry of a zip archive's central directory.
 struct Member {
     std::string name;
-    std::uint64_t method, packed, size, offset;
+    std::uint64_t method, packed_size, size, offset;
 };
 
-// Sizes over 4 GiB stand in the extra field of zip64, in this order.
-void widen(Member& member, const std::string& extra, const std::string& place) {
-    for (std::size_t at = 0; at + 4 <= extra.size();) {
-        const auto kind = number(extra, at, 2, place);
-        const auto length = static_cast<std::size_t>(number(extra, at + 2, 2, place));
+// Replaces sizes over 4 GiB by those of the zip64 extra field, which lists them in this order.
+void apply_zip64(Member& member, const std::string& extra, const std::string& place) {
+    for (std::size_t offset = 0; offset + 4 <= extra.size();) {
+        const auto kind = read_integer(extra, offset, 2, place);
+        const auto length = static_cast<std::size_t>(read_integer(extra, offset + 2, 2, place));
         if (kind == 1) {
-            std::size_t value = at + 4;
-            for (auto* field : {&member.size, &member.packed, &member.offset}) {
+            std::size_t value = offset + 4;
+            for (auto* field : {&member.size, &member.packed_size, &member.offset}) {
                 if (*field != 0xffffffffU) continue;
-                *field = number(extra, value, 8, place);
+                *field = read_integer(extra, value, 8, place);
                 value += 8;
             }
         }
-        at += 4 + length;
+        offset += 4 + length;
     }
 }
 
-std::vector<Member> directory(const std::string& bytes, const std::string& place) {
+std::vector<Member> read_directory(const std::string& bytes, const std::string& place) {
     const auto end = bytes.rfind("PK\x05\x06");
     if (end == std::string::npos) throw Error(place + ": not an .npz file: write it with numpy.savez");
-    auto entries = number(bytes, end + 10, 2, place);
-    auto at = static_cast<std::size_t>(number(bytes, end + 16, 4, place));
-    const auto wide = bytes.rfind("PK\x06\x06", end);
-    if (at == 0xffffffffU && wide != std::string::npos) {
-        entries = number(bytes, wide + 32, 8, place);
-        at = static_cast<std::size_t>(number(bytes, wide + 48, 8, place));
+    auto count = read_integer(bytes, end + 10, 2, place);
+    auto offset = static_cast<std::size_t>(read_integer(bytes, end + 16, 4, place));
+    const auto zip64_end = bytes.rfind("PK\x06\x06", end);
+    if (offset == 0xffffffffU && zip64_end != std::string::npos) {
+        count = read_integer(bytes, zip64_end + 32, 8, place);
+        offset = static_cast<std::size_t>(read_integer(bytes, zip64_end + 48, 8, place));
     }
     std::vector<Member> members;
-    for (std::uint64_t i = 0; i < entries; ++i) {
-        const auto name = static_cast<std::size_t>(number(bytes, at + 28, 2, place));
-        const auto extra = static_cast<std::size_t>(number(bytes, at + 30, 2, place));
-        const auto comment = static_cast<std::size_t>(number(bytes, at + 32, 2, place));
-        Member member{part(bytes, at + 46, name, place), number(bytes, at + 10, 2, place),
-                      number(bytes, at + 20, 4, place), number(bytes, at + 24, 4, place),
-                      number(bytes, at + 42, 4, place)};
-        widen(member, part(bytes, at + 46 + name, extra, place), place);
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const auto name_size = static_cast<std::size_t>(read_integer(bytes, offset + 28, 2, place));
+        const auto extra_size = static_cast<std::size_t>(read_integer(bytes, offset + 30, 2, place));
+        const auto comment_size = static_cast<std::size_t>(read_integer(bytes, offset + 32, 2, place));
+        Member member{read_part(bytes, offset + 46, name_size, place), read_integer(bytes, offset + 10, 2, place),
+                      read_integer(bytes, offset + 20, 4, place), read_integer(bytes, offset + 24, 4, place),
+                      read_integer(bytes, offset + 42, 4, place)};
+        apply_zip64(member, read_part(bytes, offset + 46 + name_size, extra_size, place), place);
         members.push_back(member);
-        at += 46 + name + extra + comment;
+        offset += 46 + name_size + extra_size + comment_size;
     }
     return members;
 }
@@ -128,10 +129,10 @@ std::vector<Member> directory(const std::string& bytes, const std::string& place
 }  // namespace
 
 std::shared_ptr<void> allocate(std::size_t bytes) {
-    const auto rounded = (bytes / ALIGN + 1) * ALIGN;
-    void* found = std::aligned_alloc(ALIGN, rounded);
-    if (found == nullptr) throw Error("no memory is left for " + std::to_string(bytes) + " bytes");
-    return {found, std::free};
+    const auto rounded = (bytes / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES;
+    void* memory = std::aligned_alloc(ALIGNMENT_BYTES, rounded);
+    if (memory == nullptr) throw Error("there is not enough memory for " + std::to_string(bytes) + " bytes");
+    return {memory, std::free};
 }
 
 std::string read_file(const std::string& path) {
@@ -148,26 +149,28 @@ Array read_npy(const std::string& path) { return parse_npy(read_file(path), path
 
 std::map<std::string, Array> read_npz(const std::string& path) {
     const auto bytes = read_file(path);
-    std::map<std::string, Array> found;
-    for (const auto& member : directory(bytes, path)) {
+    std::map<std::string, Array> arrays;
+    for (const auto& member : read_directory(bytes, path)) {
         const auto place = path + ": '" + member.name + "'";
         if (member.method != 0) throw Error(place + " is compressed: write the file with numpy.savez");
-        const auto at = static_cast<std::size_t>(member.offset);
-        const auto start = at + 30 + static_cast<std::size_t>(number(bytes, at + 26, 2, place)) +
-                           static_cast<std::size_t>(number(bytes, at + 28, 2, place));
+        const auto offset = static_cast<std::size_t>(member.offset);
+        const auto start = offset + 30 + static_cast<std::size_t>(read_integer(bytes, offset + 26, 2, place)) +
+                           static_cast<std::size_t>(read_integer(bytes, offset + 28, 2, place));
         const auto stem = member.name.size() > 4 ? member.name.size() - 4 : 0;
-        if (member.name.substr(stem) != ".npy") throw Error(place + " is no array: write the file with numpy.savez");
-        found[member.name.substr(0, stem)] =
-            parse_npy(part(bytes, start, static_cast<std::size_t>(member.size), place), place);
+        if (member.name.substr(stem) != ".npy") {
+            throw Error(place + " is not an array: write the file with numpy.savez");
+        }
+        arrays[member.name.substr(0, stem)] =
+            parse_npy(read_part(bytes, start, static_cast<std::size_t>(member.size), place), place);
     }
-    return found;
+    return arrays;
 }
 
 void write_npy(const std::string& path, const Tensor& tensor) {
     std::string header = "{'descr': '" + numpy_name(tensor.type) + "', 'fortran_order': False, 'shape': " +
-                         text(tensor.shape) + ", }";
-    // The data starts at a multiple of 64; ten bytes stand before the header.
-    header += std::string(ALIGN - 1 - (10 + header.size()) % ALIGN, ' ') + "\n";
+                         to_string(tensor.shape) + ", }";
+    // The data starts at a multiple of the alignment; ten bytes precede the header.
+    header += std::string(ALIGNMENT_BYTES - 1 - (10 + header.size()) % ALIGNMENT_BYTES, ' ') + "\n";
     if (header.size() > 0xffff) throw Error(path + ": its shape has too many axes");
     const std::string size{static_cast<char>(header.size() & 0xffU), static_cast<char>(header.size() >> 8U)};
     std::ofstream file(path, std::ios::binary);

@@ -1,4 +1,4 @@
-// numpy's files: .npy and uncompressed .npz go in, .npy come out.
+// Reads numpy's .npy files and uncompressed .npz files, and writes .npy files.
 #pragma once
 
 #include <map>
@@ -8,7 +8,7 @@
 
 namespace dicompiler {
 
-// What a file holds: elements in C order. `type`: numpy's name, such as "<f4".
+// An array from a file, in C order. `type`: numpy's name, such as "<f4".
 struct Array {
     std::string type;
     Shape shape;
@@ -16,14 +16,14 @@ struct Array {
     std::size_t bytes = 0;
 };
 
-constexpr std::size_t ALIGN = 64;
-// Memory of so many bytes, at least one, that starts at a multiple of ALIGN.
+constexpr std::size_t ALIGNMENT_BYTES = 64;
+// Allocates at least `bytes` bytes, and at least one, that start at a multiple of ALIGNMENT_BYTES.
 std::shared_ptr<void> allocate(std::size_t bytes);
 
-// The file's bytes. Errors name the file.
+// Reads a whole file. Throws Error that names the file, as all functions here do.
 std::string read_file(const std::string& path);
 Array read_npy(const std::string& path);
-// The arrays by name, as numpy.savez writes them.
+// Reads the arrays of a file by numpy.savez, by name.
 std::map<std::string, Array> read_npz(const std::string& path);
 void write_npy(const std::string& path, const Tensor& tensor);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 
 #include "tensor.hpp"
 
@@ -9,39 +10,39 @@ namespace dicompiler {
 
 const char* const USAGE =
     "usage: mpirun -n RANKS PROGRAM [options]\n"
-    "  --inputs PATH     an .npz, .npy or image file, or a directory of them: a frame each, in the order of names\n"
-    "  --outputs DIR     write the outputs there as .npy, below the name of the device that has them\n"
-    "  --frames N        how many; default: as many as there are input files\n"
-    "  --in-flight N     frames on their way at once; default: three for each rank\n"
-    "  --keep N          write the outputs of the first N frames only\n"
-    "  --threads N       at most so many threads for a rank\n"
-    "  --pin             each rank keeps to its share of this host's processors\n"
-    "  --timeout S       seconds for all frames\n"
-    "  --least S,S,…     seconds that a call of each segment takes at least: emulation\n"
-    "  --roles FIRST,N   play these of each rank's functions: those for a loss\n"
-    "  --partial         leave outputs in DIR/.NAME.part where the run fails\n"
-    "  --data DIR        where the devices' directories are; default: the working directory\n"
-    "Prints a JSON object: for each rank the seconds that it computed, waited and sent, its memory and its bytes.\n";
+    "  --inputs PATH       an .npz, .npy or image file, or a directory of them: one frame each, sorted by name\n"
+    "  --outputs DIR       write the outputs to DIR/DEVICE as .npy files\n"
+    "  --frames N          number of frames; default: one for each input file\n"
+    "  --in-flight N       maximum number of frames in flight; default: three for each rank\n"
+    "  --kept-frames N     write the outputs of the first N frames only\n"
+    "  --threads N         maximum number of threads of a rank\n"
+    "  --pin               pin each rank to its share of this host's cores\n"
+    "  --timeout S         seconds for all frames\n"
+    "  --min-seconds S,S,… minimum duration of a call of each segment in seconds, for emulation\n"
+    "  --roles FIRST,N     use these functions of each rank: those for a failure\n"
+    "  --partial           if the run fails, leave the outputs in DIR/.DEVICE.part\n"
+    "  --data DIR          the directory with the devices' directories; default: the working directory\n"
+    "Prints a JSON object with each rank's times (computing, waiting, sending), peak memory and sent bytes.\n";
 
 namespace {
 
-double parse_number(const std::string& option, const std::string& text, double least, double most) {
+double parse_number(const std::string& option, const std::string& text, double min, double max) {
     char* end = nullptr;
-    const double found = std::strtod(text.c_str(), &end);
-    if (text.empty() || *end != '\0' || !(found >= least && found <= most)) {
+    const double value = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0' || !(value >= min && value <= max)) {
         throw Error("option " + option + " cannot be '" + text + "'");
     }
-    return found;
+    return value;
 }
 
 std::vector<double> parse_numbers(const std::string& option, const std::string& text) {
-    std::vector<double> found;
-    for (std::size_t at = 0; at <= text.size();) {
-        const auto end = std::min(text.find(',', at), text.size());
-        found.push_back(parse_number(option, text.substr(at, end - at), 0, 1e9));
-        at = end + 1;
+    std::vector<double> values;
+    for (std::size_t start = 0; start <= text.size();) {
+        const auto end = std::min(text.find(',', start), text.size());
+        values.push_back(parse_number(option, text.substr(start, end - start), 0, 1e9));
+        start = end + 1;
     }
-    return found;
+    return values;
 }
 
 }  // namespace
@@ -58,11 +59,11 @@ Options parse_options(int argc, char** argv) {
             (name == "--pin" ? options.pin : options.partial) = true;
             continue;
         }
-        const std::string known[] = {"--inputs", "--outputs", "--frames",  "--in-flight", "--keep",
-                                     "--threads", "--timeout", "--least", "--data", "--roles"};
-        bool found = false;
-        for (const auto& one : known) found = found || one == name;
-        if (!found) throw Error("there is no option '" + name + "': see --help");
+        const std::string valued[] = {"--inputs", "--outputs", "--frames", "--in-flight", "--kept-frames",
+                                      "--threads", "--timeout", "--min-seconds", "--data", "--roles"};
+        if (std::find(std::begin(valued), std::end(valued), name) == std::end(valued)) {
+            throw Error("there is no option '" + name + "': see --help");
+        }
         if (i + 1 == argc) throw Error("option " + name + " needs a value");
         const std::string value = argv[++i];
         if (name == "--inputs") options.inputs = value;
@@ -70,16 +71,16 @@ Options parse_options(int argc, char** argv) {
         if (name == "--data") options.data = value;
         if (name == "--frames") options.frames = static_cast<std::size_t>(parse_number(name, value, 1, 1e7));
         if (name == "--in-flight") options.in_flight = static_cast<std::size_t>(parse_number(name, value, 1, 1024));
-        if (name == "--keep") options.keep = static_cast<std::size_t>(parse_number(name, value, 0, 1e7));
+        if (name == "--kept-frames") options.kept_frames = static_cast<std::size_t>(parse_number(name, value, 0, 1e7));
         if (name == "--threads") options.threads = static_cast<int>(parse_number(name, value, 1, 4096));
-        if (name == "--least") options.least = parse_numbers(name, value);
+        if (name == "--min-seconds") options.min_seconds = parse_numbers(name, value);
         if (name == "--roles") {
-            const auto both = parse_numbers(name, value);
-            if (both.size() != 2 || both[1] < 1) throw Error("option --roles cannot be '" + value + "'");
-            options.first_role = static_cast<std::size_t>(both[0]);
-            options.roles = static_cast<std::size_t>(both[1]);
+            const auto pair = parse_numbers(name, value);
+            if (pair.size() != 2 || pair[1] < 1) throw Error("option --roles cannot be '" + value + "'");
+            options.first_role = static_cast<std::size_t>(pair[0]);
+            options.roles = static_cast<std::size_t>(pair[1]);
         }
-        if (name == "--timeout") options.timeout = parse_number(name, value, 0, 1e9);
+        if (name == "--timeout") options.timeout_s = parse_number(name, value, 0, 1e9);
     }
     return options;
 }

@@ -1,4 +1,4 @@
-// The arguments of a program.
+// The command line of a generated program.
 #pragma once
 
 #include <cstddef>
@@ -9,20 +9,20 @@ namespace dicompiler {
 
 struct Options {
     std::string data = ".", inputs, outputs;
-    std::size_t frames = 0, in_flight = 0, keep = static_cast<std::size_t>(-1);
+    std::size_t frames = 0, in_flight = 0, kept_frames = static_cast<std::size_t>(-1);
     int threads = 0;
-    double timeout = 1e9;
-    // Seconds that a call of each segment takes at least; empty where nothing is held back.
-    std::vector<double> least;
-    // The functions of each rank that are played: the first one's place and how many; 0: those for no loss.
+    double timeout_s = 1e9;
+    // The minimum duration of each segment's call, in seconds. Empty: calls are not delayed.
+    std::vector<double> min_seconds;
+    // The roles of each rank that are used: the index of the first one and their number. 0: the regular ones.
     std::size_t first_role = 0, roles = 0;
     bool pin = false, help = false, partial = false;
 };
 
-// Throws Error for arguments that cannot be.
+// Throws Error for invalid arguments.
 Options parse_options(int argc, char** argv);
 
-// What `--help` prints.
+// The text that `--help` prints.
 extern const char* const USAGE;
 
 }  // namespace dicompiler

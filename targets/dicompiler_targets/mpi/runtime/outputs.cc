@@ -12,40 +12,41 @@ namespace fs = std::filesystem;
 
 }  // namespace
 
-Outputs::Outputs(const std::string& directory, const std::string& device, std::size_t keep, bool partial)
-    : keep_(keep), partial_(partial) {
+OutputWriter::OutputWriter(const std::string& directory, const std::string& device, std::size_t kept_frames,
+                           bool partial)
+    : kept_frames_(kept_frames), partial_(partial) {
     if (directory.empty()) return;
-    place_ = directory + "/" + device;
-    stage_ = directory + "/." + device + ".part";
+    directory_ = directory + "/" + device;
+    hidden_directory_ = directory + "/." + device + ".part";
     std::error_code code;
-    fs::remove_all(stage_, code);  // of a run that was killed
-    fs::create_directories(stage_, code);
-    if (code) throw Error(stage_ + ": cannot be written: " + code.message());
+    fs::remove_all(hidden_directory_, code);  // a killed run may have left it
+    fs::create_directories(hidden_directory_, code);
+    if (code) throw Error(hidden_directory_ + ": cannot be written: " + code.message());
 }
 
-Outputs::~Outputs() { discard(); }
+OutputWriter::~OutputWriter() { discard(); }
 
-void Outputs::write(std::size_t frame, const Tensor& tensor, const std::string& file) {
-    if (stage_.empty() || frame >= keep_) return;
-    if (tensor.type == Type::other) throw Error("output '" + tensor.name + "' is no tensor that .npy files can hold");
-    char head[32];
-    std::snprintf(head, sizeof head, "/frame%06zu_", frame);
-    write_npy(stage_ + head + file, tensor);
+void OutputWriter::write(std::size_t frame, const Tensor& tensor, const std::string& file) {
+    if (hidden_directory_.empty() || frame >= kept_frames_) return;
+    if (tensor.type == Type::other) throw Error("output '" + tensor.name + "' cannot be stored in an .npy file");
+    char prefix[32];
+    std::snprintf(prefix, sizeof prefix, "/frame%06zu_", frame);
+    write_npy(hidden_directory_ + prefix + file, tensor);
 }
 
-void Outputs::publish() {
-    if (stage_.empty()) return;
+void OutputWriter::publish() {
+    if (hidden_directory_.empty()) return;
     std::error_code code;
-    fs::remove_all(place_, code);
-    fs::rename(stage_, place_, code);
-    if (code) throw Error(place_ + ": cannot be written: " + code.message());
-    stage_.clear();
+    fs::remove_all(directory_, code);
+    fs::rename(hidden_directory_, directory_, code);
+    if (code) throw Error(directory_ + ": cannot be written: " + code.message());
+    hidden_directory_.clear();
 }
 
-void Outputs::discard() {
+void OutputWriter::discard() {
     std::error_code code;
-    if (!stage_.empty() && !partial_) fs::remove_all(stage_, code);
-    stage_.clear();
+    if (!hidden_directory_.empty() && !partial_) fs::remove_all(hidden_directory_, code);
+    hidden_directory_.clear();
 }
 
 }  // namespace dicompiler

@@ -1,4 +1,4 @@
-// Files of a run's outputs. They lie in a hidden directory until all ranks have done their part; else they go again.
+// Writes the outputs of a run. The files stay in a hidden directory until all ranks have finished.
 #pragma once
 
 #include <string>
@@ -7,23 +7,24 @@
 
 namespace dicompiler {
 
-class Outputs {
+class OutputWriter {
 public:
-    // `directory`: empty for none. `keep`: of how many frames. `partial`: what was written stays where frames fail.
-    Outputs(const std::string& directory, const std::string& device, std::size_t keep, bool partial);
-    ~Outputs();
-    Outputs(const Outputs&) = delete;
-    Outputs& operator=(const Outputs&) = delete;
+    // `directory`: empty to write nothing. `kept_frames`: the number of frames whose outputs are written. `partial`:
+    // keep the written files if the run fails.
+    OutputWriter(const std::string& directory, const std::string& device, std::size_t kept_frames, bool partial);
+    ~OutputWriter();
+    OutputWriter(const OutputWriter&) = delete;
+    OutputWriter& operator=(const OutputWriter&) = delete;
 
     void write(std::size_t frame, const Tensor& tensor, const std::string& file);
-    // Moves what was written to its place, <directory>/<device>, instead of what an earlier run has left there.
+    // Moves the files to <directory>/<device> and removes those of an earlier run there.
     void publish();
-    // Removes what was written, unless that is to stay.
+    // Removes the files, except for a writer with `partial`.
     void discard();
 
 private:
-    std::string place_, stage_;
-    std::size_t keep_;
+    std::string directory_, hidden_directory_;
+    std::size_t kept_frames_;
     bool partial_;
 };
 

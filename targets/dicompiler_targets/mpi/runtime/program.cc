@@ -7,26 +7,26 @@ Rank::Id Rank::input(std::size_t index, const std::string& name) {
     return inputs.back().tensor;
 }
 
-Rank::Id Rank::state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& from) {
-    states.push_back({index, tensor(name, type, shape), from});
+Rank::Id Rank::state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& start) {
+    states.push_back({index, tensor(name, type, shape), start});
     return states.back().tensor;
 }
 
-std::size_t Rank::place_of(Id state) const {
-    std::size_t place = 0;
-    while (states.at(place).tensor != state) ++place;
-    return place;
+std::size_t Rank::find_state(Id state) const {
+    std::size_t index = 0;
+    while (states.at(index).tensor != state) ++index;
+    return index;
 }
 
-void Rank::take(Id state) { steps.push_back({Step::take, place_of(state)}); }
+void Rank::load_state(Id state) { steps.push_back({Step::load_state, find_state(state)}); }
 
-void Rank::keep(Id tensor, Id state) {
-    steps.push_back({Step::keep, keeps.size()});
-    keeps.push_back({tensor, place_of(state)});
+void Rank::store_state(Id tensor, Id state) {
+    steps.push_back({Step::store_state, stores.size()});
+    stores.push_back({tensor, find_state(state)});
 }
 
-Rank::Id Rank::receive(int transfer, const std::string& name, Type type, const Shape& shape, int from) {
-    receives.push_back({transfer, tensor(name, type, shape), from});
+Rank::Id Rank::receive(int transfer, const std::string& name, Type type, const Shape& shape, int sender) {
+    receives.push_back({transfer, tensor(name, type, shape), sender});
     return receives.back().tensor;
 }
 
@@ -44,19 +44,19 @@ Rank::Id Rank::tensor(const std::string& name) {
     return tensors.size() - 1;
 }
 
-void Rank::run(const std::string& file, const std::vector<Id>& read, const std::vector<Id>& made) {
+void Rank::run(const std::string& file, const std::vector<Id>& inputs, const std::vector<Id>& outputs) {
     steps.push_back({Step::run, runs.size()});
-    runs.push_back({file, read, made, std::move(joins_), {}});
-    joins_.clear();
+    runs.push_back({file, inputs, outputs, std::move(pending_input_copies_), {}});
+    pending_input_copies_.clear();
 }
 
-void Rank::join(const Copy& copy) { joins_.push_back(copy); }
+void Rank::copy_input(const Copy& copy) { pending_input_copies_.push_back(copy); }
 
-void Rank::cut(const Copy& copy) { runs.back().cuts.push_back(copy); }
+void Rank::copy_output(const Copy& copy) { runs.back().output_copies.push_back(copy); }
 
-void Rank::send(int transfer, Id tensor, int to) {
+void Rank::send(int transfer, Id tensor, int receiver) {
     steps.push_back({Step::send, sends.size()});
-    sends.push_back({transfer, tensor, to});
+    sends.push_back({transfer, tensor, receiver});
 }
 
 void Rank::output(Id tensor, const std::string& file) {

@@ -11,51 +11,52 @@
 namespace dicompiler {
 namespace {
 
-std::string json(double value) {
+std::string to_json(double value) {
     char text[32];
     std::snprintf(text, sizeof text, "%.9g", value);
     return text;
 }
 
-std::string json(const std::vector<double>& values) {
+std::string to_json(const std::vector<double>& values) {
     std::string text;
-    for (const auto value : values) text += (text.empty() ? "" : ", ") + json(value);
+    for (const auto value : values) text += (text.empty() ? "" : ", ") + to_json(value);
     return "[" + text + "]";
 }
 
-double between(Clock::time_point start, Clock::time_point end) {
+double seconds_between(Clock::time_point start, Clock::time_point end) {
     return std::chrono::duration<double>(end - start).count();
 }
 
-// What is the same for all processes whose clocks are one: they run since the same start of a kernel.
-std::string clock_name() {
+// Returns an identifier of the running kernel. Processes with the same one share a clock.
+std::string get_boot_id() {
     std::ifstream file("/proc/sys/kernel/random/boot_id");
     std::string name;
     file >> name;
     return name;
 }
 
-// Entries [kind, index, frame, start, end], in seconds from `start`; so many at most that a report stays small.
-std::string json(const std::vector<Span>& spans, Clock::time_point start) {
-    constexpr std::size_t MOST = 10000;
+// Formats entries as [kind, index, frame, start, end], with seconds that count from `origin`. The number of entries is
+// limited to keep the report small.
+std::string to_json(const std::vector<TimelineEntry>& timeline, Clock::time_point origin) {
+    constexpr std::size_t MAX_ENTRIES = 10000;
     std::string text;
-    for (std::size_t i = 0; i < std::min(spans.size(), MOST); ++i) {
-        const auto& one = spans[i];
-        text += std::string(text.empty() ? "" : ", ") + "[\"" + one.kind + "\", " + std::to_string(one.index) + ", " +
-                std::to_string(one.frame) + ", " + json(between(start, one.start)) + ", " +
-                json(between(start, one.end)) + "]";
+    for (std::size_t i = 0; i < std::min(timeline.size(), MAX_ENTRIES); ++i) {
+        const auto& entry = timeline[i];
+        text += std::string(text.empty() ? "" : ", ") + "[\"" + entry.kind + "\", " + std::to_string(entry.index) +
+                ", " + std::to_string(entry.frame) + ", " + to_json(seconds_between(origin, entry.start)) + ", " +
+                to_json(seconds_between(origin, entry.end)) + "]";
     }
     return "[" + text + "]";
 }
 
-// Rank 0 is given the text of every rank, in order.
+// Gathers a text of each rank, in order, on rank 0.
 std::vector<std::string> gather(int rank, const std::string& own) {
     int count = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &count);
     const int length = static_cast<int>(own.size());
     std::vector<int> lengths(static_cast<std::size_t>(count)), starts(lengths.size());
     MPI_Gather(&length, 1, MPI_INT, lengths.data(), 1, MPI_INT, 0, MPI_COMM_WORLD);
-    std::vector<std::string> found;
+    std::vector<std::string> texts;
     std::string all;
     if (rank == 0) {
         for (std::size_t i = 1; i < starts.size(); ++i) starts[i] = starts[i - 1] + lengths[i - 1];
@@ -63,14 +64,14 @@ std::vector<std::string> gather(int rank, const std::string& own) {
     }
     MPI_Gatherv(own.data(), length, MPI_CHAR, &all[0], lengths.data(), starts.data(), MPI_CHAR, 0, MPI_COMM_WORLD);
     for (std::size_t i = 0; rank == 0 && i < starts.size(); ++i) {
-        found.push_back(all.substr(static_cast<std::size_t>(starts[i]), static_cast<std::size_t>(lengths[i])));
+        texts.push_back(all.substr(static_cast<std::size_t>(starts[i]), static_cast<std::size_t>(lengths[i])));
     }
-    return found;
+    return texts;
 }
 
 }  // namespace
 
-std::size_t memory_peak() {
+std::size_t get_peak_memory() {
     std::ifstream file("/proc/self/status");
     std::string word;
     std::size_t kilobytes = 0;
@@ -80,60 +81,64 @@ std::size_t memory_peak() {
     return 0;
 }
 
-Begun begun_at(int lead, const Measured& measured) {
-    const auto& begun = measured.begun;
-    auto name = clock_name();
-    name.resize(36, ' ');
-    const auto own = name;
+LeadTimes share_lead_times(int lead, const ExchangeTimes& exchange_times) {
+    const auto& frame_starts = exchange_times.frame_starts;
+    auto boot_id = get_boot_id();
+    boot_id.resize(36, ' ');
+    const auto own_boot_id = boot_id;
     using std::chrono::nanoseconds;
-    long long times[2] = {nanoseconds{measured.start.time_since_epoch()}.count(),
-                          begun.empty() ? 0 : nanoseconds{begun.back() - measured.start}.count()};
-    MPI_Bcast(&name[0], static_cast<int>(name.size()), MPI_CHAR, lead, MPI_COMM_WORLD);
+    long long times[2] = {nanoseconds{exchange_times.start.time_since_epoch()}.count(),
+                          frame_starts.empty() ? 0 : nanoseconds{frame_starts.back() - exchange_times.start}.count()};
+    MPI_Bcast(&boot_id[0], static_cast<int>(boot_id.size()), MPI_CHAR, lead, MPI_COMM_WORLD);
     MPI_Bcast(times, 2, MPI_LONG_LONG, lead, MPI_COMM_WORLD);
-    const auto first = name == own ? Clock::time_point{nanoseconds{times[0]}} : measured.start;
-    return {first, first + nanoseconds{times[1]}};
+    const auto start = boot_id == own_boot_id ? Clock::time_point{nanoseconds{times[0]}} : exchange_times.start;
+    return {start, start + nanoseconds{times[1]}};
 }
 
-std::string report(int rank, const Device& device, int threads, const Measured& measured, const Times& times,
-                   Clock::time_point last) {
+std::string make_report(int rank, const Device& device, int threads, const ExchangeTimes& exchange_times,
+                        const ExecutionTimes& execution_times, Clock::time_point last_frame) {
     std::string sent;
-    for (const auto& entry : measured.sent) {
+    for (const auto& entry : exchange_times.sent_bytes) {
         sent += (sent.empty() ? "\"" : ", \"") + std::to_string(entry.first) + "\": " + std::to_string(entry.second);
     }
-    auto spans = times.spans;
-    spans.insert(spans.end(), measured.spans.begin(), measured.spans.end());
-    const double compute = std::accumulate(times.segments.begin(), times.segments.end(), 0.0);
+    auto timeline = execution_times.timeline;
+    timeline.insert(timeline.end(), exchange_times.timeline.begin(), exchange_times.timeline.end());
+    const auto& segments = execution_times.segments;
+    const double compute = std::accumulate(segments.begin(), segments.end(), 0.0);
     return "{\"rank\": " + std::to_string(rank) + ", \"device\": \"" + device.name + "\", \"host\": \"" + device.host +
-           "\", \"threads\": " + std::to_string(threads) + ", \"compute_s\": " + json(compute) +
-           ", \"wait_s\": " + json(times.wait) + ", \"send_s\": " + json(measured.send) +
-           ", \"memory_peak\": " + std::to_string(memory_peak()) + ", \"segments\": " + json(times.segments) +
-           ", \"timeline\": " + json(spans, last) + ", \"sent\": {" + sent + "}}";
+           "\", \"threads\": " + std::to_string(threads) + ", \"compute_s\": " + to_json(compute) +
+           ", \"wait_s\": " + to_json(execution_times.wait) + ", \"send_s\": " + to_json(exchange_times.send) +
+           ", \"peak_memory_bytes\": " + std::to_string(get_peak_memory()) + ", \"segments_s\": " + to_json(segments) +
+           ", \"timeline\": " + to_json(timeline, last_frame) + ", \"sent_bytes\": {" + sent + "}}";
 }
 
-std::vector<double> waits(int rank, const Measured& measured, const Times& times, std::size_t frames, int lead,
-                          Clock::time_point first) {
-    std::vector<double> own(frames, std::numeric_limits<double>::infinity()), found(frames);
-    for (std::size_t i = 0; i < times.begun.size(); ++i) {
-        if (times.begun[i] != Clock::time_point{}) own[i] = between(first, times.begun[i]);
+std::vector<double> reduce_queue_waits(int rank, const ExchangeTimes& exchange_times,
+                                       const ExecutionTimes& execution_times, std::size_t frames, int lead,
+                                       Clock::time_point start) {
+    const auto& compute_starts = execution_times.compute_starts;
+    std::vector<double> own(frames, std::numeric_limits<double>::infinity()), waits(frames);
+    for (std::size_t i = 0; i < compute_starts.size(); ++i) {
+        if (compute_starts[i] != Clock::time_point{}) own[i] = seconds_between(start, compute_starts[i]);
     }
-    MPI_Reduce(own.data(), found.data(), static_cast<int>(frames), MPI_DOUBLE, MPI_MIN, lead, MPI_COMM_WORLD);
+    MPI_Reduce(own.data(), waits.data(), static_cast<int>(frames), MPI_DOUBLE, MPI_MIN, lead, MPI_COMM_WORLD);
     for (std::size_t i = 0; rank == lead && i < frames; ++i) {
-        const auto waited = found[i] - between(measured.start, measured.begun[i]);
-        found[i] = std::max(0.0, std::min(waited, measured.frames[i]));
+        const auto wait = waits[i] - seconds_between(exchange_times.start, exchange_times.frame_starts[i]);
+        waits[i] = std::max(0.0, std::min(wait, exchange_times.frames[i]));
     }
-    return found;
+    return waits;
 }
 
-void print_reports(int rank, const std::string& own, const Measured& measured, const std::vector<double>& waited,
-                   int lead) {
-    const auto ranks = gather(rank, own);
-    const auto times = "\"frames_s\": " + json(measured.frames) + ", \"waited_s\": " + json(waited) +
-                       ", \"total_s\": " + json(measured.total);
-    const auto frames = gather(rank, times);
+void print_reports(int rank, const std::string& report, const ExchangeTimes& exchange_times,
+                   const std::vector<double>& queue_waits, int lead) {
+    const auto reports = gather(rank, report);
+    const auto times = "\"frames_s\": " + to_json(exchange_times.frames) +
+                       ", \"queue_wait_s\": " + to_json(queue_waits) +
+                       ", \"total_s\": " + to_json(exchange_times.total);
+    const auto all_times = gather(rank, times);
     if (rank != 0) return;
     std::string text;
-    for (const auto& one : ranks) text += (text.empty() ? "" : ",\n ") + one;
-    std::printf("{\"ranks\": [\n %s],\n%s}\n", text.c_str(), frames[static_cast<std::size_t>(lead)].c_str());
+    for (const auto& entry : reports) text += (text.empty() ? "" : ",\n ") + entry;
+    std::printf("{\"ranks\": [\n %s],\n%s}\n", text.c_str(), all_times[static_cast<std::size_t>(lead)].c_str());
     std::fflush(stdout);
 }
 

@@ -1,31 +1,33 @@
-// What a rank measured, as JSON.
+// Reports each rank's measurements as JSON. The functions with MPI in their comment must be called by all ranks.
 #pragma once
 
 #include "exchange.hpp"
 
 namespace dicompiler {
 
-// The largest resident memory of this process in bytes; 0 where the system does not tell.
-std::size_t memory_peak();
+// Returns the peak resident memory of this process in bytes; 0 if the system does not report it.
+std::size_t get_peak_memory();
 
-// When rank `lead` began, and its last frame, by the clock of this one; to be called by all. Ranks begin at once, as far as
-// a barrier can tell; those of one kernel have one clock, which tells exactly.
-struct Begun {
-    Clock::time_point first, last;
+// When rank `lead` began, and when its last frame began, by this rank's clock.
+struct LeadTimes {
+    Clock::time_point start, last_frame;
 };
-Begun begun_at(int lead, const Measured& measured);
+// Broadcasts these times with MPI. Ranks on one kernel share a clock, so the times are exact for them. Other ranks use
+// their own start, because all ranks leave the same barrier.
+LeadTimes share_lead_times(int lead, const ExchangeTimes& exchange_times);
 
-// One rank as a JSON object; its timeline begins with the last frame.
-std::string report(int rank, const Device& device, int threads, const Measured& measured, const Times& times,
-                   Clock::time_point last);
+// Returns a rank's measurements as a JSON object. The times of its timeline count from `last_frame`.
+std::string make_report(int rank, const Device& device, int threads, const ExchangeTimes& exchange_times,
+                        const ExecutionTimes& execution_times, Clock::time_point last_frame);
 
-// Of each of so many frames the seconds from its beginning until some rank computed it, on rank `lead`, which began at
-// `first` by the clock of this one; to be called by all.
-std::vector<double> waits(int rank, const Measured& measured, const Times& times, std::size_t frames, int lead,
-                          Clock::time_point first);
+// Reduces with MPI, to rank `lead`: for each frame the seconds from its start until a rank began to compute it.
+// `start`: when rank `lead` began, by this rank's clock.
+std::vector<double> reduce_queue_waits(int rank, const ExchangeTimes& exchange_times,
+                                       const ExecutionTimes& execution_times, std::size_t frames, int lead,
+                                       Clock::time_point start);
 
-// All ranks' objects, printed by rank 0 as one; to be called by all. waited: see `waits`.
-void print_reports(int rank, const std::string& own, const Measured& measured, const std::vector<double>& waited,
-                   int lead);
+// Gathers the reports with MPI. Rank 0 prints them as one JSON object.
+void print_reports(int rank, const std::string& report, const ExchangeTimes& exchange_times,
+                   const std::vector<double>& queue_waits, int lead);
 
 }  // namespace dicompiler

@@ -1,4 +1,4 @@
-// A rank from its start to its end: checks, sessions, frames, report.
+// The life of a rank: checks, sessions, frames, report.
 #include <malloc.h>
 #include <mpi.h>
 #if __has_include(<mpi-ext.h>)
@@ -11,8 +11,8 @@
 #include <csignal>
 #include <cstdio>
 
-#include "digest.hpp"
 #include "exchange.hpp"
+#include "file_integrity.hpp"
 #include "options.hpp"
 #include "outputs.hpp"
 #include "report.hpp"
@@ -20,68 +20,70 @@
 namespace dicompiler {
 namespace {
 
-std::atomic<bool> stopped{false};
+std::atomic<bool> stop_requested{false};
 
-extern "C" void stop_by_signal(int) { stopped = true; }
+extern "C" void request_stop(int) { stop_requested = true; }
 
-// What messages call a rank.
-std::string title(const Program& program, int rank) {
+// Returns the name of a rank in messages.
+std::string describe_rank(const Program& program, int rank) {
     const auto& device = program.ranks[static_cast<std::size_t>(rank)];
     return "rank " + std::to_string(rank) + " (device '" + device.name + "' on host '" + device.host + "')";
 }
 
-// What a rank says that cannot go on. `after`: until it ends all others, which may tell as well.
-[[noreturn]] void give_up(const std::string& who, const std::string& why, std::chrono::milliseconds after) {
-    std::fprintf(stderr, "dicompiler: %s: %s\n", who.c_str(), why.c_str());
-    std::this_thread::sleep_for(after);
+// Prints the reason and ends all ranks after a delay, in which other ranks can print their own reasons.
+[[noreturn]] void abort_all(const std::string& rank, const std::string& reason, std::chrono::milliseconds delay) {
+    std::fprintf(stderr, "dicompiler: %s: %s\n", rank.c_str(), reason.c_str());
+    std::this_thread::sleep_for(delay);
     MPI_Abort(MPI_COMM_WORLD, 1);
     std::abort();
 }
 
-std::string suspicion(const Program& program, int rank) {
-    return rank < 0 ? "" : "; the cause may be " + title(program, rank);
+std::string describe_suspect(const Program& program, int rank) {
+    return rank < 0 ? "" : "; the cause may be " + describe_rank(program, rank);
 }
 
-// Which rank Open MPI knows to be lost; -1 where it knows of none. It does with ULFM, where that is asked for.
-int lost_rank() {
+// Returns the rank that Open MPI reports as failed, or -1. It reports failures only if ULFM is enabled.
+int find_failed_rank() {
     int rank = -1;
 #ifdef OMPI_HAVE_MPI_EXT_FTMPI
-    MPI_Group gone, all;
+    MPI_Group failed, all;
     int count = 0;
     const int first = 0;
-    if (MPIX_Comm_get_failed(MPI_COMM_WORLD, &gone) != MPI_SUCCESS) return rank;
-    MPI_Group_size(gone, &count);
+    if (MPIX_Comm_get_failed(MPI_COMM_WORLD, &failed) != MPI_SUCCESS) return rank;
+    MPI_Group_size(failed, &count);
     MPI_Comm_group(MPI_COMM_WORLD, &all);
-    if (count > 0) MPI_Group_translate_ranks(gone, 1, &first, all, &rank);
+    if (count > 0) MPI_Group_translate_ranks(failed, 1, &first, all, &rank);
 #endif
     return rank;
 }
 
-const Program* played = nullptr;  // of this process, for `fail`
+const Program* running_program = nullptr;  // for `handle_mpi_error`, whose arguments MPI defines
 
-// Called by MPI where a call of it fails.
-void fail(MPI_Comm*, int* code, ...) {
+// The error handler that MPI calls when one of its functions fails.
+void handle_mpi_error(MPI_Comm*, int* code, ...) {
     int self = 0, length = 0;
-    char words[MPI_MAX_ERROR_STRING] = "";
+    char message[MPI_MAX_ERROR_STRING] = "";
     MPI_Comm_rank(MPI_COMM_WORLD, &self);
-    MPI_Error_string(*code, words, &length);
-    const auto lost = lost_rank();
-    const auto why = lost < 0 ? words : "its connection to another rank was closed, which has ended";
-    give_up(title(*played, self), why + suspicion(*played, lost), std::chrono::milliseconds{300});
+    MPI_Error_string(*code, message, &length);
+    const auto failed = find_failed_rank();
+    const auto reason = failed < 0 ? message : "its connection to another rank was closed, which has ended";
+    abort_all(describe_rank(*running_program, self), reason + describe_suspect(*running_program, failed),
+              std::chrono::milliseconds{300});
 }
 
-void notice_failures(const Program& program) {
+void install_error_handler(const Program& program) {
     MPI_Errhandler handler;
-    played = &program;
-    MPI_Comm_create_errhandler(fail, &handler);
+    running_program = &program;
+    MPI_Comm_create_errhandler(handle_mpi_error, &handler);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
 }
 
-// The program with those of its functions that are to be played.
-Program chosen(Program program, const Options& options) {
+// Returns the program with only those roles that the options select.
+Program select_roles(Program program, const Options& options) {
     for (auto& rank : program.ranks) {
         const auto all = rank.roles.size();
-        const auto count = options.roles != 0 ? options.roles : program.turns != 0 ? program.turns : all;
+        const auto regular = program.regular_roles != 0 ? program.regular_roles : all;
+        const auto count = options.roles != 0 ? options.roles : regular;
         if (options.first_role + count > all) {
             throw Error("option --roles: there are " + std::to_string(all) + " functions");
         }
@@ -91,53 +93,53 @@ Program chosen(Program program, const Options& options) {
     return program;
 }
 
-// All ranks must hold parts of the same artifact, but those that stand for a lost one and hold nothing.
-void check_digests(const Program& program, const std::string& own) {
-    constexpr std::size_t SIZE = 64;
-    std::string all(SIZE * program.ranks.size(), ' ');
+// Checks that all ranks have files of the same artifact. Ranks that replace a failed one have no files.
+void check_artifact_digests(const Program& program, const std::string& own) {
+    constexpr std::size_t DIGEST_CHARS = 64;
+    std::string all(DIGEST_CHARS * program.ranks.size(), ' ');
     std::string padded = own;
-    padded.resize(SIZE, ' ');
-    MPI_Allgather(padded.data(), SIZE, MPI_CHAR, &all[0], SIZE, MPI_CHAR, MPI_COMM_WORLD);
+    padded.resize(DIGEST_CHARS, ' ');
+    MPI_Allgather(padded.data(), DIGEST_CHARS, MPI_CHAR, &all[0], DIGEST_CHARS, MPI_CHAR, MPI_COMM_WORLD);
     std::size_t first = 0;
     for (std::size_t i = 1; i < program.ranks.size(); ++i) {
-        if (all[i * SIZE] == ' ') continue;
+        if (all[i * DIGEST_CHARS] == ' ') continue;
         if (first == 0 && all[0] == ' ') first = i;
-        if (all.compare(i * SIZE, SIZE, all, first * SIZE, SIZE) != 0) {
-            throw Error("the files of " + title(program, static_cast<int>(i)) + " and of " +
-                        title(program, static_cast<int>(first)) +
+        if (all.compare(i * DIGEST_CHARS, DIGEST_CHARS, all, first * DIGEST_CHARS, DIGEST_CHARS) != 0) {
+            throw Error("the files of " + describe_rank(program, static_cast<int>(i)) + " and of " +
+                        describe_rank(program, static_cast<int>(first)) +
                         " are of different artifacts: copy the same one to both");
         }
     }
 }
 
-// Keeps to this rank's share of the processors that the ranks of this host may use.
-void pin() {
-    MPI_Comm here;
-    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
-    int place = 0, count = 1;
-    MPI_Comm_rank(here, &place);
-    MPI_Comm_size(here, &count);
-    MPI_Comm_free(&here);
+// Pins this rank to its share of the cores that the ranks of this host may use.
+void pin_to_cores() {
+    MPI_Comm host;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
+    int index = 0, count = 1;
+    MPI_Comm_rank(host, &index);
+    MPI_Comm_size(host, &count);
+    MPI_Comm_free(&host);
     cpu_set_t allowed, own;
     CPU_ZERO(&own);
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) throw Error("the system does not tell its processors");
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) throw Error("the system does not report its cores");
     std::vector<int> cores;
     for (int core = 0; core < CPU_SETSIZE; ++core) {
         if (CPU_ISSET(core, &allowed)) cores.push_back(core);
     }
     const int total = static_cast<int>(cores.size()), share = std::max(1, total / count);
-    for (int i = 0; i < share; ++i) CPU_SET(cores[static_cast<std::size_t>((place * share + i) % total)], &own);
-    if (sched_setaffinity(0, sizeof own, &own) != 0) throw Error("the system does not let this process be pinned");
+    for (int i = 0; i < share; ++i) CPU_SET(cores[static_cast<std::size_t>((index * share + i) % total)], &own);
+    if (sched_setaffinity(0, sizeof own, &own) != 0) throw Error("the system does not allow to pin this process");
 }
 
-// Loads the segments. Engines make and free copies of weights meanwhile: glibc would keep what is freed for good, once
-// it has seen large blocks come and go; so they are given back at once while this lasts, and kept from then on.
-// Roles share what they have in common.
-std::map<std::string, std::unique_ptr<Segment>> load(Engine& engine, const std::vector<Rank>& roles,
-                                                     const std::string& directory) {
+// Loads the segments; roles share the files that they have in common. While the engine makes and frees copies of
+// weights, a low mmap threshold returns freed blocks to the system at once. Without it, glibc would raise the threshold
+// when it sees large blocks freed, and keep them for good.
+std::map<std::string, std::unique_ptr<Segment>> load_segments(Engine& engine, const std::vector<Rank>& roles,
+                                                              const std::string& directory) {
 #ifdef __GLIBC__
-    constexpr int SMALL = 128 << 10, LARGE = 32 << 20;
-    mallopt(M_MMAP_THRESHOLD, SMALL);
+    constexpr int LOADING_THRESHOLD = 128 << 10, RUNNING_THRESHOLD = 32 << 20;
+    mallopt(M_MMAP_THRESHOLD, LOADING_THRESHOLD);
 #endif
     std::map<std::string, std::unique_ptr<Segment>> segments;
     for (const auto& role : roles) {
@@ -147,35 +149,34 @@ std::map<std::string, std::unique_ptr<Segment>> load(Engine& engine, const std::
         }
     }
 #ifdef __GLIBC__
-    mallopt(M_MMAP_THRESHOLD, LARGE);
-    mallopt(M_TRIM_THRESHOLD, 2 * LARGE);
+    mallopt(M_MMAP_THRESHOLD, RUNNING_THRESHOLD);
+    mallopt(M_TRIM_THRESHOLD, 2 * RUNNING_THRESHOLD);
 #endif
     return segments;
 }
 
-// Ranks that begin frames by themselves, and ranks that deliver outputs.
-Flow make_flow(const Program& program, const Options& options, std::size_t samples) {
-    Flow flow{{}, {}, options.frames, options.in_flight, options.timeout};
+// Finds the sources and sinks, and the number of frames, which only ranks with inputs know (`input_files`).
+FrameFlow make_flow(const Program& program, const Options& options, std::size_t input_files) {
+    FrameFlow flow{{}, {}, options.frames, options.in_flight, options.timeout_s};
     for (std::size_t i = 0; i < program.ranks.size(); ++i) {
-        bool starts = false, ends = false;
+        bool is_source = false, is_sink = false;
         for (const auto& role : describe(program.ranks[i])) {
-            starts = starts || !role.inputs.empty() || (!role.steps.empty() && role.receives.empty());
-            ends = ends || !role.outputs.empty();
+            is_source = is_source || !role.inputs.empty() || (!role.steps.empty() && role.receives.empty());
+            is_sink = is_sink || !role.outputs.empty();
         }
-        if (starts) flow.starters.push_back(static_cast<int>(i));
-        if (ends) flow.enders.push_back(static_cast<int>(i));
+        if (is_source) flow.sources.push_back(static_cast<int>(i));
+        if (is_sink) flow.sinks.push_back(static_cast<int>(i));
     }
     if (flow.in_flight == 0) flow.in_flight = std::min<std::size_t>(3 * program.ranks.size(), 1024);
-    // Only ranks with inputs know how many there are.
-    unsigned long long known = samples, most = 0;
-    MPI_Allreduce(&known, &most, 1, MPI_UNSIGNED_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
-    if (flow.frames == 0) flow.frames = std::max<std::size_t>(1, static_cast<std::size_t>(most));
+    unsigned long long own_count = input_files, max_count = 0;
+    MPI_Allreduce(&own_count, &max_count, 1, MPI_UNSIGNED_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
+    if (flow.frames == 0) flow.frames = std::max<std::size_t>(1, static_cast<std::size_t>(max_count));
     flow.in_flight = std::min(flow.in_flight, flow.frames);
     return flow;
 }
 
-// What one rank is and is asked for.
-struct Task {
+// One rank's part of a run.
+struct RankTask {
     const Program& program;
     const Options& options;
     int self;
@@ -184,103 +185,106 @@ struct Task {
     int threads;
 };
 
-// All frames; where that fails, says why and ends all ranks.
-Measured exchange_or_end(const Task& task, const Flow& flow, std::vector<std::unique_ptr<Slot>>& slots, Player& player,
-                         Outputs& outputs) {
+// Executes all frames. If that fails, prints the reason and ends all ranks.
+ExchangeTimes exchange_or_abort(const RankTask& task, const FrameFlow& flow,
+                                std::vector<std::unique_ptr<FrameBuffers>>& buffers, StepExecutor& executor,
+                                OutputWriter& outputs) {
     try {
-        return exchange(task.roles, flow, slots, player, stopped);
+        return exchange(task.roles, flow, buffers, executor, stop_requested);
     } catch (const Stopped&) {
         outputs.discard();
         std::signal(SIGTERM, SIG_DFL);
         std::raise(SIGTERM);
     } catch (const Error& error) {
-        // The player's thread may be deep in a segment: nobody waits for it.
+        // The executor's thread is not joined, because it may be inside a long segment.
         outputs.discard();
-        give_up(title(task.program, task.self), error.what() + suspicion(task.program, error.peer),
-                std::chrono::milliseconds{1500});
+        abort_all(describe_rank(task.program, task.self), error.what() + describe_suspect(task.program, error.peer),
+                  std::chrono::milliseconds{1500});
     }
     return {};
 }
 
-// Makes sessions and buffers, waits until all ranks have, and plays the frames.
-Times compute(const Task& task, Contents& contents, const Flow& flow, Samples& samples, Outputs& outputs,
-              Measured& measured) {
+// Makes sessions and buffers, waits until all ranks have done so, and executes the frames.
+ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const FrameFlow& flow, FrameInputs& inputs,
+                              OutputWriter& outputs, ExchangeTimes& exchange_times) {
     const auto directory = task.options.data + "/" + task.device.name;
-    const auto exchanges = [](const Rank& role) { return !role.receives.empty() || !role.sends.empty(); };
+    const auto has_transfers = [](const Rank& rank) { return !rank.receives.empty() || !rank.sends.empty(); };
     const auto engine =
         make_engine({task.threads, task.program.optimization, task.device.gpu ? task.program.provider : "",
-                     std::any_of(task.roles.begin(), task.roles.end(), exchanges)});
+                     std::any_of(task.roles.begin(), task.roles.end(), has_transfers)});
     std::map<std::string, std::unique_ptr<Segment>> loaded;
     try {
-        loaded = load(*engine, task.roles, directory);
+        loaded = load_segments(*engine, task.roles, directory);
     } catch (const Error&) {
-        contents.check();  // a damaged file is the cause
+        files.check();  // if a file is damaged, that is the cause
         throw;
     }
-    contents.check();
+    files.check();
     std::vector<std::vector<Segment*>> segments(task.roles.size());
     for (std::size_t i = 0; i < task.roles.size(); ++i) {
         for (const auto& run : task.roles[i].runs) segments[i].push_back(loaded.at(run.file).get());
     }
-    auto slots = make_slots(task.roles, flow.in_flight, segments);
+    auto buffers = make_frame_buffers(task.roles, flow.in_flight, segments);
     const auto deliver = [&](std::size_t frame, const Tensor& tensor, const std::string& file) {
         outputs.write(frame, tensor, file);
     };
-    Player player(task.roles, slots, samples, deliver, flow.frames - 1, task.options.least);
-    barrier();
-    MPI_Barrier(MPI_COMM_WORLD);  // all are there: it is short, and all begin at the same time
-    measured = exchange_or_end(task, flow, slots, player, outputs);
-    return player.stop();
+    StepExecutor executor(task.roles, buffers, inputs, deliver, flow.frames - 1, task.options.min_seconds);
+    wait_at_barrier();
+    MPI_Barrier(MPI_COMM_WORLD);  // short, because all ranks are ready; afterwards all begin at the same time
+    exchange_times = exchange_or_abort(task, flow, buffers, executor, outputs);
+    return executor.stop();
 }
 
-void play(const Program& program, const Options& options, int self) {
+void run_rank(const Program& program, const Options& options, int self) {
     const auto& device = program.ranks[static_cast<std::size_t>(self)];
     const int threads = options.threads > 0 ? std::min(options.threads, device.threads) : device.threads;
-    const Task task{program, options, self, device, describe(device), threads};
-    bool works = false, given = false, delivers = false, keeps = false;
+    const RankTask task{program, options, self, device, describe(device), threads};
+    bool has_steps = false, has_inputs = false, has_outputs = false, has_states = false;
     for (const auto& role : task.roles) {
-        works = works || !role.steps.empty();
-        given = given || !role.inputs.empty();
-        delivers = delivers || !role.outputs.empty();
-        keeps = keeps || !role.states.empty();
+        has_steps = has_steps || !role.steps.empty();
+        has_inputs = has_inputs || !role.inputs.empty();
+        has_outputs = has_outputs || !role.outputs.empty();
+        has_states = has_states || !role.states.empty();
     }
-    const bool here = options.roles == 0 || works || given || delivers;
-    const auto contents = here ? std::make_unique<Contents>(options.data + "/" + device.name) : nullptr;
-    check_digests(program, here ? contents->digest() : "");
-    if (given && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
-    Samples samples(program, given || keeps ? options.inputs : "");
-    const auto flow = make_flow(program, options, samples.size());
-    if (options.pin) pin();
-    Outputs outputs(delivers ? options.outputs : "", device.name, options.keep, options.partial);
-    Measured measured;
-    Times times;
-    if (works) {
-        times = compute(task, *contents, flow, samples, outputs, measured);
+    const bool has_files = options.roles == 0 || has_steps || has_inputs || has_outputs;
+    const auto files = has_files ? std::make_unique<DeviceFiles>(options.data + "/" + device.name) : nullptr;
+    check_artifact_digests(program, has_files ? files->artifact_digest() : "");
+    if (has_inputs && options.inputs.empty()) throw Error("there are no inputs: give a file or directory (--inputs)");
+    FrameInputs inputs(program, has_inputs || has_states ? options.inputs : "");
+    const auto flow = make_flow(program, options, inputs.file_count());
+    if (options.pin) pin_to_cores();
+    OutputWriter outputs(has_outputs ? options.outputs : "", device.name, options.kept_frames, options.partial);
+    ExchangeTimes exchange_times;
+    ExecutionTimes execution_times;
+    if (has_steps) {
+        execution_times = execute_frames(task, *files, flow, inputs, outputs, exchange_times);
     } else {
-        if (here) contents->check();
-        barrier();
+        if (has_files) files->check();
+        wait_at_barrier();
         MPI_Barrier(MPI_COMM_WORLD);
     }
-    barrier();
+    wait_at_barrier();
     outputs.publish();
-    const int lead = flow.starters.front();
-    const auto begun = begun_at(lead, measured);
-    const auto waited = waits(self, measured, times, flow.frames, lead, begun.first);
-    print_reports(self, report(self, device, threads, measured, times, begun.last), measured, waited, lead);
+    const int lead = flow.sources.front();
+    const auto lead_times = share_lead_times(lead, exchange_times);
+    const auto queue_waits =
+        reduce_queue_waits(self, exchange_times, execution_times, flow.frames, lead, lead_times.start);
+    const auto report = make_report(self, device, threads, exchange_times, execution_times, lead_times.last_frame);
+    print_reports(self, report, exchange_times, queue_waits, lead);
 }
 
 }  // namespace
 
-int run(const Program& program, int argc, char** argv) {
-    // Neither this process may outlive who started it, nor may its sleeps be rounded up.
+int run_program(const Program& program, int argc, char** argv) {
+    // The process ends with its parent. The small timer slack keeps its sleeps from being rounded up.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_TIMERSLACK, 1000);
     int provided = 0, self = 0, count = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &self);
     MPI_Comm_size(MPI_COMM_WORLD, &count);
-    std::signal(SIGTERM, stop_by_signal);
-    std::string who = "rank " + std::to_string(self);
+    std::signal(SIGTERM, request_stop);
+    std::string rank = "rank " + std::to_string(self);
     try {
         const auto options = parse_options(argc, argv);
         if (options.help) {
@@ -290,19 +294,19 @@ int run(const Program& program, int argc, char** argv) {
         }
         if (count != static_cast<int>(program.ranks.size())) {
             if (self == 0) {
-                const auto wanted = program.ranks.size();
+                const auto needed = program.ranks.size();
                 std::fprintf(stderr, "dicompiler: %d ranks were started, this program has %zu: use mpirun -n %zu\n",
-                             count, wanted, wanted);
+                             count, needed, needed);
             }
             MPI_Finalize();
             return 2;
         }
-        who = title(program, self);
-        notice_failures(program);
-        play(chosen(program, options), options, self);
+        rank = describe_rank(program, self);
+        install_error_handler(program);
+        run_rank(select_roles(program, options), options, self);
     } catch (const std::exception& error) {
-        // mpirun must have taken the line before it hears of the end.
-        give_up(who, error.what(), std::chrono::milliseconds{100});
+        // The delay lets mpirun forward the message before it learns of the abort.
+        abort_all(rank, error.what(), std::chrono::milliseconds{100});
     }
     MPI_Finalize();
     return 0;

@@ -6,52 +6,57 @@ namespace dicompiler {
 
 namespace {
 
-using Loops = std::vector<Box::Loop>;
+using Loops = std::vector<StridedCopy::Loop>;
 
-// The first byte behind a box, on the side of that step.
-std::size_t behind(const Box& box, std::size_t begin, std::size_t Box::Loop::*step) {
-    for (const auto& loop : box.loops) begin += (loop.times - 1) * loop.*step;
-    return begin + box.run;
+// Returns the first offset behind all bytes of the copy. `stride`: the member for the source's or the target's side.
+std::size_t end_offset(const StridedCopy& copy, std::size_t begin, std::size_t StridedCopy::Loop::*stride) {
+    for (const auto& loop : copy.loops) begin += (loop.count - 1) * loop.*stride;
+    return begin + copy.run_bytes;
 }
 
-// The innermost loop, with a size that the compiler knows.
-template <std::size_t Run>
-void copy_runs(char* to, const char* from, const Box::Loop& loop) {
-    for (std::size_t i = 0; i < loop.times; ++i, to += loop.further, from += loop.step) std::memcpy(to, from, Run);
+// The innermost loop with a block size that is known at compile time.
+template <std::size_t RunBytes>
+void copy_runs(char* target, const char* source, const StridedCopy::Loop& loop) {
+    for (std::size_t i = 0; i < loop.count; ++i, target += loop.target_stride, source += loop.source_stride) {
+        std::memcpy(target, source, RunBytes);
+    }
 }
 
-void copy_runs(char* to, const char* from, std::size_t run, const Box::Loop& loop) {
-    switch (run) {
-        case 1: return copy_runs<1>(to, from, loop);
-        case 2: return copy_runs<2>(to, from, loop);
-        case 4: return copy_runs<4>(to, from, loop);
-        case 8: return copy_runs<8>(to, from, loop);
+void copy_runs(char* target, const char* source, std::size_t run_bytes, const StridedCopy::Loop& loop) {
+    switch (run_bytes) {
+        case 1: return copy_runs<1>(target, source, loop);
+        case 2: return copy_runs<2>(target, source, loop);
+        case 4: return copy_runs<4>(target, source, loop);
+        case 8: return copy_runs<8>(target, source, loop);
         default: break;
     }
-    for (std::size_t i = 0; i < loop.times; ++i, to += loop.further, from += loop.step) std::memcpy(to, from, run);
+    for (std::size_t i = 0; i < loop.count; ++i, target += loop.target_stride, source += loop.source_stride) {
+        std::memcpy(target, source, run_bytes);
+    }
 }
 
-void copy_loops(char* to, const char* from, std::size_t run, Loops::const_iterator loop, Loops::const_iterator last) {
-    if (loop == last) return copy_runs(to, from, run, *loop);
-    for (std::size_t i = 0; i < loop->times; ++i, to += loop->further, from += loop->step) {
-        copy_loops(to, from, run, loop + 1, last);
+void copy_loops(char* target, const char* source, std::size_t run_bytes, Loops::const_iterator loop,
+                Loops::const_iterator last) {
+    if (loop == last) return copy_runs(target, source, run_bytes, *loop);
+    for (std::size_t i = 0; i < loop->count; ++i, target += loop->target_stride, source += loop->source_stride) {
+        copy_loops(target, source, run_bytes, loop + 1, last);
     }
 }
 
 }  // namespace
 
-void copy(const Box& box, const Tensor& source, const Tensor& target) {
-    if (behind(box, box.start, &Box::Loop::step) > source.bytes() ||
-        behind(box, box.to, &Box::Loop::further) > target.bytes()) {
-        throw Error("tensor '" + source.name + "' with the shape " + text(source.shape) + " is no source of '" +
-                    target.name + "': compile again");
+void copy(const StridedCopy& copy, const Tensor& source, const Tensor& target) {
+    if (end_offset(copy, copy.source_offset, &StridedCopy::Loop::source_stride) > source.bytes() ||
+        end_offset(copy, copy.target_offset, &StridedCopy::Loop::target_stride) > target.bytes()) {
+        throw Error("tensor '" + source.name + "' with the shape " + to_string(source.shape) +
+                    " does not fit the copy into '" + target.name + "': compile the network again");
     }
-    auto* to = static_cast<char*>(target.data) + box.to;
-    const auto* from = static_cast<const char*>(source.data) + box.start;
-    if (box.loops.empty()) {
-        std::memcpy(to, from, box.run);
+    auto* to = static_cast<char*>(target.data) + copy.target_offset;
+    const auto* from = static_cast<const char*>(source.data) + copy.source_offset;
+    if (copy.loops.empty()) {
+        std::memcpy(to, from, copy.run_bytes);
     } else {
-        copy_loops(to, from, box.run, box.loops.begin(), box.loops.end() - 1);
+        copy_loops(to, from, copy.run_bytes, copy.loops.begin(), copy.loops.end() - 1);
     }
 }
 
@@ -83,16 +88,16 @@ std::string numpy_name(Type type) {
     }
 }
 
-std::size_t count(const Shape& shape) {
-    std::size_t found = 1;
-    for (const auto extent : shape) found *= static_cast<std::size_t>(extent);
-    return found;
+std::size_t count_elements(const Shape& shape) {
+    std::size_t count = 1;
+    for (const auto extent : shape) count *= static_cast<std::size_t>(extent);
+    return count;
 }
 
-std::string text(const Shape& shape) {
-    std::string found;
-    for (const auto extent : shape) found += (found.empty() ? "" : ", ") + std::to_string(extent);
-    return "(" + found + (shape.size() == 1 ? ",)" : ")");
+std::string to_string(const Shape& shape) {
+    std::string text;
+    for (const auto extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
+    return "(" + text + (shape.size() == 1 ? ",)" : ")");
 }
 
 }  // namespace dicompiler

@@ -15,12 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 COPY_AGAIN = "copy the device's directory again"
-DIGEST_KINDS = ("sha256", "crc32", "lanes")
+DIGEST_KINDS = ("sha256", "crc32")
 _READ_BYTES = 1 << 18
-_CHECKSUM = re.compile(rb'\n "(?:checksum|seal)": "([0-9a-f]{64})"')
+_CHECKSUM = re.compile(rb'\n "checksum": "([0-9a-f]{64})"')
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -75,19 +73,7 @@ class FileIntegrity:
         with path.open("rb") as file:
             if self._records[name]["digest"].startswith("sha256:"):
                 return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-            if self._records[name]["digest"].startswith("lanes:"):
-                return _lanes_digest(file)
             crc, buffer = 0, memoryview(bytearray(_READ_BYTES))
             while count := file.readinto(buffer):
                 crc = zlib.crc32(buffer[:count], crc)
             return f"crc32:{crc:08x}"
-
-
-def _lanes_digest(file: Any) -> str:
-    powers = np.array([pow(0x9E3779B1, row, 1 << 32) for row in range(64, -1, -1)], "<u4")
-    lanes, block, size = np.zeros(4096, "<u4"), np.zeros((64, 4096), "<u4"), 0
-    while count := file.readinto(block.data):
-        block.reshape(-1).view(np.uint8)[count:] = 0
-        lanes = lanes * powers[0] + np.einsum("ij,i->j", block, powers[1:])
-        size += count
-    return f"lanes:{hashlib.sha256(lanes.tobytes() + size.to_bytes(8, 'little')).hexdigest()}"

@@ -287,7 +287,7 @@ class SegmentIO:
         """Describe the segment; `session` is None if it only copies."""
         self._joins, self._cuts = (
             [(tensor, [_make_piece(tensor, piece) for piece in tensor["pieces"]]) for tensor in segment.get(key, ())]
-            for key in ("joins", "cuts")
+            for key in ("assembled_inputs", "assembled_outputs")
         )
         self.inner, self.outputs = segment, segment["outputs"]
         if self._joins or self._cuts:
@@ -348,7 +348,7 @@ def _assemble(
 
 
 def _make_piece(tensor: Mapping[str, Any], piece: Mapping[str, Any]) -> CopiedPiece:
-    source, target = (piece["shape"], piece["cut"]), (tensor["shape"], piece["region"])
+    source, target = (piece["shape"], piece["source_region"]), (tensor["shape"], piece["target_region"])
     copy = RegionCopy(source, target, TENSOR_TYPES[tensor["dtype"]][1])
     return piece["name"], {"name": piece["name"], "dtype": tensor["dtype"], "shape": piece["shape"]}, copy
 

@@ -1,15 +1,15 @@
-// Where the network's inputs come from and its outputs go to: application.cc is yours to write.
+// The source of the network's inputs and the destination of its outputs. Replace application.cc by your own.
 #pragma once
 
 #include <cstddef>
 
 namespace dicompiler {
 
-// Fills in input `index` of the network for the next frame, `bytes` long, images as (N, H, W, C). Returns whether there
-// is a next frame.
+// Writes input `index` of the network for the next frame to `data`, `bytes` long. Images are (N, H, W, C). Returns
+// false if there are no more frames.
 bool ReadInput(int index, void* data, std::size_t bytes);
 
-// Takes output `index` of the network. Returns whether to go on.
+// Receives output `index` of the network. Returns false to stop.
 bool WriteOutput(int index, const void* data, std::size_t bytes);
 
 }  // namespace dicompiler

@@ -3,7 +3,7 @@
 namespace dicompiler {
 namespace {
 
-std::uint32_t Crc(std::uint32_t crc, const unsigned char* data, std::size_t bytes) {
+std::uint32_t UpdateCrc(std::uint32_t crc, const unsigned char* data, std::size_t bytes) {
   crc = ~crc;
   for (std::size_t i = 0; i < bytes; ++i) {
     crc ^= data[i];
@@ -12,13 +12,13 @@ std::uint32_t Crc(std::uint32_t crc, const unsigned char* data, std::size_t byte
   return ~crc;
 }
 
-void Put(unsigned char* to, std::uint32_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) to[i] = static_cast<unsigned char>(value >> (8 * i));
+void PutInteger(unsigned char* data, std::uint32_t value, int bytes) {
+  for (int i = 0; i < bytes; ++i) data[i] = static_cast<unsigned char>(value >> (8 * i));
 }
 
-std::uint32_t Get(const unsigned char* from, int bytes) {
+std::uint32_t GetInteger(const unsigned char* data, int bytes) {
   std::uint32_t value = 0;
-  for (int i = 0; i < bytes; ++i) value |= static_cast<std::uint32_t>(from[i]) << (8 * i);
+  for (int i = 0; i < bytes; ++i) value |= static_cast<std::uint32_t>(data[i]) << (8 * i);
   return value;
 }
 
@@ -26,12 +26,12 @@ std::uint32_t Get(const unsigned char* from, int bytes) {
 
 void FramedTransport::Post(int incoming, void* data) {
   posted_[incoming] = data;
-  arrived_[incoming] = false;
+  complete_[incoming] = false;
 }
 
 bool FramedTransport::Wait(int incoming) {
-  while (!arrived_[incoming]) {
-    if (lines_[kIncoming[incoming].peer].ended || !Pump()) return false;
+  while (!complete_[incoming]) {
+    if (streams_[kIncoming[incoming].peer].ended || !ReceiveAll()) return false;
   }
   return true;
 }
@@ -40,77 +40,80 @@ bool FramedTransport::Send(int outgoing, const void* data) {
   const Transfer& transfer = kOutgoing[outgoing];
   const std::size_t bytes = kTensors[transfer.tensor].bytes;
   const unsigned char* payload = static_cast<const unsigned char*>(data);
-  unsigned char head[kHead] = {'d', 'c'}, tail[kTail];
-  Put(head + 2, transfer.index, 2);
-  Put(head + 4, static_cast<std::uint32_t>(bytes), 4);
-  Put(tail, Crc(Crc(0, head + 2, kHead - 2), payload, bytes), 4);
-  return Write(transfer.peer, head, kHead) && Write(transfer.peer, payload, bytes) &&
-         Write(transfer.peer, tail, kTail);
+  unsigned char header[kHeaderBytes] = {'d', 'c'}, crc[kCrcBytes];
+  PutInteger(header + 2, transfer.index, 2);
+  PutInteger(header + 4, static_cast<std::uint32_t>(bytes), 4);
+  PutInteger(crc, UpdateCrc(UpdateCrc(0, header + 2, kHeaderBytes - 2), payload, bytes), 4);
+  return Write(transfer.peer, header, kHeaderBytes) && Write(transfer.peer, payload, bytes) &&
+         Write(transfer.peer, crc, kCrcBytes);
 }
 
-// Peers that both send to each other must both receive meanwhile, or both would wait for ever.
+// Receives while it writes. Otherwise two peers that send to each other would block for ever.
 bool FramedTransport::Write(int peer, const unsigned char* data, std::size_t bytes) {
   while (bytes > 0) {
     const long count = WriteSome(peer, data, bytes);
     if (count < 0) return false;
     data += count;
     bytes -= static_cast<std::size_t>(count);
-    if (count == 0 && !Pump()) return false;
+    if (count == 0 && !ReceiveAll()) return false;
   }
   return true;
 }
 
-bool FramedTransport::Pump() {
-  bool moved = false;
+bool FramedTransport::ReceiveAll() {
+  bool progressed = false;
   for (int peer = 0; peer < kPeerCount; ++peer) {
-    if (!PumpLine(peer, &moved)) return false;
+    if (!ReceiveFrom(peer, &progressed)) return false;
   }
-  if (!moved) Idle();
+  if (!progressed) Idle();
   return true;
 }
 
-// The incoming transfer whose head has come from the peer, or -1.
-int FramedTransport::Find(int peer) const {
-  const unsigned char* head = lines_[peer].head;
-  if (head[0] != 'd' || head[1] != 'c') return -1;
+// Returns the incoming transfer that the peer's header announces, or -1 for an invalid header.
+int FramedTransport::FindTransfer(int peer) const {
+  const unsigned char* header = streams_[peer].header;
+  if (header[0] != 'd' || header[1] != 'c') return -1;
   for (int i = 0; i < kIncomingCount; ++i) {
     const Transfer& transfer = kIncoming[i];
-    if (transfer.peer == peer && transfer.index == Get(head + 2, 2)) {
-      return kTensors[transfer.tensor].bytes == Get(head + 4, 4) ? i : -1;
+    if (transfer.peer == peer && transfer.index == GetInteger(header + 2, 2)) {
+      return kTensors[transfer.tensor].bytes == GetInteger(header + 4, 4) ? i : -1;
     }
   }
   return -1;
 }
 
-bool FramedTransport::PumpLine(int peer, bool* moved) {
-  Line& line = lines_[peer];
-  if (line.ended) return true;
-  if (line.got < kHead) {
-    const long count = ReadSome(peer, line.head + line.got, kHead - line.got);
-    // A peer may end before this device does; it matters where something is still to come from it.
-    line.ended = count < 0;
-    if (line.ended) return true;
-    line.got += static_cast<std::size_t>(count);
-    *moved = *moved || count > 0;
-    if (line.got < kHead) return true;
-    line.incoming = Find(peer);
-    if (line.incoming < 0) return false;
+// Receives a part of the peer's current message: of its header, its payload or its CRC.
+bool FramedTransport::ReceiveFrom(int peer, bool* progressed) {
+  Stream& stream = streams_[peer];
+  if (stream.ended) return true;
+  if (stream.received < kHeaderBytes) {
+    const long count = ReadSome(peer, stream.header + stream.received, kHeaderBytes - stream.received);
+    // A peer may end before this device does. That is a failure only if a transfer from it is still awaited.
+    stream.ended = count < 0;
+    if (stream.ended) return true;
+    stream.received += static_cast<std::size_t>(count);
+    *progressed = *progressed || count > 0;
+    if (stream.received < kHeaderBytes) return true;
+    stream.incoming = FindTransfer(peer);
+    if (stream.incoming < 0) return false;
   }
-  const std::size_t bytes = kTensors[kIncoming[line.incoming].tensor].bytes;
-  // One of the next frame waits on the line until this frame is done with the buffer.
-  if (posted_[line.incoming] == nullptr || arrived_[line.incoming]) return true;
-  unsigned char* payload = static_cast<unsigned char*>(posted_[line.incoming]);
-  const std::size_t at = line.got - kHead;
-  const long count = at < bytes ? ReadSome(peer, payload + at, bytes - at)
-                                : ReadSome(peer, line.tail + (at - bytes), bytes + kTail - at);
-  line.ended = count < 0;
-  if (line.ended) return true;
-  line.got += static_cast<std::size_t>(count);
-  *moved = *moved || count > 0;
-  if (line.got < kHead + bytes + kTail) return true;
-  if (Get(line.tail, 4) != Crc(Crc(0, line.head + 2, kHead - 2), payload, bytes)) return false;
-  arrived_[line.incoming] = true;
-  line.got = 0;
+  const std::size_t bytes = kTensors[kIncoming[stream.incoming].tensor].bytes;
+  // A message of the next frame stays in the stream until this frame no longer needs the buffer.
+  if (posted_[stream.incoming] == nullptr || complete_[stream.incoming]) return true;
+  unsigned char* payload = static_cast<unsigned char*>(posted_[stream.incoming]);
+  const std::size_t position = stream.received - kHeaderBytes;
+  const long count = position < bytes
+                         ? ReadSome(peer, payload + position, bytes - position)
+                         : ReadSome(peer, stream.crc + (position - bytes), bytes + kCrcBytes - position);
+  stream.ended = count < 0;
+  if (stream.ended) return true;
+  stream.received += static_cast<std::size_t>(count);
+  *progressed = *progressed || count > 0;
+  if (stream.received < kHeaderBytes + bytes + kCrcBytes) return true;
+  const std::uint32_t crc = UpdateCrc(UpdateCrc(0, stream.header + 2, kHeaderBytes - 2), payload, bytes);
+  if (GetInteger(stream.crc, 4) != crc) return false;
+  complete_[stream.incoming] = true;
+  stream.received = 0;
   return true;
 }
 

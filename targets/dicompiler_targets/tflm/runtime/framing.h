@@ -1,6 +1,6 @@
-// A transport over lines of bytes, one for each peer. A message on a line, all numbers little-endian:
+// A transport over byte streams, one for each peer. A message on a stream, all integers little-endian:
 //   'd' 'c'  index of the transfer (2 bytes)  length (4 bytes)  payload  CRC-32 of index, length and payload (4 bytes)
-// Nothing is sent again: a message that is damaged ends the program.
+// Damaged messages are not sent again; they end the program.
 #pragma once
 
 #include <cstddef>
@@ -20,33 +20,33 @@ class FramedTransport : public Transport {
  protected:
   ~FramedTransport() = default;
 
-  // As many bytes as can be read or written without waiting: their number, or -1 where the line has ended.
+  // Read or write as many bytes as possible without blocking. Return their number, or -1 if the stream has ended.
   virtual long ReadSome(int peer, unsigned char* data, std::size_t bytes) = 0;
   virtual long WriteSome(int peer, const unsigned char* data, std::size_t bytes) = 0;
 
-  // Called when nothing could be read or written: waits a little, or does nothing.
+  // Called if nothing could be read or written. May wait for a short time.
   virtual void Idle() {}
 
  private:
-  static constexpr std::size_t kHead = 8, kTail = 4;
+  static constexpr std::size_t kHeaderBytes = 8, kCrcBytes = 4;
 
-  // A message that is on its way in: how much of head, payload and tail is there; whether the line has ended.
-  struct Line {
-    unsigned char head[kHead];
-    unsigned char tail[kTail];
-    std::size_t got;
+  // The incoming stream of a peer: the message that is being received, and its number of bytes so far.
+  struct Stream {
+    unsigned char header[kHeaderBytes];
+    unsigned char crc[kCrcBytes];
+    std::size_t received;
     int incoming;
     bool ended;
   };
 
   bool Write(int peer, const unsigned char* data, std::size_t bytes);
-  bool Pump();
-  bool PumpLine(int peer, bool* moved);
-  int Find(int peer) const;
+  bool ReceiveAll();
+  bool ReceiveFrom(int peer, bool* progressed);
+  int FindTransfer(int peer) const;
 
-  Line lines_[kPeerSlots] = {};
+  Stream streams_[kPeerSlots] = {};
   void* posted_[kIncomingSlots] = {};
-  bool arrived_[kIncomingSlots] = {};
+  bool complete_[kIncomingSlots] = {};
 };
 
 }  // namespace dicompiler

@@ -1,5 +1,5 @@
-// The program of a device: sets up, then takes one frame after another. The same for all devices; what differs stands
-// in program.cc, resolver.cc, arena.h and the models.
+// The main program of a device: sets up, then processes one frame after another. It is the same for all devices; they
+// differ in program.cc, resolver.cc, arena.h and the models.
 #include <cstring>
 #include <new>
 
@@ -16,36 +16,36 @@ namespace dicompiler {
 namespace {
 
 alignas(16) unsigned char memory[kMemoryBytes];
-alignas(tflite::MicroInterpreter) unsigned char place[sizeof(tflite::MicroInterpreter)];
+alignas(tflite::MicroInterpreter) unsigned char interpreter_memory[sizeof(tflite::MicroInterpreter)];
 tflite::MicroInterpreter* interpreter = nullptr;
-int loaded = -1;
+int loaded_model = -1;
 
-unsigned char* Data(int tensor) { return memory + kTensors[tensor].offset; }
+unsigned char* GetData(int tensor) { return memory + kTensors[tensor].offset; }
 
-// What is in the arena is needed for this as well: others may only use it afterwards.
+// Destroys the interpreter. This accesses its arena, so the arena's memory may be used for others only afterwards.
 void Unload() {
   if (interpreter != nullptr) interpreter->~MicroInterpreter();
   interpreter = nullptr;
-  loaded = -1;
+  loaded_model = -1;
 }
 
-// The arenas of models lie in one memory with the tensors beside them, where there is room while they run. A model that
-// is there already is not set up again.
-bool Load(int model, std::size_t place_of_arena) {
-  if (model == loaded) return true;
+// Sets up a model in its arena, which shares one memory with the tensors. A model that is loaded already is kept.
+bool Load(int model, std::size_t arena_offset) {
+  if (model == loaded_model) return true;
   Unload();
   const tflite::MicroOpResolver* resolver = GetResolver();
   if (resolver == nullptr) return false;
   const tflite::Model* root = tflite::GetModel(kModels[model].data);
   if (root->version() != 3) return false;
-  interpreter = new (place) tflite::MicroInterpreter(root, *resolver, memory + place_of_arena, kModels[model].arena_bytes);
+  interpreter = new (interpreter_memory)
+      tflite::MicroInterpreter(root, *resolver, memory + arena_offset, kModels[model].arena_bytes);
   if (interpreter->AllocateTensors() != kTfLiteOk) return false;
-  loaded = model;
+  loaded_model = model;
   return true;
 }
 
-// Waits for the inputs of a segment that come from peers.
-bool Receive(const Segment& segment) {
+// Waits for those inputs of a segment that peers send.
+bool ReceiveInputs(const Segment& segment) {
   for (int i = 0; i < kIncomingCount; ++i) {
     for (int k = 0; k < segment.input_count; ++k) {
       if (kIncoming[i].tensor == segment.inputs[k] && !GetTransport().Wait(i)) return false;
@@ -54,101 +54,103 @@ bool Receive(const Segment& segment) {
   return true;
 }
 
-// Whether the last byte of a copy lies within both ends.
-bool Fits(const Copy& copy, std::size_t source_bytes, std::size_t target_bytes) {
-  std::size_t source = copy.start + copy.run, target = copy.to + copy.run;
+// Returns true if the copy lies within the source and the target.
+bool IsInside(const Copy& copy, std::size_t source_bytes, std::size_t target_bytes) {
+  std::size_t source_end = copy.source_offset + copy.run_bytes, target_end = copy.target_offset + copy.run_bytes;
   for (int i = 0; i < 3; ++i) {
-    source += (copy.times[i] - 1) * copy.source_steps[i];
-    target += (copy.times[i] - 1) * copy.target_steps[i];
+    source_end += (copy.counts[i] - 1) * copy.source_strides[i];
+    target_end += (copy.counts[i] - 1) * copy.target_strides[i];
   }
-  return source <= source_bytes && target <= target_bytes;
+  return source_end <= source_bytes && target_end <= target_bytes;
 }
 
-void Move(const Copy& copy, const unsigned char* source, unsigned char* target) {
-  source += copy.start;
-  target += copy.to;
-  for (std::size_t i = 0; i < copy.times[0]; ++i) {
-    for (std::size_t j = 0; j < copy.times[1]; ++j) {
-      for (std::size_t k = 0; k < copy.times[2]; ++k) {
-        std::memcpy(target + i * copy.target_steps[0] + j * copy.target_steps[1] + k * copy.target_steps[2],
-                    source + i * copy.source_steps[0] + j * copy.source_steps[1] + k * copy.source_steps[2], copy.run);
+void MakeCopy(const Copy& copy, const unsigned char* source, unsigned char* target) {
+  source += copy.source_offset;
+  target += copy.target_offset;
+  const std::size_t* const from = copy.source_strides;
+  const std::size_t* const to = copy.target_strides;
+  for (std::size_t i = 0; i < copy.counts[0]; ++i) {
+    for (std::size_t j = 0; j < copy.counts[1]; ++j) {
+      for (std::size_t k = 0; k < copy.counts[2]; ++k) {
+        std::memcpy(target + i * to[0] + j * to[1] + k * to[2], source + i * from[0] + j * from[1] + k * from[2],
+                    copy.run_bytes);
       }
     }
   }
 }
 
-bool Gather(const Copy& copy) {
+bool CopyToInput(const Copy& copy) {
   TfLiteTensor* input = interpreter->input(static_cast<std::size_t>(copy.target));
-  if (!Fits(copy, kTensors[copy.source].bytes, input->bytes)) return false;
-  Move(copy, Data(copy.source), reinterpret_cast<unsigned char*>(input->data.raw));
+  if (!IsInside(copy, kTensors[copy.source].bytes, input->bytes)) return false;
+  MakeCopy(copy, GetData(copy.source), reinterpret_cast<unsigned char*>(input->data.raw));
   return true;
 }
 
-bool Place(const Copy& copy) {
+bool CopyFromOutput(const Copy& copy) {
   const TfLiteTensor* output = interpreter->output(static_cast<std::size_t>(copy.source));
-  if (!Fits(copy, output->bytes, kTensors[copy.target].bytes)) return false;
-  Move(copy, reinterpret_cast<const unsigned char*>(output->data.raw), Data(copy.target));
+  if (!IsInside(copy, output->bytes, kTensors[copy.target].bytes)) return false;
+  MakeCopy(copy, reinterpret_cast<const unsigned char*>(output->data.raw), GetData(copy.target));
   return true;
 }
 
 bool Run(const Segment& segment) {
   if (segment.model >= 0) {
-    if (!Load(segment.model, segment.arena)) return false;
-    for (int i = 0; i < segment.gather_count; ++i) {
-      if (!Gather(segment.gathers[i])) return false;
+    if (!Load(segment.model, segment.arena_offset)) return false;
+    for (int i = 0; i < segment.input_copy_count; ++i) {
+      if (!CopyToInput(segment.input_copies[i])) return false;
     }
     if (interpreter->Invoke() != kTfLiteOk) return false;
-    for (int i = 0; i < segment.place_count; ++i) {
-      if (!Place(segment.places[i])) return false;
+    for (int i = 0; i < segment.output_copy_count; ++i) {
+      if (!CopyFromOutput(segment.output_copies[i])) return false;
     }
     if (segment.frees_arena) Unload();
   }
-  for (int i = 0; i < segment.copy_count; ++i) {
-    const Copy& copy = segment.copies[i];
-    if (!Fits(copy, kTensors[copy.source].bytes, kTensors[copy.target].bytes)) return false;
-    Move(copy, Data(copy.source), Data(copy.target));
+  for (int i = 0; i < segment.tensor_copy_count; ++i) {
+    const Copy& copy = segment.tensor_copies[i];
+    if (!IsInside(copy, kTensors[copy.source].bytes, kTensors[copy.target].bytes)) return false;
+    MakeCopy(copy, GetData(copy.source), GetData(copy.target));
   }
   return true;
 }
 
-bool Setup(int argc, char** argv) {
+bool SetUp(int argc, char** argv) {
   tflite::InitializeTarget();
   return GetTransport().Start(argc, argv);
 }
 
-enum class Outcome { kGoOn, kEnd, kFailed };
+enum class FrameResult { kDone, kNoMoreFrames, kFailed };
 
-// One frame. kEnd where there is no further one: the inputs, or the peers, have come to their end.
-Outcome Loop() {
-  for (int i = 0; i < kIncomingCount; ++i) GetTransport().Post(i, Data(kIncoming[i].tensor));
+// Processes one frame. There are no more frames when the inputs, or the peers, have ended.
+FrameResult ProcessFrame() {
+  for (int i = 0; i < kIncomingCount; ++i) GetTransport().Post(i, GetData(kIncoming[i].tensor));
   for (int i = 0; i < kInputCount; ++i) {
     const int tensor = kInputs[i].tensor;
-    if (!ReadInput(kInputs[i].index, Data(tensor), kTensors[tensor].bytes)) return Outcome::kEnd;
+    if (!ReadInput(kInputs[i].index, GetData(tensor), kTensors[tensor].bytes)) return FrameResult::kNoMoreFrames;
   }
   for (int i = 0; i < kStepCount; ++i) {
     const Step& step = kSteps[i];
     if (step.kind == StepKind::kRun) {
       const Segment& segment = kSegments[step.index];
-      // A device that is given no input ends with those that it receives from.
-      if (!Receive(segment)) return kInputCount == 0 ? Outcome::kEnd : Outcome::kFailed;
-      if (!Run(segment)) return Outcome::kFailed;
-    } else if (!GetTransport().Send(step.index, Data(kOutgoing[step.index].tensor))) {
-      return Outcome::kFailed;
+      // A device without inputs of its own ends when the peers that it receives from end.
+      if (!ReceiveInputs(segment)) return kInputCount == 0 ? FrameResult::kNoMoreFrames : FrameResult::kFailed;
+      if (!Run(segment)) return FrameResult::kFailed;
+    } else if (!GetTransport().Send(step.index, GetData(kOutgoing[step.index].tensor))) {
+      return FrameResult::kFailed;
     }
   }
   for (int i = 0; i < kOutputCount; ++i) {
     const int tensor = kOutputs[i].tensor;
-    if (!WriteOutput(kOutputs[i].index, Data(tensor), kTensors[tensor].bytes)) return Outcome::kFailed;
+    if (!WriteOutput(kOutputs[i].index, GetData(tensor), kTensors[tensor].bytes)) return FrameResult::kFailed;
   }
-  return Outcome::kGoOn;
+  return FrameResult::kDone;
 }
 
 }  // namespace
 }  // namespace dicompiler
 
 int main(int argc, char** argv) {
-  if (!dicompiler::Setup(argc, argv)) return 1;
-  dicompiler::Outcome outcome = dicompiler::Outcome::kGoOn;
-  while (outcome == dicompiler::Outcome::kGoOn) outcome = dicompiler::Loop();
-  return outcome == dicompiler::Outcome::kEnd ? 0 : 1;
+  if (!dicompiler::SetUp(argc, argv)) return 1;
+  dicompiler::FrameResult result = dicompiler::FrameResult::kDone;
+  while (result == dicompiler::FrameResult::kDone) result = dicompiler::ProcessFrame();
+  return result == dicompiler::FrameResult::kNoMoreFrames ? 0 : 1;
 }

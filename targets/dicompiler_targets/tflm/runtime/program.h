@@ -1,4 +1,4 @@
-// What this device does for a frame, as tables: program.cc, which is generated, fills them in.
+// The work of this device for one frame, as tables. The generated program.cc defines them.
 #pragma once
 
 #include <cstddef>
@@ -6,71 +6,72 @@
 
 namespace dicompiler {
 
-// A tensor outside of the arenas: its place in the memory. Images lie channels last (N, H, W, C).
+// A tensor outside of the arenas, at an offset of the device's memory. Images are channels last (N, H, W, C).
 struct Tensor {
   std::size_t offset;
   std::size_t bytes;
 };
 
-// A TFLite model in flash, and the bytes of the arena that it needs, margin included.
+// A TFLite model in flash, and the size of the arena that it needs, including the margin.
 struct Model {
   const unsigned char* data;
   std::size_t arena_bytes;
 };
 
-// Bytes that are copied: `run` in one piece, again and again in three loops, the outermost first. source, target: a
-// tensor, or the model's input or output of that number. start, to: the first byte in either.
+// A strided copy: blocks of `run_bytes` contiguous bytes, repeated by three nested loops, the outermost first.
+// `source`, `target`: a tensor, or the number of one of the model's inputs or outputs. The offsets are those of the
+// first byte.
 struct Copy {
   int source;
   int target;
-  std::size_t start;
-  std::size_t to;
-  std::size_t run;
-  std::size_t times[3];
-  std::size_t source_steps[3];
-  std::size_t target_steps[3];
+  std::size_t source_offset;
+  std::size_t target_offset;
+  std::size_t run_bytes;
+  std::size_t counts[3];
+  std::size_t source_strides[3];
+  std::size_t target_strides[3];
 };
 
-// A model that is run, -1 for none, the place of its arena (free for others behind it, or not), and the tensors that it
-// waits for. Copied are, before it, parts of tensors into its inputs; behind it its outputs, or parts of them, into
-// tensors; and tensors into tensors. So tiles of equal shape share a model.
+// A segment: copies from tensors into the model's inputs, the model's run, copies from its outputs to tensors, and
+// copies from tensors to tensors. Segments of equal shape, such as tiles, share a model. `inputs`: the tensors that the
+// segment waits for.
 struct Segment {
-  int model;
-  std::size_t arena;
-  bool frees_arena;
+  int model;                 // -1: no model is run
+  std::size_t arena_offset;
+  bool frees_arena;          // whether others may use the arena's memory after the run
   const int* inputs;
   int input_count;
-  const Copy* gathers;
-  int gather_count;
-  const Copy* places;
-  int place_count;
-  const Copy* copies;
-  int copy_count;
+  const Copy* input_copies;
+  int input_copy_count;
+  const Copy* output_copies;
+  int output_copy_count;
+  const Copy* tensor_copies;
+  int tensor_copy_count;
 };
 
-// A tensor that goes to a peer or comes from one. `index` is its number in the whole cluster.
+// A tensor that is sent to or received from a peer. `index`: the transfer's number in the whole cluster.
 struct Transfer {
   std::uint16_t index;
   int peer;
   int tensor;
 };
 
-// An input or output of the network, by its number there.
-struct Border {
+// An input or output of the network. `index`: its number there.
+struct NetworkTensor {
   int index;
   int tensor;
 };
 
 enum class StepKind { kRun, kSend };
 
-// kRun: a segment, once its inputs are there; kSend: one of the outgoing transfers.
+// A step: the run of a segment (kRun), which first waits for its inputs, or an outgoing transfer (kSend).
 struct Step {
   StepKind kind;
   int index;
 };
 
-extern const int kDevice;              // number of this device
-extern const int kPeerDevices[];       // numbers of the devices that it talks to
+extern const int kDevice;         // number of this device
+extern const int kPeerDevices[];  // numbers of the devices that it exchanges tensors with
 extern const char* const kPeerNames[];
 extern const int kPeerCount;
 extern const Tensor kTensors[];
@@ -81,9 +82,9 @@ extern const int kIncomingCount;
 extern const Transfer kOutgoing[];
 extern const Step kSteps[];
 extern const int kStepCount;
-extern const Border kInputs[];
+extern const NetworkTensor kInputs[];
 extern const int kInputCount;
-extern const Border kOutputs[];
+extern const NetworkTensor kOutputs[];
 extern const int kOutputCount;
 
 }  // namespace dicompiler

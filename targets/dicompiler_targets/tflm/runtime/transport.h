@@ -1,5 +1,5 @@
-// How tensors go from device to device. One implementation is linked in: transport_posix.cc or transport_uart.cc, or
-// one of your own.
+// The interface by which devices exchange tensors. One implementation is linked in: transport_posix.cc,
+// transport_uart.cc, or your own. All functions that return bool return false on failure.
 #pragma once
 
 #include <cstddef>
@@ -10,23 +10,23 @@ namespace dicompiler {
 
 class Transport {
  public:
-  // Connects to all peers. Returns whether that went well, as all functions here do.
+  // Connects to all peers.
   virtual bool Start(int argc, char** argv) = 0;
 
-  // From now on the incoming transfer, an index of kIncoming, may be written to `data`.
+  // Allows to write an incoming transfer (an index of kIncoming) to `data` from now on.
   virtual void Post(int incoming, void* data) = 0;
 
-  // Returns once the transfer is there.
+  // Waits until the incoming transfer is complete.
   virtual bool Wait(int incoming) = 0;
 
-  // Sends a transfer, an index of kOutgoing; what comes in meanwhile is received.
+  // Sends a transfer (an index of kOutgoing), and receives other transfers meanwhile.
   virtual bool Send(int outgoing, const void* data) = 0;
 
  protected:
   ~Transport() = default;
 };
 
-// The transport that is linked in.
+// Returns the transport that is linked in.
 Transport& GetTransport();
 
 }  // namespace dicompiler

@@ -1,12 +1,12 @@
-// Transport over serial lines, a port for each peer in the order of kPeerNames. Write the three functions below for
-// your board; they must not wait.
+// A transport over serial ports, one for each peer in the order of kPeerNames. Write the three functions below for your
+// board; they must not block.
 #include "framing.h"
 
-// Opens the serial line to a peer; returns whether that went well.
+// Opens the serial port to a peer. Returns false on failure.
 extern "C" bool UartStart(int port);
-// Takes up to `bytes` bytes that have come in: their number, 0 where there are none.
+// Reads up to `bytes` received bytes. Returns their number; 0 if there are none.
 extern "C" std::size_t UartRead(int port, unsigned char* data, std::size_t bytes);
-// Gives up to `bytes` bytes to the line: how many of them it took.
+// Writes up to `bytes` bytes. Returns how many the port has accepted.
 extern "C" std::size_t UartWrite(int port, const unsigned char* data, std::size_t bytes);
 
 namespace dicompiler {
