@@ -52,12 +52,6 @@ class Auto(Strategy):
 
     The work is counted in seconds of a reference computer and is the same in every run. Only if the budget's time has
     passed on a slower machine before the work is done does the plan depend on the machine; its note then says so.
-
-    Attributes:
-        budget: Work in seconds of the reference computer, and seconds of the clock.
-        tries: Plans to try around the best one.
-        seed: Seed of these plans.
-        strategies: Strategies to ask.
     """
 
     name: ClassVar[str] = "auto"
@@ -76,12 +70,6 @@ class Auto(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found; an interrupt returns the best plan so far.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: No strategy has a plan that can be carried out.
@@ -204,8 +192,7 @@ class _AutoSearch:
     def tables(self) -> CostTables:
         """The tables of cpsat, or of heads if that is asked.
 
-        Fewer choices are used if filling them would take more than half of the budget. Raises DicompilerError if there
-        is a plan already and the budget is exceeded before they are filled.
+        Raises DicompilerError if there is a plan already and the budget is exceeded before they are filled.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")

@@ -28,14 +28,7 @@ ASSUMPTION_NOTE = (
 
 @dataclass(frozen=True)
 class AutodiceHost:
-    """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`.
-
-    Attributes:
-        name: Name of the host.
-        architecture: Processor architecture.
-        cores: Numbers of the cores.
-        gpu: Name of the GPU, or None.
-    """
+    """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`."""
 
     name: str
     architecture: str
@@ -72,14 +65,7 @@ class MappingKey:
 def parse_key(text: str, place: str) -> MappingKey:
     """Return the parsed key: `nx01_arm012` (each digit a core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
 
-    `cpu10,` means core 10 alone.
-
-    Args:
-        text: The key.
-        place: File name that begins error messages.
-
-    Raises:
-        DicompilerError: The resource is unknown, or a core is named twice.
+    Error messages begin with `place`.
     """
     match = re.fullmatch(r"(.+)_(?:(gpu)|(arm|cpu)(\d+(?:,\d+)*,?))", text)
     if match is None:
@@ -142,18 +128,9 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
 
 
 def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
-    """Return the platform of an AutoDiCE job.
-
-    It has the hosts of platform.txt, and one device for each key of the mapping.
+    """Return the platform with the hosts of platform.txt and one device for each key of mapping.json.
 
     Rates, memory and network are assumed, see ASSUMPTION_NOTE.
-
-    Args:
-        mapping: Path of mapping.json.
-        platform_txt: Path of platform.txt.
-
-    Raises:
-        DicompilerError: The host, the cores or the GPU of a key do not exist.
     """
     hosts = load_hosts(platform_txt)
     keys = tuple(load_mapping(mapping))
@@ -164,10 +141,7 @@ def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Plat
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
-    """Return the platform of a platform.txt.
-
-    Each host has one device of all its cores, and one for its GPU.
-    """
+    """Return the platform with one device for all cores of each host, and one for its GPU."""
     hosts = load_hosts(platform_txt)
     keys = []
     for host in hosts:
@@ -211,13 +185,7 @@ def _describe_cores(host: AutodiceHost) -> str:
 
 
 def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
-    """Return the device of the platform that a key means.
-
-    It is the device with the key's name, or else the only GPU, or the only device of CPU cores, of the host.
-
-    Raises:
-        DicompilerError: There is no such device, or more than one.
-    """
+    """Return the device that a key means: the one of that name, or the host's only GPU or CPU device."""
     by_name = {device.name: device for device in platform.devices}
     if key.device in by_name:
         return by_name[key.device]

@@ -77,14 +77,7 @@ class EvaluatedPlan:
 
 
 def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
-    """Return the plans that fit the layers and the memory, with their simulated metrics.
-
-    Plans are evaluated in parallel if the problem has an executor.
-
-    Args:
-        problem: The problem.
-        plans: (plan, origin) pairs.
-    """
+    """Return the plans that fit the layers and the memory, with simulated metrics and their origins."""
     candidates = list(plans)
     small = [plan for plan, _ in candidates if _count_parts(plan) <= MAX_SIMULATED_PARTS]
     simulated = iter(problem.evaluate_all(small))
@@ -120,14 +113,9 @@ def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Itera
 
 
 class CandidateSearch:
-    """The search for the best plan by simulation.
+    """The search for the best plan by simulation; `name` is used in the log.
 
     The same plans are evaluated with and without an executor.
-
-    Args:
-        problem: The problem.
-        name: Name of the strategy, for the log.
-        budget: Work that may be done.
     """
 
     def __init__(self, problem: Problem, name: str, budget: WorkBudget | None = None) -> None:
@@ -296,11 +284,9 @@ def neighbours(
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
-    """Return the selection with the optimum for a random run of layers.
+    """Return the selection with the optimum for a random run of layers, λ and disturbed times.
 
-    λ is random and the times are disturbed.
-
-    None if the run is too entangled for elimination.
+    The result is None if the run is too entangled for elimination.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
@@ -318,10 +304,7 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return for each layer the MAX_RUN_CHOICES choices with the least cost.
-
-    The cost assumes the best choices of the neighbours.
-    """
+    """Return for each layer the MAX_RUN_CHOICES choices that cost least with the best neighbours."""
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)
@@ -332,10 +315,7 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return (node, edge) of some layers, renumbered, with all others as selected.
-
-    Edges are multiplied by `scale`.
-    """
+    """Return (node, edge) of some layers, with all others as selected and edges multiplied by `scale`."""
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]
     edge = {}

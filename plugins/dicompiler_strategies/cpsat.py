@@ -29,20 +29,6 @@ class CpSat(Strategy):
 
     The log says the value, the bound, and the scope of the bound: the barrier model (see `tables.cost_tables`) over
     this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
-
-    Attributes:
-        time: Limit of CP-SAT in its deterministic seconds.
-        workers: Search workers of CP-SAT.
-        seed: Random seed of CP-SAT.
-        kinds: Kinds of splits, see `ChoiceSet`.
-        device_counts: Numbers of devices to split over; by default 2 and up.
-        extra_rows: Largest number of extra rows of a tile on each side.
-        shares: Kinds of shares.
-        row_cuts: Ways to place the borders between rows.
-        merges: Ways to add up partial sums.
-        simulate: Let the simulator choose among several optima.
-        tries: Plans to try around the best one; 0 also leaves out gradient's plans.
-        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "cpsat"
@@ -89,12 +75,6 @@ class CpSat(Strategy):
         sending, the plans that gradient finds in the same tables, and plans around the best of them. The simulator, in
         which sending and computing overlap, picks the best, and elements that no part reads are removed.
 
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
-
         Raises:
             DicompilerError: No plan fits into memory.
         """
@@ -139,13 +119,7 @@ class CpSat(Strategy):
     ) -> CostTables:
         """Return the cost tables of the requested choices, or of fewer if those take too long to fill.
 
-        Args:
-            problem: The problem.
-            budget: Work that may be done; the tables may use about half of it.
-            among: The choice set, instead of the affordable one.
-
-        Raises:
-            DicompilerError: The budget is exceeded before the tables are filled.
+        The tables may use about half of the budget. `among` replaces the affordable choice set.
         """
         budget = budget or WorkBudget()
         return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)

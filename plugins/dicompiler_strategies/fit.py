@@ -31,10 +31,6 @@ class Fit(Strategy):
     Layers that are too large are computed in fused height tiles, runs of other layers are whole, and a layer with too
     many weights is cut by output channels. Among plans with the same number of boards and tiles, the one with the
     fewest multiplications by the estimate is taken. The strategy is made for targets that measure memory (tflm).
-
-    Attributes:
-        fewest_boards: Prefer fewer boards over fewer tiles one after another; otherwise tiles side by side come first.
-        tiles: Largest number of tiles one after another on a board.
     """
 
     name: ClassVar[str] = "fit"
@@ -51,12 +47,6 @@ class Fit(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the first plan that fits.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs most.
@@ -123,10 +113,7 @@ def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
 
 
 def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
-    """Return device → bytes to reserve by the target's measurement.
-
-    Empty if the plan fits or the target does not measure.
-    """
+    """Return device → bytes to reserve by the target's measurement; empty if the plan fits."""
     target = problem.target
     if target is None or problem.model is None:
         return {}

@@ -42,15 +42,10 @@ class ArenaEstimate:
 
 
 def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> ArenaEstimate:
-    """Return the memory of one model with these tasks.
+    """Return the memory of one model with these tasks, with a relative margin on the arena.
 
     A tensor exists from the task that computes it to its last reader, and an output of the last task to the end.
     Paddings that TFLite does not support need a padded copy of the tensor.
-
-    Args:
-        layers: The layer graph.
-        tasks: The tasks in order.
-        margin: Relative margin that is added to the arena.
     """
     first: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -103,10 +98,7 @@ def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
 
 
 def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the elements of the padded copy of a window operator.
-
-    0 if TFLite's paddings SAME or VALID suffice.
-    """
+    """Return the elements of a window operator's padded copy; 0 if paddings SAME or VALID suffice."""
     if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
         return 0
     attributes: Mapping[str, object] = {**work.node.attributes, **work.piece.attributes}

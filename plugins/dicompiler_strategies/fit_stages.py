@@ -108,10 +108,7 @@ class StageEstimates:
         return layers[max(range(len(layers)), key=lambda i: self.estimate_stage(i, i + 1, "whole", 1)[0].flash)]
 
     def estimate_stage(self, first: int, last: int, kind: StageKind, tiles: int) -> tuple[ArenaEstimate, ...]:
-        """Return estimates of the tiles that represent all: the first, one in between, the last.
-
-        Empty if it cannot be cut.
-        """
+        """Return estimates of the first, a middle and the last tile; empty if the stage cannot be cut so."""
         key = first, last, kind, tiles
         if key not in self.estimates:
             self.estimates[key] = tuple(self._estimate_tiles(*key))
@@ -137,10 +134,7 @@ class StageEstimates:
                 yield estimate_arena(self.layers, tasks, self.margin)
 
     def row_bands(self, first: int, last: int, tiles: int) -> list[Region]:
-        """Return the output of the stage's last layer in bands of equal height, the last one smaller.
-
-        Empty if a layer cannot be cut or there are too few rows.
-        """
+        """Return the output of the stage's last layer in bands of equal height; empty if not possible."""
         chosen = self.layers.layers[first:last]
         along = [find_cuttable_axis(self.layers, layer, "height") for layer in chosen]
         axis, whole = along[-1], full_region(output_shape(self.layers, chosen[-1]))
@@ -154,7 +148,7 @@ class StageEstimates:
         return [with_interval(whole, axis, interval) for interval in ends]
 
     def channel_slices(self, layer: Layer, tiles: int) -> list[Region]:
-        """Return the layer's output in equal shares of its channels; fewer, or none, if it cannot be cut so."""
+        """Return the layer's output in equal shares of its channels; fewer if it cannot be cut so."""
         axis = find_cuttable_axis(self.layers, layer, "channel")
         if axis is None:
             return []
@@ -187,9 +181,7 @@ class StageEstimates:
     def find_stages(self, boards: Sequence[FitBoard], most: int) -> tuple[FitStage, ...] | None:
         """Return the stages with the fewest multiplications that fit, or None.
 
-        Args:
-            boards: The boards; all or some of them are used.
-            most: Largest number of tiles one after another on a board.
+        At most `most` tiles are computed one after another on a board.
         """
         search = _StageSearch(self, boards, most)
         label = search.whole_network() or search.run()
@@ -202,10 +194,7 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the RAM that the worst layer needs in its best stage with up to `most` tiles, and that layer.
-
-        Only the stages that were tried and the shortest ones are considered.
-        """
+        """Return the RAM that the worst layer needs in its best stage so far, and that layer."""
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
             for tiles in (*(2**i for i in range(most.bit_length())), most):
@@ -252,10 +241,7 @@ class _StageSearch:
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield the plan with one more stage, and the stage's end.
-
-        Every stage is tried that starts at this position and fits.
-        """
+        """Yield the plan with one more stage that starts here and fits, and the stage's end."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)
@@ -308,10 +294,7 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, partial.used_flash, shared, (*partial.stages, stage))
 
     def _add_row_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with the coarsest fused tiles that fit.
-
-        They are on the first board, on all others, or on all.
-        """
+        """Return the plan with the coarsest fused tiles that fit, on one group of boards."""
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
         candidates = []
         for group in groups:
@@ -353,10 +336,7 @@ class _StageSearch:
 
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:
-    """Return the positions at which a stage can end.
-
-    They follow the layers whose output is the only tensor that is read later.
-    """
+    """Return the positions after layers whose output is the only tensor that is read later."""
     last: dict[str, int] = {}
     for i, layer in enumerate(layers.layers):
         last |= dict.fromkeys(layer.inputs, i)

@@ -30,11 +30,6 @@ class Manual(Strategy):
     - A layer that passes added follows its producer, or else its reader.
 
     With `platform`, the keys are checked against that file, which is also the platform if no other one is given.
-
-    Attributes:
-        file: Plan file (JSON).
-        mapping: AutoDiCE's mapping.json.
-        platform: AutoDiCE's platform.txt.
     """
 
     name: ClassVar[str] = "manual"
@@ -53,12 +48,6 @@ class Manual(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan of the file; a mapping gets the problem's source and sink.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: The file does not fit the problem. The error names the file.
@@ -104,11 +93,7 @@ def _aliases(name: str, output: str) -> tuple[str, ...]:
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return alias → the nodes that it can mean; a name with its / means exactly one.
-
-    Args:
-        nodes: Node name → first output tensor.
-    """
+    """Return alias → the nodes (name → first output) that it can mean; one with its / means exactly one."""
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
         for alias in _aliases(name, output):
@@ -120,11 +105,7 @@ def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 def _keys_by_node(
     lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
 ) -> dict[str, tuple[MappingKey, ...]]:
-    """Return the name of a node (of the file, or added by passes) → its keys in rank order.
-
-    Raises:
-        DicompilerError: A name is unknown or ambiguous.
-    """
+    """Return node name → its keys in rank order; raise if a name is unknown or ambiguous."""
     known = _nodes_by_alias(lineage.added_nodes) | _nodes_by_alias(lineage.first_output_by_name)
     keys: dict[str, tuple[MappingKey, ...]] = {}
     for key, names in mapping.items():
@@ -142,14 +123,7 @@ def _keys_by_node(
 
 @dataclass(frozen=True)
 class _MappingResolver:
-    """Resolves a mapping to devices.
-
-    Attributes:
-        problem: The problem.
-        keys: Node name → keys, see `_keys_by_node`.
-        devices: Key → device.
-        place: File name, for errors.
-    """
+    """Resolves a mapping to devices."""
 
     problem: Problem
     keys: Mapping[str, tuple[MappingKey, ...]]
@@ -157,10 +131,7 @@ class _MappingResolver:
     place: str
 
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
-        """Return layer → its devices.
-
-        A layer without a key, because passes added it, follows its producer, or else its reader, or else the first key.
-        """
+        """Return layer → devices; a layer without a key follows its producer, its reader, or the first key."""
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}
         for layer in graph.layers:
@@ -174,9 +145,7 @@ class _MappingResolver:
         return homes
 
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
-        """Return the devices of a layer's anchor, or of its last node with a key if passes added the anchor.
-
-        else ().
+        """Return the devices of a layer's anchor; if passes added it, of the last node with a key, or ().
 
         Warns if a node that was fused into the layer is under another key.
         """

@@ -46,9 +46,6 @@ def overlap_orders(
     """Yield (share, plan) with the parts in waves, for each share that changes the plan.
 
     Yields nothing if no device has work that can be deferred, or if the plan has lanes, replicas or failure plans.
-
-    Raises:
-        DicompilerError: The plan does not fit the layers.
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
@@ -125,8 +122,8 @@ class _TaskOrder:
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
         """Return the tasks that are split into two waves, with their regions.
 
-        These are the tasks from those that send back to those that wait, or that need all of a tensor for each of their
-        rows.
+        These are the tasks between those that wait and those that send, if they do not need all of a tensor for each
+        row.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
@@ -141,10 +138,7 @@ class _TaskOrder:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Return the two regions of a task whose part cuts one axis.
-
-        None if one of them needs as much as both.
-        """
+        """Return the two regions of a task that cuts one axis; None if a half needs as much as both."""
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
             return None

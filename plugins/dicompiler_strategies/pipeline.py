@@ -19,9 +19,6 @@ class Pipeline(Strategy):
         conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
 
     The plan is optimal for the compute times of the cost model; the time of sending is not counted.
-
-    Attributes:
-        devices: Devices in the order of the runs; by default all that compute.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -31,12 +28,6 @@ class Pipeline(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the balanced plan.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: A device is unknown, has no compute or is named twice.
@@ -67,11 +58,9 @@ def run_numbers(ends: Sequence[int]) -> list[int]:
 def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """Return the end of each device's run so that the slowest run takes the least time; runs may be empty.
 
-    best[d][i], the least time of the slowest run for the first i layers on the first d devices, is the minimum over j
-    of max(best[d-1][j], seconds of layers j..i on device d). The first term grows with j, the second one falls.
-
-    Args:
-        costs: costs[d][l] are the seconds of layer l on device d.
+    costs[d][l] are the seconds of layer l on device d. best[d][i], the least time of the slowest run for the first i
+    layers on the first d devices, is the minimum over j of max(best[d-1][j], seconds of layers j..i on device d). The
+    first term grows with j, the second one falls.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count
@@ -88,9 +77,6 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
-
-    It lies where the two terms cross, or just before.
-    """
+    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]), at the crossing or before."""
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

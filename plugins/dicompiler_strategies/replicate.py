@@ -24,9 +24,6 @@ class Replicate(Strategy):
 
     Single devices get frames in proportion to their rates; groups, made of similar devices, get them in turn. The
     objective must be throughput.
-
-    Attributes:
-        group_size: Devices in a group; by default the size with the most frames per second.
     """
 
     name: ClassVar[str] = "replicate"
@@ -39,15 +36,7 @@ class Replicate(Strategy):
             raise ValueError(f"group_size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with the least time between frames that fits into memory.
-
-        Of equal ones that with the smallest groups.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
+        """Return the fitting plan with the least time between frames, preferring small groups.
 
         Raises:
             UsageError: The objective is not throughput, or a group is larger than the cluster.
@@ -86,10 +75,7 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
 def _replicated_plan(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
-    """Return the first team's pipeline, renamed for the other teams in this order.
-
-    The pipeline is cut for the slowest device at each position.
-    """
+    """Return the first team's pipeline, cut for the slowest devices and renamed for the other teams."""
     slowest = [
         [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]
         for place in zip(*teams, strict=True)
@@ -108,12 +94,9 @@ def _replicated_plan(
 def deal_frames(seconds: Sequence[float], max_frames: int) -> tuple[int, ...]:
     """Return the device of each frame of a round, with the least time between frames.
 
-    Each frame goes to the device that finishes it first. Of all lengths of the round, the one with the least max over d
-    of seconds[d] · frames of d / frames of the round is taken; of equal ones the shortest.
-
-    Args:
-        seconds: Seconds of a frame on each device.
-        max_frames: Largest length of a round.
+    `seconds` are those of a frame on each device. Each frame goes to the device that finishes it first. Of all rounds
+    of at most `max_frames` frames, the one with the least max over d of seconds[d] · frames of d / frames is taken; of
+    equal ones the shortest.
     """
     taken = [0] * len(seconds)
     order: list[int] = []

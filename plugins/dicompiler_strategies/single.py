@@ -13,9 +13,6 @@ class Single(Strategy):
     """The whole network on one device: the best one by the objective, or the one that is named.
 
     Inputs and outputs are sent if the source or the sink is another device.
-
-    Attributes:
-        device: Name of the device; the best one by default.
     """
 
     name: ClassVar[str] = "single"
@@ -23,12 +20,6 @@ class Single(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with every layer on the device.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: The device is unknown or has no compute.

@@ -46,11 +46,6 @@ class Heads(Strategy):
     Every layer has few choices, all on the same number of devices, in equal shares or by rate. The best combination is
     found exactly for several prices of sending, and the simulator picks one. If memory is the objective, layers have
     only the choices with the fewest weights on the fullest device.
-
-    Attributes:
-        device_counts: Numbers of devices; by default all, and half of them.
-        waves: Order parts in waves, so that parts that others wait for come first.
-        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "heads"
@@ -70,12 +65,6 @@ class Heads(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: The network has no attention, or no plan fits into memory.
@@ -111,11 +100,7 @@ class Heads(Strategy):
 
 
 def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudget | None = None) -> CostTables:
-    """Return the cost tables of the few choices of each layer, all on `count` devices in these shares.
-
-    Raises:
-        DicompilerError: The budget is exceeded before the tables are filled.
-    """
+    """Return the cost tables of the few choices of each layer, all on `count` devices in these shares."""
     options = ChoiceSet(
         HEADS_KINDS, (count,), 0, (shares, SOURCE_SHARE), ("balanced",), ("rows", "all"), each_device=False
     )
@@ -168,10 +153,7 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """Yield the best plan of the kept choices for each price of sending.
-
-    Nothing if the layers are too entangled.
-    """
+    """Yield the best plan for each price of sending; nothing if the layers are too entangled."""
     layers = cost_tables.problem.layers
     nodes = [
         seconds

@@ -27,9 +27,6 @@ def trim_parts(problem: Problem, plan: Plan) -> Plan:
 
     Equal halos on both sides of a tile are larger than strides and borders need. Partial sums and whole layers stay as
     they are. If nothing can be reduced, the same plan is returned.
-
-    Raises:
-        DicompilerError: The plan does not fit the layers.
     """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))

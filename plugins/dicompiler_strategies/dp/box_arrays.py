@@ -59,10 +59,7 @@ class DeviceBoxes:
 def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
     """Return the elements (n, n) that are sent from device (row) to device (column).
 
-    Args:
-        need: Regions that the devices need.
-        held: Regions that the devices hold; they are disjoint, or all the same if `has_copies`.
-        has_copies: All devices that hold the tensor hold the same region; the first of them sends it.
+    The regions in `held` are disjoint. With `has_copies` they are all the same, and the first device sends them.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):

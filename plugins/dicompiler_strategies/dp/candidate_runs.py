@@ -131,13 +131,7 @@ def build_candidate_runs(
 ) -> list[list[CandidateRun]]:
     """Return for each layer the candidate runs that begin with it, at least the one on the leader.
 
-    Args:
-        team: The devices.
-        rules: Which runs are allowed.
-        budget: Work that may be done.
-
-    Raises:
-        BudgetExceeded: The budget is exceeded before all runs are built.
+    Raises BudgetExceeded if the budget is exceeded before all runs are built.
     """
     weight_bytes, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
@@ -208,10 +202,7 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return one layer in partial sums over each member's range.
-
-    `merged` are the regions that the members add up.
-    """
+    """Return one layer in partial sums, which the members add up in the regions `merged`."""
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
     is_maker = np.array([cut is not None for cut in ranges], np.float64)
@@ -265,16 +256,9 @@ def _row_blocks(
 ) -> Iterator[CandidateRun]:
     """Yield blocks of fused rows that end before layer `stop`, each one layer longer than the one before.
 
-    A block that is not faster than its layers one by one is skipped; this loses nothing, because these layers are
-    candidates as well. The loop ends if a block takes twice as long as its layers one by one, or as long as on one
-    device.
-
-    Args:
-        team: The devices.
-        stop: Position after the last layer of the blocks.
-        rules: Which runs are allowed.
-        held: Layer name → bytes of weights.
-        singles: Layer position → seconds of (its rows, the exchange before it); filled on the way.
+    A block that is not faster than its layers one by one is skipped, because these layers are candidates as well. The
+    loop ends if a block takes twice as long as its layers one by one, or as long as on one device. `singles` caches the
+    seconds of (a layer's rows, the exchange before it).
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))

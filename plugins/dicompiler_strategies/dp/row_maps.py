@@ -154,10 +154,7 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """Return a key that is equal for window operators with equal row maps.
-
-    None for other layers, which do not share maps.
-    """
+    """Return a key that is equal for window operators with equal row maps; None for other layers."""
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:

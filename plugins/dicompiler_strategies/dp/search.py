@@ -29,12 +29,7 @@ FormState = tuple[tuple[str, TensorForm], ...]
 
 @dataclass(frozen=True, eq=False)
 class RunPricing:
-    """The cost of a run.
-
-    Attributes:
-        problem: The problem, whose objective counts.
-        byte_prices: Device → price of each byte of weights, for hosts with too little memory.
-    """
+    """The cost of a run; `byte_prices` are the price of each byte of weights on a device."""
 
     problem: Problem
     byte_prices: Mapping[str, float] = field(default_factory=dict)
@@ -120,16 +115,7 @@ def find_cheapest_path(
     At most `beam` states are kept at each position, the cheapest ones. A chain never has more than five states, so that
     the result is optimal over the candidate runs. With many open branches it may not be. A tensor that several runs
     read is counted for each of them, although a device receives it only once; the plan may therefore send less.
-
-    Args:
-        team: The devices.
-        moves: For each layer, the candidate runs that begin with it.
-        pricing: The cost of a run.
-        budget: Work that may be done.
-        beam: Largest number of states at a position.
-
-    Raises:
-        BudgetExceeded: The budget is exceeded before all layers are covered.
+    BudgetExceeded is raised if the budget is exceeded before all layers are covered.
     """
     graph, budget = team.layers, budget or WorkBudget()
     last = _last_readers(graph)

@@ -40,14 +40,6 @@ class Dp(Strategy):
     For a chain of layers the plan is optimal over these choices in the barrier model: a block computes, then missing
     elements are sent. With branches, blocks are runs in layer order, and the forms of all open branches are tracked up
     to a limit. The strategy `coopai` decides as the paper is printed.
-
-    Attributes:
-        method: "mls", or its baseline "sls" with one layer with weights in a block and no partial sums.
-        devices: Number of devices, the fastest; 0 means the best number.
-        shares: Shares in proportion to speed ("rate"), or equal.
-        max_block_layers: Largest number of layers in a block; 0 means a number that suits the network.
-        channels: Layers with rows may be cut by channels as well.
-        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "dp"
@@ -80,12 +72,6 @@ class Dp(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the cheapest plan that keeps the memory limits.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             UsageError: The objective is not a sum over layers.
@@ -125,10 +111,7 @@ class Dp(Strategy):
         return CandidateRules(self.method == "mls", span, channels)
 
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
-        """Return the best path of a team.
-
-        If `limited`, BudgetExceeded is raised when the budget is exceeded; otherwise the work is only counted.
-        """
+        """Return the best path of a team; raise BudgetExceeded only if `limited`."""
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
         own = budget if limited else WorkBudget()
@@ -181,19 +164,9 @@ class Dp(Strategy):
     def _fit_team(
         self, facts: ProblemFacts, chosen: Sequence[str], unit: float, budget: WorkBudget
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
-        """Return a team's plan that fits, and the least excess.
+        """Return a team's plan that fits with its cost, or nothing, and the least bytes that a host lacked.
 
-        The first result has the plan with its cost, or is empty. The second is the least number of bytes that a host
-        lacked, and the host's position.
-
-        Args:
-            facts: Facts about the problem.
-            chosen: The devices of the team, the leader first.
-            unit: First price of a byte.
-            budget: Work that may be done.
-
-        Raises:
-            BudgetExceeded: The budget is exceeded.
+        The second result also has the host's position. `unit` is the first price of a byte. Raises BudgetExceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
@@ -216,10 +189,7 @@ class Dp(Strategy):
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """Return the plan of the cheapest path that fits into memory.
-
-    Of equal ones the one with the fewest devices.
-    """
+    """Return the plan of the cheapest path that fits into memory, preferring fewer devices."""
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, excess = _plan_and_excess(problem, path)
         if not excess.any():
@@ -229,11 +199,7 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
 
 
 def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, ...]:
-    """Return the numbers of devices to try: the option `devices`, or several ones if it is 0.
-
-    Raises:
-        DicompilerError: There are fewer devices that compute.
-    """
+    """Return the numbers of devices to try: the option `devices`, or several ones if it is 0."""
     most = len(problem.platform.computing_devices)
     if devices > most:
         raise DicompilerError(
@@ -244,10 +210,7 @@ def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, .
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
-    """Return the numbers of devices to try: 1 to 8, then in steps of a factor of about √2.
-
-    For networks with hundreds of layers, the numbers double from the start.
-    """
+    """Return 1 to 8, then steps by √2; for hundreds of layers, steps by 2 from the start."""
     few = layers > _LARGE_NETWORK_LAYERS
     counts = [1] if few else list(range(1, min(most, 8) + 1))
     while counts[-1] < most:
@@ -276,7 +239,7 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
 
 
 def _total_tensor_bytes(problem: Problem) -> float:
-    """Return twice the bytes of all tensors that are not constants: once computed and once received."""
+    """Return twice the bytes of all tensors that are not constants: computed and received."""
     tensors = [
         tensor for tensor in problem.layers.tensors.values() if not tensor.is_constant and tensor.shape is not None
     ]

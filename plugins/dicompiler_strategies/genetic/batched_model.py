@@ -111,11 +111,7 @@ class BatchedModel:
     nearest_sources: tuple[int, ...] = field(repr=False)
 
     def evaluate(self, assignments: NDArray[Any]) -> PlanEstimates:
-        """Return the estimates of plans.
-
-        Args:
-            assignments: Platform position (P, L) of the device of each layer.
-        """
+        """Return the estimates of plans, given the platform position (P, L) of each layer's device."""
         parts = [_Batch(self, chunk).run() for chunk in _split_chunks(np.asarray(assignments, np.intp))]
         return PlanEstimates(
             *(np.concatenate([part[name] for part in parts]) for name in PlanEstimates.__annotations__)
@@ -231,10 +227,7 @@ class _Batch:
         return devices * len(self.plan_numbers) + self.plan_numbers
 
     def _reader_rows(self, flow: TensorFlow, chosen: Iterable[int]) -> list[tuple[int, Places]]:
-        """Return (layer or SINK_PLACE, its device in each plan) for each chosen reader.
-
-        There is one row for each sink.
-        """
+        """Return (layer or SINK_PLACE, its device in each plan) for each reader; one row for each sink."""
         rows: list[tuple[int, Places]] = []
         for i in chosen:
             place = flow.readers[i]
@@ -247,9 +240,7 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Places) -> NDArray[np.bool_]:
-        """Release a tensor on its owner after the last reader there.
-
-        The result is a mask of the plans without such a reader.
+        """Release a tensor after the last reader on its owner; return the plans without such a reader.
 
         A sink never releases a tensor.
         """
@@ -262,10 +253,7 @@ class _Batch:
         return unread
 
     def _hold_input(self, flow: TensorFlow) -> None:
-        """Count the memory of a network input on the sources.
-
-        It is held until its last reader there, or for one step if it is only forwarded.
-        """
+        """Count a network input until its last reader on the source; for one step if only forwarded."""
         for source in self.model.source_and_sink_places[0]:
             owners = np.full(len(self.plan_numbers), source)
             unread = self._release(flow, owners)
@@ -357,10 +345,9 @@ class _Batch:
         self.frame_seconds += self.layer_latency.sum(axis=0)
 
     def _find_peaks(self) -> None:
-        """Find the largest memory use of each device.
+        """Find the largest memory use of each device, which only changes in the device's own steps.
 
-        A step changes only the memory of its own device. The buffer of a received tensor exists from the start of the
-        frame.
+        The buffer of a received tensor exists from the start of the frame.
         """
         held = self.held + self.received + self.forwarded_inputs
         produced = dict.fromkeys(self.model.flows.live_layers, 0)

@@ -22,11 +22,7 @@ START_STEP_SIZES = 4
 
 @dataclass(frozen=True)
 class Encoding(ABC):
-    """A kind of chromosome.
-
-    Attributes:
-        layers: Number of layers L.
-    """
+    """A kind of chromosome."""
 
     layers: int
 
@@ -60,10 +56,7 @@ def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a random mask (count, length).
-
-    It is True at one random position of each row, and elsewhere with probability 1 / length.
-    """
+    """Return a mask, True at one random position of each row and elsewhere with probability 1 / length."""
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -73,10 +66,7 @@ def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[n
 class NaiveEncoding(Encoding):
     """AutoDiCE's naive encoding: the device of every layer.
 
-        1 1 2 2 3 4 4 4     eight layers on four devices
-
-    Attributes:
-        devices: Platform positions of the devices.
+    1 1 2 2 3 4 4 4     eight layers on four devices
     """
 
     devices: tuple[int, ...]
@@ -96,10 +86,6 @@ class SplitPointEncoding(Encoding):
 
     A group keeps its device when its start moves. A new start therefore takes the end of one group and leaves all
     others unchanged. Starts are sorted and the first is 0; a group that starts where the next one starts is empty.
-
-    Attributes:
-        devices: Platform positions of the devices.
-        groups: Number of groups.
     """
 
     devices: tuple[int, ...]

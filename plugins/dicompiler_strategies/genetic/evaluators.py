@@ -56,12 +56,7 @@ class PlanSpace(Protocol):
 
 @dataclass(frozen=True)
 class WholeLayerSpace:
-    """Plans of whole layers; rows contain the platform position of each layer's device.
-
-    Attributes:
-        model: The batched model.
-        naive: Use the naive encoding instead of split points.
-    """
+    """Plans of whole layers; rows contain the platform position of each layer's device."""
 
     model: BatchedModel
     naive: bool
@@ -90,10 +85,7 @@ class WholeLayerSpace:
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """Split the heaviest run near its middle for one free device after another.
-
-        The load is measured in seconds or in bytes of weights, at random.
-        """
+        """Split the run with most seconds or weights (at random) near its middle, for each free device."""
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
             ends = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(row))), len(row)]
@@ -126,10 +118,6 @@ class TiledLayerSpace:
     The fast model is that of `tables.cost_tables`: latency has a barrier after each layer. The time between frames is
     that of the busiest device, or of all bytes on one link. Memory counts weights only, and energy leaves the network
     out. The second level corrects this.
-
-    Attributes:
-        tables: The cost tables.
-        device_counts: For each layer, the number of devices of each choice.
     """
 
     tables: CostTables

@@ -47,23 +47,7 @@ def _help_metadata(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExplorationOptions:
-    """Options of an exploration.
-
-    Attributes:
-        objectives: Objectives of the front.
-        encoding: Runs of layers ("split"), a device for each layer ("naive"), or a choice for each layer ("tiles").
-        population: Plans of a generation.
-        generations: Generations of all stages together; by default 150.
-        mutation: Probability that a new plan is mutated.
-        crossover: Probability that a new plan has two parents.
-        stages: Number of stages; 0 means ⌈log2(devices)⌉.
-        measured: Plans of the front that the second level evaluates; 0 turns it off.
-        measured_generations: Further generations of the second level.
-        seed: Seed of the random numbers.
-
-    Raises:
-        UsageError: An objective is unknown or a number is out of range.
-    """
+    """Options of an exploration."""
 
     as_printed: ClassVar[bool] = False
     """Begin with random plans, and use the second level in every stage, as the paper is printed."""
@@ -123,19 +107,8 @@ def explore(
     """Return the Pareto front of the plans of a problem.
 
     There are K = ⌈log2 N⌉ stages for N computing devices. Stage k searches on the 2^k fastest devices and begins with
-    the front of stage k − 1. Ctrl-C ends the search with the front so far, marked as interrupted.
-
-    Args:
-        problem: The problem.
-        options: Options of the exploration.
-        measure: Function of the second level; by default `Problem.evaluate_all`.
-        progress: Function that receives progress messages.
-
-    Returns:
-        The front.
-
-    Raises:
-        DicompilerError: No plan was found that fits the hosts' memory.
+    the front of stage k − 1. Ctrl-C ends the search with the front so far, marked as interrupted. The second level
+    calls `measure`, by default `Problem.evaluate_all`.
     """
     is_naive = options.encoding == "naive"
     space: PlanSpace = (
@@ -157,11 +130,6 @@ def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, 
 
     Generations are in proportion to the cube of the devices, because the few plans on few devices are soon known.
     Stages without a generation are left out.
-
-    Args:
-        devices: Number of devices.
-        count: Number of stages; 0 means ⌈log2 devices⌉.
-        generations: Generations of all stages.
     """
     count = count or max(1, (devices - 1).bit_length())
     sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
@@ -214,10 +182,7 @@ class _StagedSearch:
         return front, level, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
-        """Return a population for the next stage.
-
-        It has plans far apart from the previous front, and plans that are grown from them over more devices.
-        """
+        """Return plans far apart from the previous front, and plans grown from them over more devices."""
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
         return np.concatenate((rows, self.space.grow_plans(rng, rows, devices, self.options.population - len(rows))))
@@ -225,10 +190,7 @@ class _StagedSearch:
     def _run_measured_level(
         self, encoding: Encoding, front: ParetoRows, stage: int, name: str
     ) -> tuple[ParetoRows, str]:
-        """Run the second level on plans far apart from the front.
-
-        If it is interrupted before its first generation, the front of the first level is returned.
-        """
+        """Run the second level on plans far apart; if interrupted, return the first level's front."""
         assert self.measure is not None
         options = self.options
         seeds = front.rows[select_spread(front.objectives, options.measured)]

@@ -68,17 +68,10 @@ def evolve(
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
 ) -> ParetoRows:
-    """Search from seed plans and random plans.
+    """Search from the plans `seeds` (S, L) and random plans.
 
     Ctrl-C ends the search with the result of the last complete generation; in the first generation it is passed on.
-
-    Args:
-        encoding: The encoding.
-        evaluate: Evaluation of plans.
-        settings: Settings of the evolution.
-        seeds: Plans (S, L) to begin with.
-        rng: Random number generator.
-        progress: Called with the generation and the number of plans in the front.
+    `progress` is called with the generation and the number of plans in the front.
     """
     try:
         from pymoo.algorithms.moo.nsga2 import NSGA2
@@ -139,18 +132,12 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 
 
 def _fresh_points(objectives: Array, known: Array) -> list[int]:
-    """Return the positions of new points (P, M).
-
-    Different plans with equal objectives would crowd out others.
-    """
+    """Return the positions of new points (P, M); equal ones would crowd out others."""
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return the best of the population in the order of the objectives.
-
-    Of plans with equal objectives only one.
-    """
+    """Return the best of the population in the order of the objectives, without equal points."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, places = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[places])
@@ -185,10 +172,7 @@ class _Mating:
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """Return one child of each pair.
-
-        A child that equals its mother is mutated, because it would add nothing.
-        """
+        """Return one child of each pair; a child that equals its mother is mutated."""
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
         mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)

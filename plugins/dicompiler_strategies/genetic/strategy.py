@@ -34,12 +34,6 @@ class Genetic(ExplorationOptions, Strategy):
 
         Terms of the problem's objective that are not among the objectives of the front are added to them.
 
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
-
         Raises:
             DicompilerError: No plan was found that fits the hosts' memory.
         """

@@ -28,10 +28,6 @@ class LocalSearch:
     """Coordinate descent on Σ node + Σ edge plus the price of exceeded memory limits.
 
     When the budget is exceeded, selections stay as they are.
-
-    Attributes:
-        tables: The objective.
-        budget: Work that may be done.
     """
 
     tables: ObjectiveTables
@@ -56,9 +52,7 @@ class LocalSearch:
     def run(self, selections: Selections, elite: int = 8) -> Selections:
         """Return the improved selections, the best first and without duplicates.
 
-        Args:
-            selections: Selections (plans, layers).
-            elite: Number of the best selections that are also improved by runs.
+        The `elite` best selections are also improved by runs.
         """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
@@ -87,7 +81,7 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections without duplicates, the cheapest first; of equal ones the lower choices first."""
+        """Return the selections without duplicates, the cheapest first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
@@ -135,10 +129,8 @@ class LocalSearch:
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
         """Let each run of layers in turn take its best choices, with all other layers fixed.
 
-        Args:
-            selections: Selections (plans, layers).
-            prices: Price (plans, hosts) of a byte on each host, instead of the limits. Without prices, no step exceeds
-                a limit that was kept before.
+        Prices (plans, hosts) of a byte on each host replace the limits. Without prices, no step exceeds a limit that
+        was kept before.
         """
         current = selections.copy()
         # Without memory limits the best choices of a run depend on its neighbours only, so that they can be cached.
@@ -214,10 +206,7 @@ class LocalSearch:
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the costs (plans, choices of a) of layer a and its edges, except those to `without`.
-
-        All else as selected.
-        """
+        """Return the costs (plans, choices of a) of layer a and its edges, except those to `without`."""
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:
             if b not in without:
@@ -226,10 +215,7 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """Return the cheapest column of each row.
-
-    The current one unless it is clearly dearer, so that descent ends.
-    """
+    """Return the cheapest column of each row, but the current one unless it is clearly dearer."""
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)
     present = costs[rows, current]

@@ -65,10 +65,7 @@ class ObjectiveTables:
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """Return the excess (…) of loads (…, hosts) over the limits.
-
-        It is relative to the limits and summed over the hosts.
-        """
+        """Return the excess of loads (…, hosts) relative to the limits, summed over the hosts."""
         over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
         return over
 
@@ -97,15 +94,8 @@ def build_objective_tables(
 
     For latency these are the cost tables. For energy, all devices that a plan uses draw idle power for the whole frame.
     There is one set of tables for the 1, 2, … fastest devices, and one for each single device. Their value is exact for
-    plans that use the whole set, and an upper bound for others.
-
-    Args:
-        tables: The cost tables.
-        objective: The objective.
-        reserve: Host → bytes to be kept free of weights.
-
-    Raises:
-        UsageError: The objective is not supported.
+    plans that use the whole set, and an upper bound for others. `reserve` are bytes of each host to be kept free of
+    weights.
     """
     check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})
@@ -136,10 +126,7 @@ def _label_family(label: str) -> str:
 
 
 def _device_sets(tables: CostTables) -> list[frozenset[str]]:
-    """Return the sets of devices for energy.
-
-    They are the fastest 1, 2, … devices, all devices, and each single device.
-    """
+    """Return the sets of devices for energy: the 1, 2, … fastest devices, all, and each single device."""
     devices = [device.name for device in devices_by_rate(tables.problem)]
     counts = tables.options.device_counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
@@ -187,10 +174,7 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
 
 
 def mean_joules_per_byte(platform: Platform) -> float:
-    """Return the energy of sender and receiver for a byte between two hosts in J.
-
-    It is the mean over all pairs of devices.
-    """
+    """Return the mean energy of sender and receiver for a byte between two hosts in J."""
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     joules = [
         link.transfer_s(a.power_network + b.power_network)

@@ -138,23 +138,10 @@ class DescentInterrupted(KeyboardInterrupt):
 def minimise_relaxation(
     tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
 ) -> Selections:
-    """Return the decoded selections (restarts, layers) at the end of the descent.
-
-    The descent ends after the last step, or when the budget is exceeded.
+    """Return the decoded selections (restarts, layers) after the last step, or at the end of the budget.
 
     The steps are natural gradient steps: ∂L/∂W without its factor p, which is the gradient in the Fisher metric of the
-    softmax. With this factor, a choice that has become improbable would never return.
-
-    Args:
-        tables: The objective.
-        settings: Settings of the descent.
-        budget: Work that may be done.
-
-    Returns:
-        Selections (restarts, layers).
-
-    Raises:
-        DescentInterrupted: Ctrl-C was pressed.
+    softmax. With this factor, a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
     """
     flat = FlatTables(tables)
     W = initial_logits(tables, flat, settings)
@@ -191,11 +178,9 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 
 
 def families_by_value(tables: ObjectiveTables) -> Selections:
-    """Return the families, ordered by the value of their selections.
+    """Return the families, ordered by the value of the selection that uses them for every layer.
 
-    The selection of a family uses it for every layer that has it.
-
-    The choice without extra rows is used; other layers use their cheapest choice.
+    The choice without extra rows is used; layers without the family use their cheapest choice.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

@@ -60,14 +60,9 @@ def check_descent_options(strategy: str, options: DescentOptions) -> None:
 
 @dataclass(frozen=True)
 class BestSelection:
-    """The result of a search over tables.
+    """The best selection of a search with its value in s or J, and the next best ones.
 
-    Attributes:
-        selection: Best selection.
-        value: Its value by the tables, in s or J.
-        fits: True if its weights fit into memory.
-        others: The next best selections.
-        interrupted: The search was stopped with Ctrl-C.
+    `fits` is True if its weights fit into memory.
     """
 
     selection: tuple[int, ...]
@@ -87,17 +82,6 @@ class Gradient(Strategy):
     natural gradient, the softmax cools down, and restarts begin near different kinds of splits. The decoded selections
     are then improved by local search with exact values. The objective is latency or energy. The strategy `diapason` is
     the method as printed.
-
-    Attributes:
-        partition: Shares of the devices; by default all kinds.
-        fusion_limit: Largest number of extra rows, which let that many 3×3 layers go without an exchange.
-        initialisation: Begin near different kinds of splits ("heuristics") or anywhere ("random").
-        learning_rate: Learning rate; by default 0.4.
-        iterations: Number of steps; by default 60.
-        restarts: Number of restarts; by default up to 64.
-        seed: Seed of the random numbers.
-        device_counts: Numbers of devices to split over; by default 2 to 8, then in growing steps.
-        budget: Work in seconds of the reference computer.
     """
 
     name: ClassVar[str] = "gradient"
@@ -126,12 +110,6 @@ class Gradient(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
@@ -192,12 +170,6 @@ class Gradient(Strategy):
             reserve: Host → bytes that weights must leave free.
             descent: Run the descent; otherwise only the hints are improved.
             budget: Work that may be done.
-
-        Returns:
-            The best selection.
-
-        Raises:
-            UsageError: The objective is neither latency nor energy.
         """
         best: BestSelection | None = None
         objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
@@ -213,10 +185,7 @@ class Gradient(Strategy):
         return best
 
     def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
-        """Return the settings of the descent.
-
-        Large tables get fewer restarts by default, and several objectives share the restarts.
-        """
+        """Return the settings; large tables get fewer restarts, and several objectives share them."""
         default = DescentSettings()
         work = (
             2
@@ -272,14 +241,7 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
 
 
 def memory_error(strategy: str, problem: Problem, missing: Mapping[str, int], note: str = "") -> DicompilerError:
-    """Return the error that no plan fits into memory.
-
-    Args:
-        strategy: Name of the strategy.
-        problem: The problem.
-        short: Host → missing bytes of the best plan.
-        note: Text to append.
-    """
+    """Return the error that no plan fits into memory; `short` are the missing bytes of the best plan."""
     host = max(missing, key=lambda name: (missing[name], name))
     memory = problem.platform.host(host).memory
     return DicompilerError(

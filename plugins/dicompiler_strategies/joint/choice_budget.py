@@ -23,15 +23,8 @@ MAX_ARRAY_ELEMENTS = 1 << 23
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
     """Return the choice set, or a smaller one if its tables would be too large or take too long to fill.
 
-    First extra rows and row cuts are reduced, then the numbers of devices.
-
-    Args:
-        problem: The problem.
-        options: The choice set that is wanted.
-        seconds: Seconds of the reference computer that filling the tables may take.
-
-    Returns:
-        The richest set that is affordable, or the smallest one.
+    Filling them may take this many seconds of the reference computer. First extra rows and row cuts are reduced, then
+    the numbers of devices.
     """
     uniform = build_link_loads(problem).is_uniform
     pairs = len(problem.platform.devices) ** (1 if uniform else 2)

@@ -48,14 +48,7 @@ class SolverEffort:
 
 @dataclass(frozen=True)
 class SolverResult:
-    """The result of CP-SAT.
-
-    Attributes:
-        best: Best selection in original numbers; None if there is none.
-        value: Its value.
-        bound: Lower bound on all selections.
-        interrupted: The search was stopped with Ctrl-C.
-    """
+    """The best selection in original numbers, its value, and a lower bound on all selections."""
 
     best: tuple[int, ...] | None
     value: float
@@ -64,15 +57,10 @@ class SolverResult:
 
 
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, wide: bool = False) -> SolverResult:
-    """Continue from a relaxation with CP-SAT.
+    """Continue from a relaxation: first over the most promising choices, then over those that are left.
 
-    The most promising choices come first; their best value then drops others.
-
-    Args:
-        relaxed: The relaxation.
-        effort: Limits of the solver.
-        wide: The graph is too wide to eliminate. Then only the promising choices are searched, because its bounds drop
-            hardly any choice and a model of all pairs takes gigabytes.
+    If the graph is too `wide` to eliminate, only the promising choices are searched. Its bounds drop hardly any choice,
+    and a model of all pairs would take gigabytes.
     """
     first = _solve_once(relaxed, replace(effort, deterministic_s=effort.deterministic_s / 2), FIRST_MAX_PAIRS)
     if wide and first.best is not None:
@@ -151,10 +139,7 @@ def _cost_magnitude(model: JointModel) -> float:
 
 
 def _truncate_choices(relaxed: RelaxedProblem, pairs: int) -> tuple[JointModel, bool]:
-    """Return the model with at most this many pairs, and True if it is complete.
-
-    Choices with the least bounds are kept.
-    """
+    """Return the model with at most this many pairs, those with the least bounds, and True if complete."""
     model, least = relaxed.model, relaxed.choice_bounds
     most = max((len(costs) for costs in model.node), default=0)
     while sum(table.size for table in _pair_tables([len(o) for o in model.node], model)) > pairs and most > 2:
@@ -199,10 +184,7 @@ class _SolverModel:
         self._objective(model, cost, loads)
 
     def _pairs(self, i: int, j: int, shape: tuple[int, ...]) -> list[cp_model.IntVar]:
-        """Return a Boolean for each pair of choices, row by row.
-
-        The sums over a row and a column equal the choices' own Booleans.
-        """
+        """Return a Boolean for each pair; their sums over rows and columns equal the choices' Booleans."""
         if shape[0] == 1:
             return list(self.chosen[j])
         if shape[1] == 1:

@@ -144,12 +144,6 @@ def build_joint_model(
         limits: Host → bytes that the weights of its devices may take.
         powered: For energy, the devices that draw idle power; by default all. The choices must use no others.
         limited_layers: Positions of layers whose tensors must fit within the limits together with all weights.
-
-    Returns:
-        The model.
-
-    Raises:
-        UsageError: The objective is unknown.
     """
     problem, host_matrix = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
@@ -219,10 +213,7 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
 
 
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the seconds that each link is busy, by layer and by edge.
-
-    The arrays are (choices, links) for layers, and (choices, choices, links) for edges.
-    """
+    """Return the seconds of each link: (choices, links) by layer, (choices, choices, links) by edge."""
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
     node = []

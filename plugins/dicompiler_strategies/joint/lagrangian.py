@@ -52,9 +52,7 @@ class RelaxedProblem:
 def coordinate_descent(
     model: JointModel, selection: Sequence[int], budget: WorkBudget | None = None, rounds: int = 20
 ) -> tuple[int, ...]:
-    """Improve a selection layer by layer, with all other layers fixed.
-
-    It ends when nothing improves or the budget is exceeded.
+    """Improve a selection layer by layer until nothing improves or the budget is exceeded.
 
     Excess over the limits counts first, then the value.
     """
@@ -134,10 +132,7 @@ class _PriceSearch:
         return selection
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections within the limits.
-
-        Prices of exceeded loads are raised until all limits are kept. Then they are lowered again in smaller steps.
-        """
+        """Search for good selections within the limits, with prices that rise and then fall in smaller steps."""
         capped = np.isfinite(self.model.load_limits)
         if not capped.any():
             return
@@ -178,16 +173,10 @@ class _PriceSearch:
 def relax_with_prices(
     model: JointModel, start: Sequence[Sequence[int]] = (), budget: WorkBudget | None = None, iterations: int = 60
 ) -> RelaxedProblem:
-    """Raise the bound with subgradient steps on the prices.
+    """Raise the bound with subgradient steps on the prices, beginning with the selections `start`.
 
     Without loads one elimination is the proof. Prices of limited loads are at least 0. Prices of a minimax objective
     sum to 1, because the largest load is at least any weighted mean of the loads. The search is deterministic.
-
-    Args:
-        model: The model.
-        start: Selections to begin with.
-        budget: Work that may be done; when it is exceeded, the current result is returned.
-        iterations: Largest number of steps.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):

@@ -77,18 +77,8 @@ class JointSolution:
 def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()) -> JointSolution:  # noqa: B008
     """Return the best plan over the choices of the tables, with the hosts' memory as hard limits.
 
-    Ctrl-C ends the search with the best plan so far.
-
-    Args:
-        cost_tables: The cost tables.
-        effort: Limits of the solver.
-
-    Returns:
-        The plan with its bound.
-
-    Raises:
-        DicompilerError: No plan fits into memory. The error says how much memory would suffice, and names a layer that
-            fits nowhere if there is one.
+    Ctrl-C ends the search with the best plan so far. If no plan fits into memory, the error says how much memory would
+    suffice, and names a layer that fits nowhere if there is one.
     """
     return _JointSearch(cost_tables, effort).solve()
 
@@ -150,10 +140,7 @@ class _JointSearch:
         return int(np.argmax(live))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
-        """Solve one model for each number of powered devices, the fastest.
-
-        All powered devices draw idle power.
-        """
+        """Solve one model for each number of powered devices, which all draw idle power."""
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
         for count in range(1, len(devices_by_rate(self.problem)) + 1):
@@ -195,11 +182,7 @@ class _JointSearch:
             return (None if best is None else limited.to_original(best)), 0.0
 
     def _possible_choices(self) -> list[NDArray[np.bool_]]:
-        """Return for each layer a mask of the choices that can fit at all.
-
-        Raises:
-            DicompilerError: No choice of a layer fits.
-        """
+        """Return for each layer a mask of the choices that can fit at all; raise if there are none."""
         hosts = self.problem.platform.hosts
         caps = np.array([host.memory for host in hosts], np.float64)
         place = device_host_matrix(self.problem.platform)
@@ -230,12 +213,10 @@ class _JointSearch:
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
-        """Return True if every host has so much memory that no plan needs a check.
+        """Return True if every host could hold all weights and AMPLE_COPIES of all tensors.
 
-        The host could hold all weights and AMPLE_COPIES of all tensors.
-
-        With a target, AMPLE_COPIES of all weights are assumed (they are copied while they are loaded), and twice its
-        overhead.
+        No plan needs a check then. With a target, AMPLE_COPIES of all weights are assumed (they are copied while they
+        are loaded), and twice its overhead.
         """
         layers = self.problem.layers
         sizes = {False: 0, True: 0}

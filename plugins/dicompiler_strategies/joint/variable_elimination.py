@@ -33,12 +33,7 @@ class _TableFactor:
 
 @dataclass(frozen=True, eq=False)
 class EliminationStep:
-    """One step of the elimination.
-
-    Attributes:
-        variable: The variable that is eliminated.
-        neighbours: Its neighbours at that time.
-    """
+    """One step of the elimination."""
 
     variable: int
     neighbours: tuple[int, ...]
@@ -77,9 +72,7 @@ class EliminationOrder:
 
 
 def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
-    """Return the min-fill elimination order.
-
-    The next variable is the one whose neighbours miss the fewest edges among themselves.
+    """Return the min-fill order: next is the variable whose neighbours miss the fewest edges.
 
     Of equal ones the variable with the smallest table is next, then the first.
     """
@@ -111,16 +104,7 @@ def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) ->
 def minimise_exactly(
     plan: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least Σ node + Σ edge, and a selection that reaches it.
-
-    Args:
-        plan: The elimination order.
-        node: Unary table of each variable.
-        edge: (u, v) → table (choices of u, choices of v).
-
-    Returns:
-        The minimum and the selection; of equal selections the one whose lowest choices come first.
-    """
+    """Return the least Σ node + Σ edge, and the selection that reaches it with the lowest choices first."""
     factors = _place_tables(plan, node, edge)
     least = 0.0
     for k, bucket in enumerate(plan.steps):
@@ -204,18 +188,12 @@ def _send_message(plan: EliminationOrder, factors: list[list[_TableFactor]], k: 
 
 
 def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
-    """Return the factors ordered by size.
-
-    Adding them up is then cheap, and the sums are reproducible to the bit.
-    """
+    """Return the factors ordered by size, so that sums are cheap and reproducible to the bit."""
     return sorted(factors, key=lambda factor: factor.table.size)
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """Return the factor's table with one axis for each variable of `scope`.
-
-    Of length 1 if it does not depend on it.
-    """
+    """Return the factor's table with one axis, possibly of length 1, for each variable of `scope`."""
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
@@ -230,10 +208,7 @@ def _add_tables(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequenc
 
 
 def _minimise_first_axis(plan: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """Return the minimum of the joint table over its first variable.
-
-    It is computed in pieces that fit into the cache.
-    """
+    """Return the minimum of the joint table over its first variable, in pieces that fit into the cache."""
     least: Floats
     if len(scope) < 3:
         least = _add_tables(plan, scope, factors).min(axis=0)

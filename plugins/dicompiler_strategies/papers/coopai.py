@@ -126,21 +126,10 @@ _RoundOption = tuple[LayerBlock, DataState, float]  # A block, the state after i
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
-    """Return the network as CoopAI sees it.
+    """Return the network as CoopAI sees it: convolutions with their pools, and fully connected layers.
 
-    It is a chain of convolutions with their pools, and of fully connected layers.
-
-    Other layers (Flatten, LRN, Softmax) cost nothing.
-
-    Args:
-        layers: The layer graph.
-        path: For a network with branches, the layers that represent it, each with all its input channels.
-
-    Returns:
-        The chain.
-
-    Raises:
-        DicompilerError: The network has branches and `path` is empty, or a layer with weights is of another kind.
+    Other layers (Flatten, LRN, Softmax) cost nothing. For a network with branches, `path` has the layers that represent
+    it, each with all its input channels; otherwise the network must be a chain.
     """
     for i, layer in enumerate(() if path else layers.layers):
         before = layers.layers[i - 1] if i else None
@@ -229,9 +218,6 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
         G: Bandwidth of the gateway in bit/s.
         k: Number of devices.
         single: Use the baseline SLS, with one layer in a block and fully connected layers in model form only.
-
-    Returns:
-        The least time and its blocks.
     """
     if k == 1:
         return CoopaiResult(1, _single_device_latency(layers, F, G), (LayerBlock(0, len(layers) - 1, "device"),))
@@ -303,10 +289,7 @@ class _Rounds:
         return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the rounds that compute CLs i to j in grids.
-
-        Each is also returned with one FL in data form after it, whose inputs the devices then hold.
-        """
+        """Return the rounds of CLs i to j in grids, and with one FL in data form after them."""
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
             last = self.layers[j]
@@ -326,10 +309,7 @@ class _Rounds:
         return rounds
 
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
-        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the input rows of layer i for each device.
-
-        The devices prefetch these rows.
-        """
+        """Return eq. (4), ζ(d) = Σ_{r ∈ [i,j]} p_r(d), and the input rows that each device prefetches."""
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
             layer = self.layers[r]
@@ -340,10 +320,7 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """Return (ti, τo) of eq. (5) in elements.
-
-        ti are missing rows that are downloaded, τo are own rows that others miss, each uploaded once.
-        """
+        """Return (ti, τo) of eq. (5) in elements: rows to download, and own rows that others miss."""
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
         if state != "rows":
@@ -358,11 +335,9 @@ class _Rounds:
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the rounds that compute FL i in model form and in data form.
+        """Return the rounds of FL i in model form (shares of outputs) and data form (shares of inputs).
 
-        In model form each device has a share of the outputs, in data form a share of the inputs, followed by a sum.
-
-        If another FL follows, the hybrid form of both is included: model form, then data form.
+        If another FL follows, the hybrid form is included: model form, then data form.
         """
         layer = self.layers[i]
         assert isinstance(layer, FullyConnectedLayer)

@@ -33,10 +33,6 @@ class Coopai(Strategy):
 
     Equations (1) to (5) choose the blocks and the number of devices. The network must be a chain of convolutional and
     fully connected layers. Memory is not considered. The strategy `dp` generalises it.
-
-    Attributes:
-        method: "mls", or its baseline "sls" with one layer in a block.
-        devices: Number of devices; 0 means the best number.
     """
 
     name: ClassVar[str] = "coopai"
@@ -51,12 +47,6 @@ class Coopai(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan that the paper's equations choose.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             UsageError: The objective is not latency.
@@ -74,13 +64,7 @@ class Coopai(Strategy):
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """Return the chain, and the best T_L^k for the k of `counts`.
-
-    F is the devices' rate, and G the bandwidth of the network.
-
-    Raises:
-        DicompilerError: The network is not a chain, or the devices have different rates.
-    """
+    """Return the chain and the best T_L^k, with the devices' rate as F and the bandwidth as G."""
     platform = team.problem.platform
     rates = {platform.devices[i].rate for i in team.members}
     if len(rates) > 1:
@@ -99,10 +83,7 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 
 
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
-    """Return the blocks as runs of the network's layers.
-
-    Layers between two layers of the chain go with the first.
-    """
+    """Return the blocks as runs of layers; layers between two layers of the chain go with the first."""
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
     runs: list[LayerRun] = []
@@ -153,10 +134,7 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 
 
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
-    """Return the wanted form.
-
-    On each device if the layer cannot be cut, or on one device if it must stay whole.
-    """
+    """Return the wanted form; "everywhere" if the layer cannot be cut, "whole" if it must stay whole."""
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"
     return "whole" if layer.whole_reason else wanted

@@ -47,15 +47,6 @@ class Diapason(Strategy):
         conv1: whole (0.2) | 4 slices (0.3) | fused with conv2 (0.5)      ⇒  conv1: fused with conv2
 
     The objective is latency or energy. The strategy `gradient` uses the same relaxation with richer choices.
-
-    Attributes:
-        partition: Kinds of slices: equal, proportional to the devices' rates, or all.
-        fusion_limit: Largest number of layers that are fused before their last one.
-        initialisation: Begin with each sublayer on its own device ("heuristics") or anywhere ("random").
-        learning_rate: Learning rate.
-        iterations: Number of steps.
-        restarts: Number of restarts; the plan that is best by estimate is taken.
-        seed: Seed of the random numbers.
     """
 
     name: ClassVar[str] = "diapason"
@@ -75,15 +66,7 @@ class Diapason(Strategy):
         check_descent_options(self.name, self)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the decoded plan.
-
-        Of several restarts the best one by estimate, because losses say little about plans.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
+        """Return the decoded plan; of several restarts the best by estimate, because losses say little.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
@@ -124,12 +107,7 @@ class RelaxationWeights:
 
 @dataclass(frozen=True, eq=False)
 class RelaxedLoss:
-    """The loss and its gradient.
-
-    Attributes:
-        L: Loss (R,) in ms or mJ.
-        gradient: Gradient in the shapes of the weights.
-    """
+    """The loss and its gradient."""
 
     L: Floats
     gradient: RelaxationWeights
@@ -169,10 +147,7 @@ def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristic
 def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
     """Return eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out, with its gradient.
 
-    Args:
-        space: The partition opportunities.
-        W: The weights.
-        penalty: Subtract the superposition penalty: eq. (1) for latency; eq. (2) for energy has none.
+    With `penalty` (latency), eq. (1) subtracts the superposition penalty; eq. (2) for energy has none.
     """
     sigma = softmax(W.W_dev)  # (R, G, S, D)
     p = [softmax(W_l) for W_l in W.W_l]
@@ -285,10 +260,7 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return for each layer the PO with the largest W_l, and the devices of its sublayers.
-
-    The device of a sublayer has the largest W_dev.
-    """
+    """Return for each layer the PO with the largest W_l, and the devices with the largest W_dev."""
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)
     return tuple(

@@ -113,11 +113,8 @@ class OpportunitySpace:
 def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
     """Return the POs of every layer: whole, slices of the height, and the fusion POs of those slices.
 
-    Args:
-        problem: The problem.
-        kinds: Kinds of slices: "equal", or "proportional" to the devices' rates.
-        limit: Largest number of layers between a fusion PO and its parent.
-        energy: Costs are in mJ instead of ms.
+    Slices are "equal", or "proportional" to the devices' rates. `limit` is the largest number of layers between a
+    fusion PO and its parent. Costs are in ms, or in mJ for energy.
     """
     return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
 
@@ -151,10 +148,7 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the POs of each layer.
-
-        They are computed backwards, so that all readers have added their fusion POs first.
-        """
+        """Return the POs of each layer, computed backwards because readers add fusion POs to producers."""
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
@@ -297,10 +291,7 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """Return (B, B_in, B_out).
-
-        Inputs come from the first source unless the device is a source itself; every sink receives the outputs.
-        """
+        """Return (B, B_in, B_out); inputs come from the first source, every sink receives the outputs."""
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
         between = np.array([[self._byte_cost(a, b) for b in names] for a in names])

@@ -73,17 +73,12 @@ class IlpSolution:
 
 
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
-    """Return N · C_l in elements.
+    """Return N · C_l in elements, for o_{l−1} = `reused`.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
-    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
-
-    Args:
-        layer: Layer l.
-        scheme: Its scheme.
-        reused: o_{l−1}, which counts for LOP and, with the option `reuse`, for the first layer of FUSE.
-        N: Number of devices.
+    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1); with the option `reuse`, o_{l−1} counts as in eq.
+      (7)
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
@@ -98,9 +93,7 @@ def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) 
 def solve_ilp(
     layers: Sequence[IlpLayer], N: int, reuse: bool = False, lip: bool = True, fuse: bool = True
 ) -> IlpSolution:
-    """Solve the ILP of eq. (10) to (13) with CP-SAT, in integers N · C.
-
-    The result is reproducible (one worker, fixed seed).
+    """Solve the ILP of eq. (10) to (13) with CP-SAT, in integers N · C, reproducibly.
 
     Args:
         layers: The layers.
@@ -108,9 +101,6 @@ def solve_ilp(
         reuse: Count reuse in the first layer of FUSE as well.
         lip: Allow LIP for layers that are not fused.
         fuse: Allow fused pairs.
-
-    Returns:
-        The solution.
     """
     from ortools.sat.python import cp_model
 
@@ -172,12 +162,6 @@ class Stahl(Strategy):
     counts it, whatever the objective: every device sends all its outputs and receives all its inputs. A plan here only
     sends missing elements, and therefore sends less. Layers that the paper does not mention are cut by channels if
     their inputs are; otherwise they are whole on the fastest device.
-
-    Attributes:
-        devices: Number of devices N, the fastest; 0 means all that compute.
-        reuse: Count reuse of held outputs in FUSE as well.
-        lip: Allow LIP for layers that are not fused.
-        fuse: Allow fused pairs.
     """
 
     name: ClassVar[str] = "stahl"
@@ -192,12 +176,6 @@ class Stahl(Strategy):
 
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the least communication as the paper counts it.
-
-        Args:
-            problem: The problem to solve.
-
-        Returns:
-            The plan.
 
         Raises:
             DicompilerError: `devices` is larger than the number of devices that compute.
@@ -290,10 +268,7 @@ def network_parts(
 
 
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
-    """Return True if a layer outside the ILP is cut by channels.
-
-    These are grouped convolutions, and readers of channel pieces.
-    """
+    """Return True for grouped convolutions and readers of channel pieces, which the ILP leaves out."""
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
     return find_cuttable_axis(layers, layer, "channel") is not None and (
@@ -302,10 +277,7 @@ def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool
 
 
 def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
-    """Return each device's range of the input channels.
-
-    In a fused pair, the channels that it has computed itself.
-    """
+    """Return each device's range of the input channels; in a fused pair, those it has computed."""
     length = reduction_length(layers, layer)
     assert length is not None
     if not fused:

@@ -215,10 +215,7 @@ def region_to_box(region: Region) -> Region:
 
 
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
-    """Return the needed boxes by input.
-
-    If a device reads a tensor for both kinds of parts, the overlap counts once.
-    """
+    """Return the needed boxes by input; what a device reads for both kinds of parts counts once."""
     by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
         boxes = [reads[slot, kind] for kind in (0, 1) if (slot, kind) in reads]

@@ -114,10 +114,7 @@ class ChoiceSet:
 
 
 def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | None:
-    """Return the output axis labelled height, width or channel.
-
-    None if it does not exist or cannot be cut.
-    """
+    """Return the output axis labelled height, width or channel; None if it cannot be cut."""
     axis = named_axes(layers).get(layer.output, {}).get(label)
     return axis if axis in cuttable_axes(layers, layer) else None
 
@@ -127,16 +124,8 @@ def list_choices(
 ) -> tuple[Choice, ...]:
     """Return the choices of a layer, whole layers first and the fastest device's first of all.
 
-    Choices that the operator rule does not allow are left out, and so are choices with the parts of an earlier one.
-
-    Args:
-        problem: The problem.
-        layer: The layer.
-        options: The choice set.
-        max_choices: Stop after this many choices.
-
-    Returns:
-        The choices.
+    Choices that the operator rule does not allow are left out, and so are choices with the parts of an earlier one. At
+    most `max_choices` are returned.
     """
     by_parts: dict[tuple[Part, ...], Choice] = {}
     for choice in _generate_choices(problem, layer, options):
@@ -181,15 +170,8 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
     """Return rows for each device so that all devices finish the input's first layer together.
 
     The source computes its rows at once. The other devices receive their inputs one after another, and then compute
-    rows in proportion to their speed. Layers that only reshape the first layer's rows get the same shares.
-
-    Args:
-        problem: The problem.
-        layer: The layer to cut.
-        devices: The devices to cut it for.
-
-    Returns:
-        Rows of each device. None for other layers, and if the source is not exactly one of several devices.
+    rows in proportion to their speed. Layers that only reshape the first layer's rows get the same shares. The result
+    is None for other layers, and if the source is not exactly one of several devices.
     """
     first, source = (
         find_first_layers(problem.layers).get(layer.name),
@@ -276,7 +258,7 @@ class _SplitInputs:
     def find_axis(self, label: str) -> int | None:
         """Return the output axis with this label, or None if it cannot be cut.
 
-        After a Flatten, rows and channels lie on one axis; it then counts as channels only.
+        An axis that holds rows and channels, after a Flatten, counts as channels only.
         """
         layers, layer = self.problem.layers, self.layer
         axis = find_cuttable_axis(layers, layer, label)
@@ -312,10 +294,7 @@ class _SplitInputs:
 
     @property
     def is_sequence_or_vector(self) -> bool:
-        """True if the output is a sequence or a vector.
-
-        Then computing all of it on every device may be worthwhile.
-        """
+        """True if the output is no larger than a sequence, so that copies of it may be worthwhile."""
         labels = named_axes(self.problem.layers).get(self.layer.output, {})
         return labels.get("width", labels.get("height")) == labels.get("height")
 
@@ -375,10 +354,7 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
 
 @memoized
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
-    """Return the height or width of the first smaller layer along the first readers of the output.
-
-    0 if there is none.
-    """
+    """Return the extent of the first smaller layer along the first readers; 0 if there is none."""
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
     while True:
@@ -437,10 +413,7 @@ def _grid_tiles(
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choice that computes a layer without multiplications whole on every device.
-
-    It is only offered if the output is small enough to matter.
-    """
+    """Yield the choice that computes a small layer without multiplications whole on every device."""
     known = split.problem.layers.tensors[split.layer.output].shape is not None
     if (
         known
@@ -462,10 +435,7 @@ def _lop_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
-    """Return the regions without the elements of earlier regions, along the first axis that is cut.
-
-    Returns an empty tuple if the regions are disjoint already.
-    """
+    """Return the regions without the elements of earlier ones; empty if they are disjoint already."""
     if not regions[0]:  # A scalar has no axes.
         return ()
     bounds = tuple(zip(*regions, strict=True))

@@ -145,23 +145,12 @@ def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selecti
 
 
 def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
-    """Translate a selection among kept choices to the numbers of all choices.
-
-    Args:
-        kept: For each layer, the numbers of the choices that are kept.
-        selection: Selection among the kept choices.
-
-    Returns:
-        The selection among all choices.
-    """
+    """Translate a selection among the choices `kept` of each layer to the numbers of all choices."""
     return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Translate a selection among all choices to numbers of the kept ones.
-
-    None if one of its choices is not kept.
-    """
+    """Translate a selection to numbers of the kept choices; None if a choice is not kept."""
     places = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(place[0]) for place in places) if all(map(len, places)) else None
 
@@ -176,20 +165,9 @@ def build_cost_tables(
     options: ChoiceSet = ChoiceSet(),  # noqa: B008
     budget: WorkBudget | None = None,
 ) -> CostTables:
-    """Return the barrier model over the choices of every layer.
+    """Return the barrier model over the choices of every layer; equal layers share their arrays.
 
-    Layers of equal structure share their arrays.
-
-    Args:
-        problem: The problem.
-        options: The choice set.
-        budget: Work that may be done; filling the tables is counted.
-
-    Returns:
-        The tables.
-
-    Raises:
-        DicompilerError: The budget is exceeded before the tables are filled.
+    Raises DicompilerError if the budget is exceeded before the tables are filled.
     """
     try:
         return _TableFiller(problem, options, budget or WorkBudget()).fill()
@@ -244,10 +222,7 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
 
 
 def _find_queries(layers: LayerGraph) -> set[str]:
-    """Return the names of the products that compute queries.
-
-    Their output is, possibly reshaped, the first operand of a product of two computed tensors.
-    """
+    """Return the products that are, possibly reshaped, the first operand of a product of two tensors."""
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
     while waiting:
@@ -356,10 +331,8 @@ class _TableFiller:
     def _compute_seconds(self, footprint: ChoiceFootprint, there: Floats) -> Floats:
         """Return the seconds (choices,) until the slowest device has computed.
 
-        Args:
-            footprint: Footprint of the layer.
-            there: Seconds (choices,) until the network's inputs have arrived. If runtime costs are known, the source
-                does not wait for them.
+        `there` (choices,) are the seconds until the network's inputs arrive; with runtime costs the source does not
+        wait.
         """
         waits = np.ones(len(self.problem.platform.devices), bool)
         if there.any() and self.lines.runtime is not None:
@@ -389,10 +362,7 @@ def flows_on_edge(
 
 
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
-    """Return the flows of network inputs to a layer and of network outputs from it.
-
-    Sources and sinks have one choice.
-    """
+    """Return the flows of network inputs to a layer, and of network outputs from it."""
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
@@ -445,10 +415,7 @@ def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
 
 
 def _holders_and_largest(flows: Sequence[BoxFlow]) -> tuple[Ints, Ints]:
-    """Return the number of devices that hold a share, and the bytes of the largest share.
-
-    Both are arrays over the producer's choices.
-    """
+    """Return the number of devices that hold a share, and the bytes of the largest share, by choice."""
     shares = reduce(np.add, (item * box_elements(shares) for _, shares, _, item in flows))
     return (shares > 0).sum(axis=1), shares.max(axis=1)
 
@@ -485,9 +452,7 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
     """Return the boxes with only the axes on which they differ, and the elements on the other axes.
 
-    At least one axis is kept.
-
-    The arrays have 32 bits if that suffices. Missing boxes (0..0 on every axis) are ignored.
+    At least one axis is kept, in 32 bits if that suffices. Missing boxes (0..0 on every axis) are ignored.
     """
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
     rows = rows[box_elements(rows) > 0]

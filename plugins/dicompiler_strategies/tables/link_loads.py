@@ -43,14 +43,11 @@ class RuntimeArrays:
         return replace(self, send=self.send * self.joined, receive=self.receive * self.joined, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds of the busiest sender plus those of the busiest receiver.
+        """Return the seconds (…) of the busiest sender plus those of the busiest receiver.
 
         Args:
             sent: Bytes (…, senders, receivers).
             needed: Bytes (…, receivers) that the receiver joins the pieces to; None if nothing is joined.
-
-        Returns:
-            Seconds (…).
         """
         messages = sent > 0
         sending = messages.sum(axis=-1) * self.send + sent.sum(axis=-1) * self.byte
@@ -59,16 +56,13 @@ class RuntimeArrays:
         return seconds
 
     def gathering_seconds(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
-        """Return the handling seconds if the senders are unknown; as few senders as possible are assumed.
+        """Return the handling seconds (P, C) if the senders are unknown; as few as possible are assumed.
 
         Args:
             missing: Bytes (P, C, receivers) that each receiver lacks, for P producer and C consumer choices.
             holders: Number (P,) of devices that hold a share.
             largest: Bytes (P,) of the largest share.
             needed: Bytes (C, receivers) that the receiver joins the pieces to.
-
-        Returns:
-            Seconds (P, C).
         """
         messages = -(-missing // np.maximum(largest, 1)[:, None, None])
         senders = np.maximum(holders, 1)[:, None]
@@ -113,14 +107,9 @@ class LinkLoads:
         return busy + (flat > 0).astype(np.float64) @ self.message_seconds if self.has_message_cost else busy
 
     def transfer_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds until all bytes have arrived and are received; the latency is counted once.
+        """Return the seconds (…) until all bytes (…, senders, receivers) have arrived and are received.
 
-        Args:
-            sent: Bytes (…, senders, receivers).
-            needed: Bytes (…, receivers), see `RuntimeArrays.handling_seconds`.
-
-        Returns:
-            Seconds (…).
+        The latency is counted once. For `needed` see `RuntimeArrays.handling_seconds`.
         """
         carried = self._network_seconds(sent)
         return carried if self.runtime is None else carried + self.runtime.handling_seconds(sent, needed)
@@ -157,10 +146,7 @@ class LinkLoads:
 
     @cached_property
     def common_latency(self) -> float | None:
-        """The latency that all pairs on different hosts have in common, if those of one host have none.
-
-        Otherwise None.
-        """
+        """The latency of all pairs on different hosts if it is equal, and 0 within hosts; otherwise None."""
         joined = self.byte_seconds.any(axis=1)
         latencies = set(self.pair_latency[joined].tolist())
         return latencies.pop() if len(latencies) == 1 and not self.pair_latency[~joined].any() else None
@@ -208,10 +194,8 @@ def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
 def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     """Return seconds per byte, seconds per message, and latency of each device pair.
 
-    Pairs are numbered sender · devices + receiver.
-
-    Bytes include the message headers. The latency includes that of the receiver's runtime, which is all there is within
-    a host.
+    Pairs are numbered sender · devices + receiver. Bytes include the message headers. The latency includes that of the
+    receiver's runtime, which is all there is within a host.
     """
     byte, once, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)
