@@ -227,9 +227,13 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     }
     if need := _first_exceeded(host_memory_needs(platform, memory)):
         added = "" if target is None else f" and what target {target.name!r} adds,"
-        together = f"for weights and activations{added}"
-        what = {"memory": together, "RAM": "of RAM for activations", "flash": "of flash for weights"}[need.kind]
-        raise _memory_error(need, what, _memory_remedy(need, route(problem.layers, plan, platform.host_of), platform))
+        purpose_of_all = f"for weights and activations{added}"
+        purpose = {"memory": purpose_of_all, "RAM": "of RAM for activations", "flash": "of flash for weights"}[
+            need.kind
+        ]
+        raise _memory_error(
+            need, purpose, _memory_remedy(need, route(problem.layers, plan, platform.host_of), platform)
+        )
 
 
 def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
@@ -249,9 +253,9 @@ def check_program_memory(compilation: PipelineState, memory: Mapping[str, Memory
         check_measured_memory(platform, compilation.footprints)
     elif need := _first_exceeded(host_memory_needs(platform, memory, include_sum=True)):
         added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
-        together = f"to run, {format_bytes(added)} of it added by target {target.name!r},"
-        what = {"memory": together, "RAM": "of RAM to run", "flash": "of flash for weights"}[need.kind]
-        raise _memory_error(need, what, _memory_remedy(need, routing, platform))
+        purpose_of_all = f"to run, {format_bytes(added)} of it added by target {target.name!r},"
+        purpose = {"memory": purpose_of_all, "RAM": "of RAM to run", "flash": "of flash for weights"}[need.kind]
+        raise _memory_error(need, purpose, _memory_remedy(need, routing, platform))
 
 
 def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint]) -> None:
@@ -267,8 +271,8 @@ def check_measured_memory(platform: Platform, occupied: Sequence[DeviceFootprint
     memory = {entry.device: MemoryUse(entry.flash, entry.ram, 0) for entry in occupied}
     if need := _first_exceeded(host_memory_needs(platform, memory)):
         of_host = [entry for entry in occupied if platform.host_of[entry.device] == need.host]
-        i = 1 if need.kind == "flash" else 0
-        largest = max(of_host, key=lambda entry: (entry.ram, entry.flash)[i]).largest_consumers[i]
+        index = 1 if need.kind == "flash" else 0
+        largest = max(of_host, key=lambda entry: (entry.ram, entry.flash)[index]).largest_consumers[index]
         raise _memory_error(need, "", f"cut {largest} into smaller parts or use another device for it (--fit searches)")
 
 
@@ -301,7 +305,7 @@ def _first_exceeded(needs: Iterable[HostMemoryNeed]) -> HostMemoryNeed | None:
     return next((need for need in needs if need.needed_bytes > need.limit_bytes), None)
 
 
-def _memory_error(need: HostMemoryNeed, what: str, remedy: str) -> DicompilerError:
+def _memory_error(need: HostMemoryNeed, purpose: str, remedy: str) -> DicompilerError:
     """Return the error for one host.
 
     Args:
@@ -312,8 +316,8 @@ def _memory_error(need: HostMemoryNeed, what: str, remedy: str) -> DicompilerErr
     needed, excess, limit = map(
         format_bytes, (need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes)
     )
-    if what:
-        text = f"{needed} ({excess} too much) {what} and has {limit}"
+    if purpose:
+        text = f"{needed} ({excess} too much) {purpose} and has {limit}"
     else:
         text = f"{needed} of {need.kind}, {excess} more than it has ({limit})"
     return DicompilerError(f"plan: host {need.host} needs {text}: {remedy}")

@@ -43,7 +43,7 @@ class FailureSelection:
     devices: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, given: int | str | FailureSelection | None) -> FailureSelection:
+    def parse(cls, value: int | str | FailureSelection | None) -> FailureSelection:
         """Return the selection that a user's value describes.
 
         Args:
@@ -55,9 +55,9 @@ class FailureSelection:
         Raises:
             UsageError: The number is negative.
         """
-        if isinstance(given, FailureSelection) or given is None:
-            return given or cls()
-        text = str(given).strip()
+        if isinstance(value, FailureSelection) or value is None:
+            return value or cls()
+        text = str(value).strip()
         if text.lstrip("+-").isdecimal():
             if int(text) < 0:
                 raise UsageError(
@@ -160,11 +160,11 @@ def remove_devices(
     """
     platform = problem.platform
     devices = tuple(device for device in platform.devices if device.name not in failed)
-    names = {device.host for device in devices}
-    links = tuple(link for link in platform.network.links if names.issuperset(link.hosts))
+    host_names = {device.host for device in devices}
+    links = tuple(link for link in platform.network.links if host_names.issuperset(link.hosts))
     remaining = replace(
         platform,
-        hosts=tuple(host for host in platform.hosts if host.name in names),
+        hosts=tuple(host for host in platform.hosts if host.name in host_names),
         devices=devices,
         network=replace(platform.network, links=links),
     )

@@ -54,15 +54,15 @@ def latency_bound(problem: Problem) -> LatencyBound:
         for layer in layers.layers
     ]
     speeds = [1 / total if (total := sum(column)) > 0 else 1.0 for column in zip(*seconds, strict=True)]
-    load, ends = 0.0, dict.fromkeys(layers.inputs, 0.0)
-    for layer, alone in zip(layers.layers, seconds, strict=True):
-        load += min(speed * own for speed, own in zip(speeds, alone, strict=True)) / sum(speeds)
-        shared = 1 / sum(1 / own for own in alone) if min(alone) > 0 else 0.0
-        divisible = bool(cuttable_axes(layers, layer)) or reduction_length(layers, layer) is not None
-        start = max((ends.get(name, 0.0) for name in layer.inputs), default=0.0)
+    load, end_s = 0.0, dict.fromkeys(layers.inputs, 0.0)
+    for layer, device_seconds in zip(layers.layers, seconds, strict=True):
+        load += min(speed * own for speed, own in zip(speeds, device_seconds, strict=True)) / sum(speeds)
+        spread_s = 1 / sum(1 / own for own in device_seconds) if min(device_seconds) > 0 else 0.0
+        can_cut = bool(cuttable_axes(layers, layer)) or reduction_length(layers, layer) is not None
+        start = max((end_s.get(name, 0.0) for name in layer.inputs), default=0.0)
         for name in layer.outputs:
-            ends[name] = start + (shared if divisible else min(alone))
-    return LatencyBound(load, max(ends.values(), default=0.0))
+            end_s[name] = start + (spread_s if can_cut else min(device_seconds))
+    return LatencyBound(load, max(end_s.values(), default=0.0))
 
 
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
@@ -90,8 +90,8 @@ def objective_bound(problem: Problem) -> float | None:
             the
         objective contains neither latency nor throughput.
     """
-    wanted = objective_terms(problem.objective)
-    if not wanted.keys() & {"latency", "throughput"}:
+    terms = objective_terms(problem.objective)
+    if not terms.keys() & {"latency", "throughput"}:
         return None
-    found = latency_bound(problem)
-    return wanted.get("latency", 0.0) * found.seconds + wanted.get("throughput", 0.0) * found.load_s
+    bound = latency_bound(problem)
+    return terms.get("latency", 0.0) * bound.seconds + terms.get("throughput", 0.0) * bound.load_s

@@ -102,8 +102,8 @@ class ParetoFront:
         """
         if objective in self.objectives:
             return sorted(self.points, key=lambda point: point.objectives[objective])
-        wanted = objective_terms(objective).items()
-        return sorted(self.points, key=lambda point: sum(weight * point.objectives[name] for name, weight in wanted))
+        terms = objective_terms(objective).items()
+        return sorted(self.points, key=lambda point: sum(weight * point.objectives[name] for name, weight in terms))
 
 
 def check_objectives(names: Sequence[str]) -> None:

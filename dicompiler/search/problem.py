@@ -202,8 +202,8 @@ class Problem:
             )
             plans = [plans[i] for i in order[:MAX_SIMULATED_DEVICE_KINDS]]
         with gc_paused():
-            tried = [(plan, self._single_device_metrics(plan)) for plan in plans]
-        plan, metrics = min(tried, key=lambda one: (one[1].objective_value(self.objective), one[1].latency_s))
+            rated = [(plan, self._single_device_metrics(plan)) for plan in plans]
+        plan, metrics = min(rated, key=lambda pair: (pair[1].objective_value(self.objective), pair[1].latency_s))
         return plan, metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     def _device_kind(self, device: Device) -> tuple[object, ...]:
@@ -212,8 +212,8 @@ class Problem:
         The key holds the seconds of every layer and the links to the source and the sink.
         """
         shares = [
-            (one, LayerShare(None if one.whole_reason else full_region(output_shape(self.layers, one))))
-            for one in self.layers.layers
+            (layer, LayerShare(None if layer.whole_reason else full_region(output_shape(self.layers, layer))))
+            for layer in self.layers.layers
         ]
         seconds = tuple(self.cost_model.seconds(self.layers, *share, device) for share in shares)
         first = (self.platform.devices[0].name,)

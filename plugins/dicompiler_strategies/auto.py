@@ -97,10 +97,10 @@ class Auto(Strategy):
         are.
         """
         plan, metrics = problem.best_single_device
-        single = problem.runtime_costs and metrics.objective_value(problem.objective) <= MIN_SPLIT_GAIN * best.value(
-            problem
-        )
-        if single and evaluate_plans(problem, [(plan, "one device")]):
+        prefers_single = problem.runtime_costs and metrics.objective_value(
+            problem.objective
+        ) <= MIN_SPLIT_GAIN * best.value(problem)
+        if prefers_single and evaluate_plans(problem, [(plan, "one device")]):
             return replace(plan, chosen_strategy="single")
         return replace(best.plan, chosen_strategy=best.origin)
 
@@ -125,10 +125,10 @@ class _AutoSearch:
             if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
                 continue
             # If cpsat tries plans around the best one, it has evaluated gradient's plans as well.
-            known = name == "gradient" and self.refined is not None and self.options.tries > 0
+            is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
             if (
                 self.problem_size <= MAX_PROBLEM_SIZE.get(name, math.inf)
-                and not known
+                and not is_covered
                 and not (self.uses_heads and name in NOT_FOR_ATTENTION)
             ):
                 for problem in self.objective_problems:
@@ -179,8 +179,8 @@ class _AutoSearch:
     @cached_property
     def objective_problems(self) -> tuple[Problem, ...]:
         """The problem once for each term of its objective, because few strategies support weighted sums."""
-        wanted = objective_terms(self.problem.objective)
-        return (self.problem,) if len(wanted) == 1 else tuple(replace(self.problem, objective=name) for name in wanted)
+        terms = objective_terms(self.problem.objective)
+        return (self.problem,) if len(terms) == 1 else tuple(replace(self.problem, objective=name) for name in terms)
 
     @cached_property
     def uses_heads(self) -> bool:

@@ -47,34 +47,36 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     A tensor exists from the task that computes it to its last reader, and an output of the last task to the end.
     Paddings that TFLite does not support need a padded copy of the tensor.
     """
-    first: dict[str, int] = {}
+    first_time: dict[str, int] = {}
     sizes: dict[str, int] = {}
-    last: dict[str, int] = {}
+    last_time: dict[str, int] = {}
     spans: list[tuple[int, int, int]] = []
     channels = operators = 0
     constants: dict[tuple[str, Region], int] = {}
     for step, task in enumerate(tasks):
         time = 2 * step + 2
         elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)
-        around = elements * raw_nbytes(layers.tensors[next(iter(task.needs)).tensor].dtype, (1,)) if elements else 0
-        operators += 1 + (around > 0)
+        padded_bytes = (
+            elements * raw_nbytes(layers.tensors[next(iter(task.needs)).tensor].dtype, (1,)) if elements else 0
+        )
+        operators += 1 + (padded_bytes > 0)
         for i, (key, region) in enumerate(task.needs.items()):
-            first.setdefault(key.tensor, 0)
+            first_time.setdefault(key.tensor, 0)
             sizes[key.tensor] = max(sizes.get(key.tensor, 0), _nbytes(layers, key.tensor, region))
-            last[key.tensor] = max(last.get(key.tensor, 0), time - 1 if around and i == 0 else time)
-        if around:
-            spans.append((time - 1, time, around))
+            last_time[key.tensor] = max(last_time.get(key.tensor, 0), time - 1 if padded_bytes and i == 0 else time)
+        if padded_bytes:
+            spans.append((time - 1, time, padded_bytes))
         for key, produced in task.outputs.items():
-            first.setdefault(key.tensor, time)
+            first_time.setdefault(key.tensor, time)
             sizes[key.tensor] = _nbytes(layers, key.tensor, produced)
-            last.setdefault(key.tensor, time)
+            last_time.setdefault(key.tensor, time)
         constants |= weight_regions(layers, task)
         channels += sum(_quantized_channels(layers, work) for work in task.nodes)
     inside = {key.tensor for task in tasks for key in task.outputs}
     out = [key.tensor for key in tasks[-1].outputs]
-    last |= dict.fromkeys(out, 2 * len(tasks) + 2)
-    most = peak_nbytes([*spans, *((first[name], last[name], sizes[name]) for name in first)])
-    arena = most + ARENA_FIXED_BYTES + ARENA_OPERATOR_BYTES * operators + ARENA_CHANNEL_BYTES * channels
+    last_time |= dict.fromkeys(out, 2 * len(tasks) + 2)
+    peak_bytes = peak_nbytes([*spans, *((first_time[name], last_time[name], sizes[name]) for name in first_time)])
+    arena = peak_bytes + ARENA_FIXED_BYTES + ARENA_OPERATOR_BYTES * operators + ARENA_CHANNEL_BYTES * channels
     return ArenaEstimate(
         int(arena * (1 + margin)),
         sum(constants.values()) + MODEL_OPERATOR_BYTES * operators + MODEL_CHANNEL_BYTES * channels,
@@ -109,15 +111,15 @@ def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
     kernel = attributes.get("kernel_shape")
     if kernel is None:
         kernel = (layers.tensors[work.node.inputs[1]].shape or ())[2:]
-    source = work.piece.needs[0]
-    assert source is not None
-    shape_in, shape_out = region_shape(source), region_shape(work.piece.out)
-    valid, same, around = True, True, list(shape_in)
+    input_region = work.piece.needs[0]
+    assert input_region is not None
+    shape_in, shape_out = region_shape(input_region), region_shape(work.piece.out)
+    valid, same, padded_shape = True, True, list(shape_in)
     for i, extent in enumerate(kernel):  # type: ignore[arg-type, var-annotated]
         span = (extent - 1) * dilations[i] + 1
         total = (shape_out[2 + i] - 1) * strides[i] + span - shape_in[2 + i]
         begin, end = pads[i], max(total - pads[i], 0)
         valid = valid and begin == 0 and end == 0
         same = same and -(-shape_in[2 + i] // strides[i]) == shape_out[2 + i] and begin == max(total, 0) // 2
-        around[2 + i] += begin + end
-    return 0 if valid or same else math.prod(around)
+        padded_shape[2 + i] += begin + end
+    return 0 if valid or same else math.prod(padded_shape)

@@ -337,13 +337,13 @@ class _StageSearch:
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:
     """Return the positions after layers whose output is the only tensor that is read later."""
-    last: dict[str, int] = {}
+    last_reader: dict[str, int] = {}
     for i, layer in enumerate(layers.layers):
-        last |= dict.fromkeys(layer.inputs, i)
-    last |= {name: len(layers.layers) for name in layers.outputs}
-    cuts, open_until = [0], max((last.get(name, -1) for name in layers.inputs), default=-1)
+        last_reader |= dict.fromkeys(layer.inputs, i)
+    last_reader |= {name: len(layers.layers) for name in layers.outputs}
+    cuts, open_until = [0], max((last_reader.get(name, -1) for name in layers.inputs), default=-1)
     for i, layer in enumerate(layers.layers[:-1]):
-        ends = [last.get(name, i) for name in layer.outputs]
+        ends = [last_reader.get(name, i) for name in layer.outputs]
         if open_until <= i and sum(end > i for end in ends) <= 1:
             cuts.append(i + 1)
         open_until = max(open_until, *ends)

@@ -130,7 +130,7 @@ def test_platform_txt_is_read_line_by_line(files: tuple[Path, Path]) -> None:
         ("nx01 arm slots=0-5", r":1: 'nx01 arm slots=0-5' is not a host: write 'name, architecture, slots=0-5'"),
         ("nx01, arm, slots=5-0", r":1: slots=5-0: the first core comes after the last"),
         ("a, arm, slots=0\na, arm, slots=0", r":2: host 'a' is listed twice"),
-        ("\n# nothing\n", ": no host: write lines such as"),
+        ("\n# nothing\n", ": no hosts: write lines such as"),
     ],
 )
 def test_rejects_wrong_line_of_platform_txt(tmp_path: Path, text: str, expected: str) -> None:

@@ -159,5 +159,5 @@ def test_error_names_attention_that_cannot_be_cut() -> None:
     y = net.op("Attention", q, k, v, "", *pasts, q_num_heads=2, kv_num_heads=2, is_causal=1, outputs=3)
     shapes = {y: (1, 3, 16), **dict.fromkeys(net.nodes[-1].output[1:], (1, 2, 9, 8))}
     model = net.model(types=[onnx.helper.make_tensor_value_info(name, 1, of) for name, of in shapes.items()], ir=10)
-    with pytest.raises(DicompilerError, match=r"^heads: layer 'n0', which attends, cannot be cut: "):
+    with pytest.raises(DicompilerError, match=r"^heads: attention layer 'n0' cannot be cut: "):
         Heads().plan(load_problem(model, make_cluster("switch", 1, 1)))

@@ -268,8 +268,8 @@ class DeviceTeam(Memoizing):
         """
         length = reduction_length(self.layers, layer)
         assert length is not None
-        before = self.layers.producer.get(layer.inputs[0])
-        axis = None if before is None else self.cut_axis_of(before, "channels")
-        if before is not None and axis is not None and output_shape(self.layers, before)[axis] == length:
-            return split_axis(self.layers, before, axis, self.weights)
+        previous = self.layers.producer.get(layer.inputs[0])
+        axis = None if previous is None else self.cut_axis_of(previous, "channels")
+        if previous is not None and axis is not None and output_shape(self.layers, previous)[axis] == length:
+            return split_axis(self.layers, previous, axis, self.weights)
         return split_proportionally(length, self.weights)

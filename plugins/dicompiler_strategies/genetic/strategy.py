@@ -37,8 +37,8 @@ class Genetic(ExplorationOptions, Strategy):
         Raises:
             DicompilerError: No plan was found that fits the hosts' memory.
         """
-        wanted = objective_terms(problem.objective)
-        names = (*wanted, *(name for name in self.objectives if name not in wanted))
+        terms = objective_terms(problem.objective)
+        names = (*terms, *(name for name in self.objectives if name not in terms))
         front = explore(problem, replace(self, objectives=names), progress=log.info)
         plans = [point.plan for point in front.ranked_points(problem.objective)]
         return next((plan for plan in plans if not missing_memory(problem, plan)), plans[0])

@@ -117,11 +117,11 @@ class LocalSearch:
         for layer in range(len(self.tables.node)):
             path = [layer]
             while len(path) < _MAX_RUN_LAYERS:
-                beside = {b for a in path[:-1] for b, _ in self._neighbours[a]}
-                after = [j for j in readers.get(path[-1], ()) if j not in beside]
-                if not after:
+                connected = {b for a in path[:-1] for b, _ in self._neighbours[a]}
+                next_layers = [j for j in readers.get(path[-1], ()) if j not in connected]
+                if not next_layers:
                     break
-                path.append(after[0])
+                path.append(next_layers[0])
             if len(path) > 1:
                 paths.append(tuple(path))
         return tuple(paths)
@@ -173,25 +173,25 @@ class LocalSearch:
             layer_costs = self._choice_costs(selections, layer, (*path[max(0, k - 1) : k], *path[k + 1 : k + 2]))
             costs.append(layer_costs if prices is None else layer_costs + prices @ self.tables.weights[layer].T)
         rows = np.arange(len(selections))
-        least, before = costs[0], costs[0][rows, selections[:, path[0]]]
-        came: list[Selections] = []
+        least_costs, before = costs[0], costs[0][rows, selections[:, path[0]]]
+        origins: list[Selections] = []
         for (a, b), layer_costs in zip(pairwise(path), costs[1:], strict=True):
             at_a, at_b = selections[:, a], selections[:, b]
             before = before + layer_costs[rows, at_b] + self.tables.edge[a, b][at_a, at_b]
-            both = least[:, None, :] + self._transposed_edges[a, b][None]
-            came.append(both.argmin(axis=2))
-            least = np.take_along_axis(both, came[-1][:, :, None], axis=2)[:, :, 0] + layer_costs
-        chosen = least.argmin(axis=1)
-        least, after = least[rows, chosen], selections.copy()
+            both = least_costs[:, None, :] + self._transposed_edges[a, b][None]
+            origins.append(both.argmin(axis=2))
+            least_costs = np.take_along_axis(both, origins[-1][:, :, None], axis=2)[:, :, 0] + layer_costs
+        chosen = least_costs.argmin(axis=1)
+        least_costs, after = least_costs[rows, chosen], selections.copy()
         after[:, path[-1]] = chosen
-        for layer, origin in zip(reversed(path[:-1]), reversed(came), strict=True):
+        for layer, origin in zip(reversed(path[:-1]), reversed(origins), strict=True):
             chosen = origin[rows, chosen]
             after[:, layer] = chosen
         if prices is not None:
             return after
         if len(self.tables.limits):
-            least, before = self.penalised_cost(after), self.penalised_cost(selections)
-        return np.where((least < before * (1 - 1e-12))[:, None], after, selections)
+            least_costs, before = self.penalised_cost(after), self.penalised_cost(selections)
+        return np.where((least_costs < before * (1 - 1e-12))[:, None], after, selections)
 
     @cached_property
     def _transposed_edges(self) -> dict[LayerEdge, Floats]:

@@ -71,22 +71,22 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, wide: bool = 
     if not all(mask.any() for mask in keep):
         return replace(first, bound=first.value)
     least = tuple(totals[mask] for totals, mask in zip(relaxed.choice_bounds, keep, strict=True))
-    rest = RelaxedProblem(
+    remaining = RelaxedProblem(
         max(relaxed.bound, first.bound), first.best, first.value, relaxed.model.keep_choices(keep), least
     )
-    return _solve_once(rest, replace(effort, deterministic_s=effort.deterministic_s / 2), MAX_PAIRS)
+    return _solve_once(remaining, replace(effort, deterministic_s=effort.deterministic_s / 2), MAX_PAIRS)
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> SolverResult:
     """Run one CP-SAT search over at most this many pairs of choices."""
-    left, whole = _truncate_choices(relaxed, pairs)
-    if any(not len(costs) for costs in left.node):
+    model, is_complete = _truncate_choices(relaxed, pairs)
+    if any(not len(costs) for costs in model.node):
         return SolverResult(relaxed.best, relaxed.value, relaxed.bound)
-    scale = relaxed.value if math.isfinite(relaxed.value) and relaxed.value > 0 else max(1.0, _cost_magnitude(left))
-    builder = _SolverModel(left, scale / COST_UNITS)
-    start = left.from_original(relaxed.best) if relaxed.best is not None else None
+    scale = relaxed.value if math.isfinite(relaxed.value) and relaxed.value > 0 else max(1.0, _cost_magnitude(model))
+    solver_model = _SolverModel(model, scale / COST_UNITS)
+    start = model.from_original(relaxed.best) if relaxed.best is not None else None
     if start is not None:
-        builder.hint(start)
+        solver_model.hint(start)
     solver = cp_model.CpSolver()
     parameters = solver.parameters
     parameters.max_deterministic_time = min(effort.deterministic_s, max(0.1, effort.budget.remaining_s))
@@ -94,26 +94,26 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, pairs: int) -> So
         parameters.max_time_in_seconds = max(0.1, effort.budget.seconds_to_deadline())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
     parameters.interleave_search = effort.workers > 1  # Makes the results of several workers reproducible.
-    status, interrupted = run_solver(solver, builder.model, _SolutionLogger(scale / COST_UNITS, relaxed.bound))
+    status, interrupted = run_solver(solver, solver_model.model, _SolutionLogger(scale / COST_UNITS, relaxed.bound))
     effort.budget.spend(solver.response_proto.deterministic_time)
     best, value = relaxed.best, relaxed.value
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        chosen = tuple(next(c for c, x in enumerate(xs) if solver.boolean_value(x)) for xs in builder.chosen)
-        if left.fits_limits(chosen) and left.value(chosen) < value:
-            best, value = left.to_original(chosen), left.value(chosen)
+        chosen = tuple(next(c for c, x in enumerate(xs) if solver.boolean_value(x)) for xs in solver_model.chosen)
+        if model.fits_limits(chosen) and model.value(chosen) < value:
+            best, value = model.to_original(chosen), model.value(chosen)
     bound = relaxed.bound
-    if whole and status == cp_model.INFEASIBLE:
+    if is_complete and status == cp_model.INFEASIBLE:
         bound = value
-    elif whole and status != cp_model.MODEL_INVALID:
+    elif is_complete and status != cp_model.MODEL_INVALID:
         # Choices that were dropped are no better than the value known before.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
-            bound = max(bound, value * (1 - builder.terms / COST_UNITS))
+            bound = max(bound, value * (1 - solver_model.terms / COST_UNITS))
     return SolverResult(best, value, bound, interrupted)
 
 
 def run_solver(
-    solver: cp_model.CpSolver, posed: cp_model.CpModel, watch: cp_model.CpSolverSolutionCallback | None = None
+    solver: cp_model.CpSolver, model: cp_model.CpModel, callback: cp_model.CpSolverSolutionCallback | None = None
 ) -> tuple[cp_model.CpSolverStatus, bool]:
     """Return the status of the solver, and True if Ctrl-C ended it.
 
@@ -122,7 +122,7 @@ def run_solver(
     """
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
-        future, interrupted = pool.submit(solver.solve, posed, watch), False
+        future, interrupted = pool.submit(solver.solve, model, callback), False
         while True:
             try:
                 # Wakes up regularly, because Ctrl-C may be delivered to another thread.

@@ -57,10 +57,10 @@ def coordinate_descent(
     Excess over the limits counts first, then the value.
     """
     chosen, budget = list(selection), budget or WorkBudget()
-    around: dict[int, list[tuple[int, int]]] = {}
+    edges_of: dict[int, list[tuple[int, int]]] = {}
     for i, j in model.edge:
-        around.setdefault(i, []).append((i, j))
-        around.setdefault(j, []).append((i, j))
+        edges_of.setdefault(i, []).append((i, j))
+        edges_of.setdefault(j, []).append((i, j))
     for _ in range(rounds):
         if not budget.try_steps(sum(map(len, model.node)), 2 * len(chosen)):
             break
@@ -71,19 +71,19 @@ def coordinate_descent(
                 model.node[v].copy(),
                 model.node_loads[v].copy() if model.node_loads else np.zeros((len(model.node[v]), 0)),
             )
-            for i, j in around.get(v, ()):
+            for i, j in edges_of.get(v, ()):
                 cost += model.edge[i, j][:, chosen[j]] if i == v else model.edge[i, j][chosen[i]]
                 if (i, j) in model.edge_loads:
                     table = model.edge_loads[i, j]
                     load[:, : table.shape[2]] += table[:, chosen[j]] if i == v else table[chosen[i]]
             totals = loads - load[chosen[v]] + load
-            over = (
+            excess = (
                 np.maximum(totals - model.load_limits, 0).sum(axis=1) if len(model.load_limits) else np.zeros(len(cost))
             )
             # Of equal maxima the smaller mean is better; otherwise loads below the largest one would never fall.
-            merit = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
-            best = int(np.lexsort((merit, over))[0])
-            if (over[best], merit[best]) < (over[chosen[v]], merit[chosen[v]]):
+            value = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
+            best = int(np.lexsort((value, excess))[0])
+            if (excess[best], value[best]) < (excess[chosen[v]], value[chosen[v]]):
                 loads = totals[best]
                 chosen[v] = best
         if chosen == before:
@@ -126,17 +126,17 @@ class _PriceSearch:
         """Return the best selection at these prices, and raise the bound."""
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
-        capped = np.isfinite(self.model.load_limits)
-        self.bound = max(self.bound, least - float(prices[capped] @ self.model.load_limits[capped]))
+        is_limited = np.isfinite(self.model.load_limits)
+        self.bound = max(self.bound, least - float(prices[is_limited] @ self.model.load_limits[is_limited]))
         self.accept_if_better(selection)
         return selection
 
     def find_feasible(self, prices: Floats) -> None:
         """Search for good selections within the limits, with prices that rise and then fall in smaller steps."""
-        capped = np.isfinite(self.model.load_limits)
-        if not capped.any():
+        is_limited = np.isfinite(self.model.load_limits)
+        if not is_limited.any():
             return
-        unit = np.where(capped, max(abs(self.bound), 1e-12) / self.load_scale, 0.0)
+        unit = np.where(is_limited, max(abs(self.bound), 1e-12) / self.load_scale, 0.0)
         raised, step = prices.copy(), 0.02
         for _ in range(40):
             if not self.spend_elimination():
@@ -144,19 +144,21 @@ class _PriceSearch:
             node, edge = self.model.priced_tables(raised)
             _, selection = minimise_exactly(self.model.elimination_order, node, edge)
             self.improve_locally(selection)
-            over = np.where(
-                capped, self.model.selection_loads(selection) - np.where(capped, self.model.load_limits, 0.0), 0.0
+            excess = np.where(
+                is_limited,
+                self.model.selection_loads(selection) - np.where(is_limited, self.model.load_limits, 0.0),
+                0.0,
             )
-            if (over <= 0).all():
+            if (excess <= 0).all():
                 raised, step = raised - np.minimum(raised - prices, step * unit), step / 2
             else:
-                raised, step = raised + step * unit * (over > 0), step * 1.2
+                raised, step = raised + step * unit * (excess > 0), step * 1.2
 
     def drop_choices(self, prices: Floats) -> None:
         """Drop every choice whose least total at these prices is above the best known value."""
         node, edge = self.model.priced_tables(prices)
-        capped = np.isfinite(self.model.load_limits)
-        constant = float(prices[capped] @ self.model.load_limits[capped])
+        is_limited = np.isfinite(self.model.load_limits)
+        constant = float(prices[is_limited] @ self.model.load_limits[is_limited])
         self.choice_bounds = tuple(
             totals - constant for totals in min_marginals(self.model.elimination_order, node, edge)
         )
@@ -182,21 +184,25 @@ def relax_with_prices(
     if not len(model.load_limits):
         search.minimise_at_prices(np.zeros(0))
         return RelaxedProblem(search.bound, search.best, search.value, search.model, search.choice_bounds)
-    free = np.isinf(model.load_limits)
-    prices = np.where(free, 1.0 / max(1, free.sum()), 0.0) if model.is_minimax else np.zeros(len(model.load_limits))
-    best_prices, factor, stale = prices, 1.0, 0
+    is_unlimited = np.isinf(model.load_limits)
+    prices = (
+        np.where(is_unlimited, 1.0 / max(1, is_unlimited.sum()), 0.0)
+        if model.is_minimax
+        else np.zeros(len(model.load_limits))
+    )
+    best_prices, factor, stale_steps = prices, 1.0, 0
     for number in range(iterations):
         if not search.spend_elimination() and number:
             break
-        before = search.bound
+        old_bound = search.bound
         selection = search.minimise_at_prices(prices)
         search.improve_locally(selection)
-        if search.bound > before + 1e-4 * abs(before) or number == 0:
-            best_prices, stale = prices, 0
+        if search.bound > old_bound + 1e-4 * abs(old_bound) or number == 0:
+            best_prices, stale_steps = prices, 0
         else:
-            stale += 1
-        if stale >= 5:
-            factor, stale = factor / 2, 0
+            stale_steps += 1
+        if stale_steps >= 5:
+            factor, stale_steps = factor / 2, 0
         if search.best is not None and search.value <= search.bound + RELATIVE_SLACK * abs(search.value):
             break
         prices = _update_prices(search, prices, selection, factor)
@@ -219,30 +225,32 @@ def bound_without_elimination(
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
-    rest = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
-    least = [costs + (rest - costs.min()) for costs in model.node]
+    least_total = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
+    choice_bounds = [costs + (least_total - costs.min()) for costs in model.node]
     for (i, j), table in model.edge.items():
-        least[i] = least[i] + table.min(axis=1) - edge_least[i, j]
-        least[j] = least[j] + table.min(axis=0) - edge_least[i, j]
+        choice_bounds[i] = choice_bounds[i] + table.min(axis=1) - edge_least[i, j]
+        choice_bounds[j] = choice_bounds[j] + table.min(axis=0) - edge_least[i, j]
     if not model.is_minimax:  # This one elimination is always done.
-        promising = _most_promising(model, least)
+        promising = _most_promising(model, choice_bounds)
         _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
         chosen = model.from_original(promising.to_original(selection))
         assert chosen is not None
         search.accept_if_better(chosen)
         search.improve_locally(chosen)
-    return RelaxedProblem(max(float(totals.min()) for totals in least), search.best, search.value, model, tuple(least))
+    return RelaxedProblem(
+        max(float(totals.min()) for totals in choice_bounds), search.best, search.value, model, tuple(choice_bounds)
+    )
 
 
-def _most_promising(model: JointModel, least: Sequence[Floats]) -> JointModel:
+def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> JointModel:
     """Return the model with as many choices as elimination can handle, those with the least bounds."""
-    few, most = model, max(map(len, least))
-    while few.elimination_order.largest_table > MAX_TABLE_ELEMENTS and most > 1:
-        most = most * 3 // 4
-        few = model.keep_choices(
-            [np.argsort(np.argsort(totals, kind="stable"), kind="stable") < most for totals in least]
+    reduced, max_choices = model, max(map(len, choice_bounds))
+    while reduced.elimination_order.largest_table > MAX_TABLE_ELEMENTS and max_choices > 1:
+        max_choices = max_choices * 3 // 4
+        reduced = model.keep_choices(
+            [np.argsort(np.argsort(totals, kind="stable"), kind="stable") < max_choices for totals in choice_bounds]
         )
-    return few
+    return reduced
 
 
 def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
@@ -251,24 +259,24 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
     The subgradient is the excess over the limits; for a minimax objective it is the difference to the weighted mean.
     """
     model = search.model
-    loads, free = model.selection_loads(selection), np.isinf(model.load_limits)
+    loads, is_unlimited = model.selection_loads(selection), np.isinf(model.load_limits)
     if model.is_minimax:
-        mean = float(prices[free] @ loads[free])
-        spread = float(np.abs(loads[free] - mean).max()) or 1.0
+        mean = float(prices[is_unlimited] @ loads[is_unlimited])
+        spread = float(np.abs(loads[is_unlimited] - mean).max()) or 1.0
         moved = prices.copy()
-        moved[free] = prices[free] * np.exp(factor * (loads[free] - mean) / spread)
-        moved[free] /= moved[free].sum()
-        return np.where(free, moved, np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection)))
+        moved[is_unlimited] = prices[is_unlimited] * np.exp(factor * (loads[is_unlimited] - mean) / spread)
+        moved[is_unlimited] /= moved[is_unlimited].sum()
+        return np.where(is_unlimited, moved, np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection)))
     return np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection))
 
 
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
     """Return Polyak's step for limited loads in relative units; 0 for the others."""
     capped = np.isfinite(search.model.load_limits)
-    over = np.where(capped, (loads - np.where(capped, search.model.load_limits, 0.0)) / search.load_scale, 0.0)
-    norm = float(over @ over)
+    excess = np.where(capped, (loads - np.where(capped, search.model.load_limits, 0.0)) / search.load_scale, 0.0)
+    norm = float(excess @ excess)
     if norm == 0:
-        return over
-    low = search.bound if np.isfinite(search.bound) else 0.0
-    target = search.value if np.isfinite(search.value) else 1.5 * max(low, search.model.value(selection))
-    return max(target - low, 1e-3 * abs(target)) * over / norm / search.load_scale
+        return excess
+    bound = search.bound if np.isfinite(search.bound) else 0.0
+    target = search.value if np.isfinite(search.value) else 1.5 * max(bound, search.model.value(selection))
+    return max(target - bound, 1e-3 * abs(target)) * excess / norm / search.load_scale

@@ -112,86 +112,88 @@ class _JointSearch:
         If that does not suffice, less memory is left for weights. That excludes valid plans, so that the bound is no
         longer raised.
         """
-        limits, full, valid = free_memory(self.problem), list[int](), True
+        limits, limited_layers, bound_is_valid = free_memory(self.problem), list[int](), True
         for _ in range(MAX_MEMORY_ROUNDS):
             start = self.start_selections if best is None else [*self.start_selections, best]
             best, own_bound = self._solve_model(
-                build_joint_model(self.tables, limits, limited_layers=full).keep_choices(keep), start
+                build_joint_model(self.tables, limits, limited_layers=limited_layers).keep_choices(keep), start
             )
-            bound = max(bound, own_bound) if valid else bound
+            bound = max(bound, own_bound) if bound_is_valid else bound
             if best is None:
                 break
-            over = self._missing_memory(best)
-            if not over:
+            missing = self._missing_memory(best)
+            if not missing:
                 return self._build_solution(best, bound)
-            fullest = self._fullest_layer(best, over)
-            if fullest not in full and len(full) < MAX_LIMITED_LAYERS:
-                full.append(fullest)
+            fullest = self._fullest_layer(best, missing)
+            if fullest not in limited_layers and len(limited_layers) < MAX_LIMITED_LAYERS:
+                limited_layers.append(fullest)
                 continue
-            valid = False
-            for host, lacking in over.items():  # Reserve the bytes that this plan's activations exceeded.
+            bound_is_valid = False
+            for host, lacking in missing.items():  # Reserve the bytes that this plan's activations exceeded.
                 limits[host] = max(0, limits[host] - lacking)
         return self._solve_least_memory(bound)
 
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
         """Return the layer whose tensors take most memory on one of these hosts."""
-        places = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
-        live = [held[c][places].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)]
-        return int(np.argmax(live))
+        host_numbers = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
+        largest = [
+            held[c][host_numbers].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)
+        ]
+        return int(np.argmax(largest))
 
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Solve one model for each number of powered devices, which all draw idle power."""
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
         for count in range(1, len(devices_by_rate(self.problem)) + 1):
-            on = {*source, *sink, *(device.name for device in devices_by_rate(self.problem)[:count])}
+            powered = {*source, *sink, *(device.name for device in devices_by_rate(self.problem)[:count])}
             inside = [
-                mask & np.array([all(part.device in on for part in choice.parts) for choice in choices])
+                mask & np.array([all(part.device in powered for part in choice.parts) for choice in choices])
                 for mask, choices in zip(keep, self.tables.choices, strict=True)
             ]
             if not all(mask.any() for mask in inside):
                 continue
-            powered = build_joint_model(self.tables, powered=on)
-            selection, own_bound = self._solve_model(powered.keep_choices(inside), self.start_selections)
+            model = build_joint_model(self.tables, powered=powered)
+            selection, own_bound = self._solve_model(model.keep_choices(inside), self.start_selections)
             bound = min(bound, own_bound)
-            if selection is not None and powered.value(selection) < value:
-                best, value, self.powered_devices = selection, powered.value(selection), on
+            if selection is not None and model.value(selection) < value:
+                best, value, self.powered_devices = selection, model.value(selection), powered
         return best, bound
 
-    def _solve_model(self, limited: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
+    def _solve_model(self, model: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
         """Return the best selection of a model, and the bound."""
         relaxed: RelaxedProblem | None = None
         try:
-            wide = limited.elimination_order.largest_table > MAX_TABLE_ELEMENTS
-            relaxed = (bound_without_elimination if wide else relax_with_prices)(limited, start, self.effort.budget)
+            is_wide = model.elimination_order.largest_table > MAX_TABLE_ELEMENTS
+            relaxed = (bound_without_elimination if is_wide else relax_with_prices)(model, start, self.effort.budget)
             left = sum(len(costs) for costs in relaxed.model.node)
             log.info("cpsat: value %.6g, bound %.6g, %d choices left", relaxed.value, relaxed.bound, left)
             if relaxed.is_proven:
                 return relaxed.best, relaxed.bound
-            result: SolverResult = solve_remaining(relaxed, self.effort, wide)
+            result: SolverResult = solve_remaining(relaxed, self.effort, is_wide)
             self.interrupted |= result.interrupted
             return result.best, result.bound
         except KeyboardInterrupt:
             self.interrupted = True
             if relaxed is not None:
                 return relaxed.best, relaxed.bound
-            possible = [
-                now for s in start if (now := limited.from_original(s)) is not None and limited.fits_limits(now)
-            ]
-            best = min(possible, key=limited.value, default=None)
-            return (None if best is None else limited.to_original(best)), 0.0
+            feasible = [now for s in start if (now := model.from_original(s)) is not None and model.fits_limits(now)]
+            best = min(feasible, key=model.value, default=None)
+            return (None if best is None else model.to_original(best)), 0.0
 
     def _possible_choices(self) -> list[NDArray[np.bool_]]:
         """Return for each layer a mask of the choices that can fit at all; raise if there are none."""
         hosts = self.problem.platform.hosts
         caps = np.array([host.memory for host in hosts], np.float64)
-        place = device_host_matrix(self.problem.platform)
-        reserve = np.array([self.problem.target_overhead[d.name] for d in self.problem.platform.devices], np.float64)
+        host_matrix = device_host_matrix(self.problem.platform)
+        overhead = np.array([self.problem.target_overhead[d.name] for d in self.problem.platform.devices], np.float64)
         keep: list[NDArray[np.bool_]] = []
-        for i, (held, live) in enumerate(zip(self.tables.weight_bytes, activation_bytes(self.tables), strict=True)):
-            need = held @ place + live
-            if reserve.any():
-                need += (self._participation(i) * reserve) @ place
+        for i, (held, tensor_bytes) in enumerate(
+            zip(self.tables.weight_bytes, activation_bytes(self.tables), strict=True)
+        ):
+            need = held @ host_matrix + tensor_bytes
+            if overhead.any():
+                need += (self._participation(i) * overhead) @ host_matrix
             fits: NDArray[np.bool_] = np.all(need <= caps, axis=1)
             if not fits.any():
                 least = int(need.max(axis=1).min())

@@ -76,28 +76,28 @@ def build_elimination_order(sizes: Sequence[int], edges: Sequence[LayerEdge]) ->
 
     Of equal ones the variable with the smallest table is next, then the first.
     """
-    around: dict[int, set[int]] = {v: set() for v in range(len(sizes))}
+    neighbours_of: dict[int, set[int]] = {variable: set() for variable in range(len(sizes))}
     for i, j in edges:
-        around[i].add(j)
-        around[j].add(i)
+        neighbours_of[i].add(j)
+        neighbours_of[j].add(i)
 
-    def price(v: int) -> tuple[int, int, int]:
-        near = around[v]
-        missing = sum(len(near - around[u]) - 1 for u in near) // 2
-        return missing, math.prod(sizes[u] for u in (v, *near)), v
+    def cost(variable: int) -> tuple[int, int, int]:
+        neighbours = neighbours_of[variable]
+        missing = sum(len(neighbours - neighbours_of[u]) - 1 for u in neighbours) // 2
+        return missing, math.prod(sizes[u] for u in (variable, *neighbours)), variable
 
-    prices = {v: price(v) for v in around}
+    costs = {variable: cost(variable) for variable in neighbours_of}
     buckets = []
-    while prices:
-        v = min(prices, key=lambda v: prices[v])
-        near = around.pop(v)
-        buckets.append(EliminationStep(v, tuple(sorted(near))))
-        del prices[v]
-        for u in near:
-            around[u] |= near - {u}
-            around[u].discard(v)
-        for u in near.union(*(around[w] for w in near)):
-            prices[u] = price(u)
+    while costs:
+        variable = min(costs, key=lambda variable: costs[variable])
+        neighbours = neighbours_of.pop(variable)
+        buckets.append(EliminationStep(variable, tuple(sorted(neighbours))))
+        del costs[variable]
+        for u in neighbours:
+            neighbours_of[u] |= neighbours - {u}
+            neighbours_of[u].discard(variable)
+        for u in neighbours.union(*(neighbours_of[w] for w in neighbours)):
+            costs[u] = cost(u)
     return EliminationOrder(tuple(sizes), tuple(buckets))
 
 
