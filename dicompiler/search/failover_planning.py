@@ -155,10 +155,7 @@ class _FailurePlanner:
         return "; ".join(self.uncovered_reasons.values())
 
     def plan_without(self, failed: FailedDevices, remaining: Problem) -> Plan | None:
-        """Return the strategy's plan for the remaining devices.
-
-        Sets of interchangeable devices are planned once.
-        """
+        """Return the strategy's plan for the remaining devices; interchangeable sets are planned once."""
         if failed not in self.plans:
             key = self._platform_key(remaining)
             if key not in self._plans_by_key:

@@ -68,7 +68,7 @@ def latency_bound(problem: Problem) -> LatencyBound:
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
     """Return the least share of the layer's output that must be computed.
 
-    Below 1 if all readers skip some of it.
+    It is below 1 if all readers skip some rows.
     """
     layers = problem.layers
     readers = layers.consumers.get(layer.output, ())

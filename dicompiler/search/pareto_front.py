@@ -68,8 +68,8 @@ class ParetoFront:
     Attributes:
         objectives: Names of the objectives.
         points: The plans, at least one, sorted by their values in the order of `objectives`.
-        level: Origin of the values: "analytic" (the search's own fast model) or "measured" (each plan was evaluated by
-            itself).
+        metrics_source: Origin of the values: "analytic" (the search's own fast model) or "measured" (each plan was
+            evaluated by itself).
         evaluations: Number of plans that the search evaluated.
         interrupted: True if the search was stopped before its end.
     """

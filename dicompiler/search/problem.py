@@ -151,12 +151,20 @@ class Problem:
 
     @cached_property
     def lineage(self) -> NodeOrigins:
-        """Map from nodes of the model file to the nodes and layers that they have become."""
+        """Map from nodes of the model file to the nodes and layers that they have become.
+
+        Returns:
+            The map.
+        """
         return NodeOrigins(self.layers, self.file_graph)
 
     @cached_property
     def target_overhead(self) -> Mapping[str, int]:
-        """Device → bytes that the target adds at least, whatever the device computes."""
+        """Bytes that the target adds at least, whatever a device computes.
+
+        Returns:
+            Device → bytes.
+        """
         if self.target is None:
             return {device.name: 0 for device in self.platform.devices}
         idle = tuple(DeviceProgram(device.name, device.host, (), (), (), {}) for device in self.platform.devices)
@@ -190,6 +198,9 @@ class Problem:
         Every other plan is compared with it. Of equally good devices the first is taken. If there are many kinds of
         devices, estimates choose the ones to simulate: almost nothing overlaps on a single device, so that estimates
         are close.
+
+        Returns:
+            The plan and its metrics.
         """
         kinds: dict[object, str] = {}
         for device in self.platform.computing_devices:
@@ -367,9 +378,8 @@ class Problem:
 class RemoteEvaluator:
     """`Problem.evaluate` in a form that can be sent to other processes.
 
-    `Problem.estimate` if there is no model.
-
-    Weights are not sent: metrics do not depend on their values, and there may be gigabytes of them.
+    Without a model, it is `Problem.estimate`. Weights are not sent: metrics do not depend on their values, and there
+    may be gigabytes of them.
 
     Attributes:
         problem: The problem.

@@ -65,7 +65,7 @@ class Strategy(ABC):
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
         """Return plans of which none is better than another in every objective.
 
-        By default only the one of `plan`.
+        The default returns a front with the plan of `plan` only.
 
         Args:
             problem: The problem to solve.

@@ -35,6 +35,10 @@ class WorkBudget:
         spent_s: Work counted so far, in seconds of the reference computer.
     """
 
+    limit_s: float
+    deadline: float
+    spent_s: float
+
     def __init__(self, limit_s: float = math.inf, deadline: float = math.inf) -> None:
         self.limit_s, self.deadline, self.spent_s = limit_s, deadline, 0.0
         self._exceeded = False

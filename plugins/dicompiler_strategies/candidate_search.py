@@ -97,7 +97,7 @@ def _count_parts(plan: Plan) -> int:
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
     """Yield the optimum for each λ without repetitions.
 
-    Nothing if the layer graph is too entangled for elimination.
+    Yields nothing if the layer graph is too entangled for elimination.
     """
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:

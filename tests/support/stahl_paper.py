@@ -1,7 +1,7 @@
-"""What Stahl et al. (SAMOS 2019) print: the layers and rows of table 2, and the communication of given schemes.
+"""Printed figures of Stahl et al. (SAMOS 2019): the layers and rows of table 2, and the cost of given schemes.
 
-Of table 2: "14.8 % reduction" there is LOP / FUSE − 1, and its optimum is not the optimum of its ILP: a layer in LIP
-form that is not fused is better still.
+"14.8 % reduction" in table 2 is LOP / FUSE − 1. Its optimum is not the optimum of the ILP: a layer in LIP that is not
+fused is better.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dicompiler_strategies.papers.stahl import IlpLayer, PartitionScheme, scaled
 
 
 def chained(sizes: Sequence[int]) -> tuple[IlpLayer, ...]:
-    """Fully connected layers in a row: (4, 8, 16) → two layers, 4 × 8 and 8 × 16. Eq. (2): Q = K · M."""
+    """Return fully connected layers in a chain: (4, 8, 16) → two layers, 4 × 8 and 8 × 16. Eq. (2): Q = K · M."""
     return tuple(
         IlpLayer(f"{at + 1}", M, K, M * K, at - 1 if at else None)
         for at, (M, K) in enumerate(itertools.pairwise(sizes))
     )
 
 
-# Table 2: darknet's number of each convolution of YOLOv2 at 608 × 608 that counts: C, O (out), side of the map, U.
+# Table 2: darknet's number of each counted convolution of YOLOv2 at 608 × 608 → C, O (out), height and width, U.
 _YOLO = {
     **{16: (256, 512, 38, 3), 18: (512, 1024, 19, 3), 19: (1024, 512, 19, 1), 20: (512, 1024, 19, 3)},
     **{21: (1024, 512, 19, 1), 22: (512, 1024, 19, 3), 23: (1024, 1024, 19, 3), 24: (1024, 1024, 19, 3)},
@@ -36,8 +36,10 @@ _PAIRS = {
 
 
 def table_2() -> tuple[IlpLayer, ...]:
-    """The layers of the paper's table 2. Pools, routes and reorg are not counted; layer 16's input is held in shares;
-    layer 26 reads layer 16. Eq. (5): Q = U · V · C · O."""
+    """Return the layers of the paper's table 2. Eq. (5): Q = U · V · C · O.
+
+    Pools, routes and reorg are not counted. The input of layer 16 is held in shares, and layer 26 reads layer 16.
+    """
     numbers = list(_YOLO)
     return tuple(
         IlpLayer(
@@ -54,7 +56,7 @@ def table_2() -> tuple[IlpLayer, ...]:
 
 
 def variant(name: str) -> tuple[PartitionScheme, ...]:
-    """A row of table 2: LOP, FUSE4, FUSE3, FUSE2, FUSE1; layers that are not fused are in LOP form."""
+    """Return a row of table 2: LOP, FUSE4, FUSE3, FUSE2, FUSE1; layers that are not fused are in LOP."""
     roles: dict[int, PartitionScheme] = {}
     for first, second in _PAIRS[name]:
         roles |= {first: "f", second: "s"}
@@ -62,12 +64,12 @@ def variant(name: str) -> tuple[PartitionScheme, ...]:
 
 
 def memory(layers: Sequence[IlpLayer], N: int) -> float:
-    """F_n of eq. (7), in elements: the weights in equal shares, whatever the schemes."""
+    """Return F_n of eq. (7) in elements: the weights in equal shares, whatever the schemes."""
     return sum(layer.Q for layer in layers) / N
 
 
 def communication(layers: Sequence[IlpLayer], schemes: Sequence[PartitionScheme], N: int, reuse: bool = False) -> float:
-    """C of eq. (10) for given schemes, in elements."""
+    """Return C of eq. (10) for given schemes in elements."""
     total = 0
     for layer, scheme in zip(layers, schemes, strict=True):
         held = layer.is_held if layer.previous is None else schemes[layer.previous] == "o"

@@ -99,10 +99,7 @@ class ProblemFacts:
 
     @cached_property
     def weight_bytes(self) -> Mapping[str, int]:
-        """Layer name → bytes of its constants.
-
-        Shared constants are counted for the first layer that reads them.
-        """
+        """Layer name → bytes of its constants; shared ones are counted for the first layer that reads them."""
         seen: set[str] = set()
         result = {}
         for layer in self.problem.layers.layers:

@@ -98,10 +98,7 @@ class RowMap:
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
-        """Return the bounding interval of a tensor's rows that each interval of output rows reads.
-
-        None if all of it is read.
-        """
+        """Return the bounding intervals of rows that output rows read of a tensor; None if all of it is read."""
         name, row = self.needs[tensor], self.single
         if name is None:
             return None

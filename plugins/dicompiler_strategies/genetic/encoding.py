@@ -172,9 +172,9 @@ class ChoiceEncoding(Encoding):
     allowed: tuple[tuple[int, ...], ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return plans with up to four runs of layers, each with one label.
+        """Return plans with up to four runs of layers with one label each.
 
-        Layers without it use their first choice.
+        Layers without the label use their first choice.
         """
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:

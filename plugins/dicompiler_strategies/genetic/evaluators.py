@@ -78,10 +78,7 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Split runs of layers in two, the second half for a device without layers.
-
-        Once or for several devices.
-        """
+        """Split runs of layers in two, the second half for a device without layers."""
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:

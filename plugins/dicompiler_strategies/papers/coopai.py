@@ -240,10 +240,7 @@ def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Return the best number of devices by eq. (1): T_L^* = min over k of T_L^k.
-
-    Of equal ones the fewest devices.
-    """
+    """Return the best number of devices by eq. (1), T_L^* = min over k of T_L^k, preferring fewer."""
     return min(results, key=lambda result: (result.seconds, result.k))
 
 

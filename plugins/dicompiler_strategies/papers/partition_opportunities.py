@@ -95,10 +95,7 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the parts of a layer with PO `chosen` and its sublayer s on device places[s].
-
-        Equal parts appear once.
-        """
+        """Return the distinct parts of a layer with PO `chosen` and its sublayer s on device places[s]."""
         parts = [
             Part(self.devices[place].name, region)
             for region, place in zip(self.opportunities[layer][chosen].regions, places, strict=False)

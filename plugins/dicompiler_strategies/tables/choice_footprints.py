@@ -41,9 +41,7 @@ class NeededBoxes:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceFootprint:
-    """Everything that the choices of one layer need and produce.
-
-    C choices, D devices in platform order, bytes without wire headers.
+    """Regions, seconds and bytes of the C choices of a layer on D devices in platform order.
 
     Attributes:
         produced: Index of a layer output → box (C, D, axes + 1, 2) that each device holds after computing.
@@ -242,10 +240,7 @@ def box_elements(boxes: Ints) -> Ints:
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the devices that hold the network's inputs and those that receive its outputs.
-
-    The first device by default.
-    """
+    """Return the devices that hold the inputs and those that receive the outputs, or the defaults."""
     first = (problem.platform.devices[0].name,)
     return problem.source or first, problem.sink or first
 
