@@ -106,11 +106,12 @@ def find_cheapest_path(
     budget: WorkBudget | None = None,
     beam: int = 24,
 ) -> RunPath:
-    """Return the cheapest path of runs.
+    """Return the cheapest path of runs that covers all layers.
 
-    The recurrence is T_i(s') = min over runs r that end with layer i, and states s before r, of T_{start(r)}(s) + e(r,
-    s). Here s is the state of the tensors that are still to be read, and e(r, s) is the cost of run r if its inputs lie
-    in the forms of s.
+    T_p(s) is the least cost to compute the first p layers such that the tensors that are still to be read lie in the
+    forms s. For a run r that computes the layers start(r) to stop(r) and leaves the forms s', the recurrence is
+    T_stop(r)(s') = min over r and s of T_start(r)(s) + e(r, s). Here e(r, s) is the cost of r if its inputs lie in the
+    forms s.
 
     At most `beam` states are kept at each position, the cheapest ones. A chain never has more than five states, so that
     the result is optimal over the candidate runs. With many open branches it may not be. A tensor that several runs
