@@ -1,1 +1,1 @@
-"""A cluster emulated on this host: its network made of namespaces and shaped lines, its computing held back."""
+"""Emulation of boards on this host: a network of namespaces and limited links, and segments at the boards' speed."""

@@ -1,6 +1,6 @@
-"""Boards that this host plays: their network, and what a target's runtime costs there.
+"""Emulated boards: their network on this host, and the costs of a target's runtime there.
 
-Platform + seconds of each segment → Emulation;   Target → RuntimeCosts of each of two such boards.
+Platform + seconds of each segment ──open_boards──► Emulation;   target ──measure_runtime_costs──► RuntimeCosts
 """
 
 from __future__ import annotations
@@ -30,107 +30,135 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 PLAYED_BENCHMARKS = ("one", "calls", "messages")
-"""Of the programs that measure a runtime those that are played. Their messages are smaller than what a line lets
-through at once; what larger ones take of processors they take while the line carries them."""
+"""The benchmark programs that are run. Their messages fit into the burst of a limited link. Larger messages need no
+benchmark: they are handled while the link sends them."""
 STEP_S = 1e-3
-"""For how long a step computes: held back it takes the same in each program."""
+"""Seconds of a step; with the delay, a step takes the same time in each program."""
 FRAMES_PER_ROUND, ROUNDS = 40, 3
-"""How many frames of each program are played in a round, and how many rounds."""
 
 
 @contextlib.contextmanager
 def open_boards(
-    platform: Platform, seconds: Mapping[str, tuple[float, ...]], first: str, dilation: float = 1.0
+    platform: Platform, segments_s: Mapping[str, tuple[float, ...]], first: str, dilation: float = 1.0
 ) -> Iterator[Emulation]:
-    """The boards, with this thread on the network of the first one: who gives the frames sits beside it. seconds: that
-    a call of each of a device's segments takes, role by role. dilation: here all that takes so many times as long."""
-    seconds = {name: tuple(dilation * one for one in own) for name, own in seconds.items()}
-    with emulate_network(dilate_network(platform, dilation)) as made:
+    """Open emulated boards. In the block, this thread is on the network of the first board, as the source of frames.
+
+    Args:
+        platform: The boards and their network.
+        segments_s: Seconds of each call of a device's segments, role by role.
+        first: Name of the first device.
+        dilation: Factor by which everything runs slower than on the boards.
+    """
+    min_segments_s = {name: tuple(dilation * value for value in own) for name, own in segments_s.items()}
+    with emulate_network(dilate_network(platform, dilation)) as network:
         hosts = platform.host_of
         emulation = Emulation(
-            lambda device: made.enter_host(hosts[device]),
-            {name: made.addresses[host] for name, host in hosts.items()},
-            {name: made.namespaces[host] for name, host in hosts.items()},
-            seconds,
+            lambda device: network.enter_host(hosts[device]),
+            {name: network.addresses[host] for name, host in hosts.items()},
+            {name: network.namespaces[host] for name, host in hosts.items()},
+            min_segments_s,
         )
-        with made.enter_host(hosts[first]):
+        with network.enter_host(hosts[first]):
             yield emulation
 
 
-def dilate_network(platform: Platform, times: float) -> Platform:
-    """The platform with lines on which everything takes so many times as long."""
-    lines = platform.network
-    links = tuple(replace(one, bandwidth=one.bandwidth / times, latency=one.latency * times) for one in lines.links)
-    slow = replace(lines, bandwidth=lines.bandwidth / times, latency=lines.latency * times, links=links)
-    hosts = tuple(
-        host if host.bandwidth is None else replace(host, bandwidth=host.bandwidth / times) for host in platform.hosts
+def dilate_network(platform: Platform, factor: float) -> Platform:
+    """Return the platform with a network that is slower by a factor."""
+    network = platform.network
+    links = tuple(
+        replace(link, bandwidth=link.bandwidth / factor, latency=link.latency * factor) for link in network.links
     )
-    return replace(platform, hosts=hosts, network=slow)
+    slower = replace(network, bandwidth=network.bandwidth / factor, latency=network.latency * factor, links=links)
+    hosts = tuple(
+        host if host.bandwidth is None else replace(host, bandwidth=host.bandwidth / factor) for host in platform.hosts
+    )
+    return replace(platform, hosts=hosts, network=slower)
 
 
 def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
-    """The options with which a target plays on those boards."""
+    """Return the options with which a target runs on emulated boards."""
     return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
 
 
 @cache
 def measure_runtime_costs(name: str) -> RuntimeCosts:
-    """What the runtime of the target of that name costs on boards that this host plays, two at once; measured once in a
-    process, in some seconds. Bytes are free, since they are handled while lines carry them. What is not measured is as
-    stated: copies, TLS, ends of frames, what leaves together and in which order. All as stated where its programs do
-    not run, which is said. DicompilerError where there can be no network."""
+    """Return the costs of a target's runtime on two emulated boards, measured once per process, in some seconds.
+
+    Bytes of messages cost nothing, because they are handled while links send them. Costs that are not measured are
+    those that the target states. If its programs do not run, this is true for all costs, and a warning says so.
+
+    Args:
+        name: Name of the target.
+
+    Raises:
+        DicompilerError: This host cannot emulate a network.
+    """
     target: Target = registry().make("targets", name)
     stated = target.runtime_costs
     try:
-        found = _measure_target(target)
+        measured = _measure_target(target)
     except (RunError, UsageError) as error:
-        log.warning("what the runtime of %s costs here could not be measured, so it is as stated: %s", name, error)
+        log.warning(
+            "the runtime costs of %s on this host cannot be measured, so its stated costs are used: %s", name, error
+        )
         return stated
-    names = ("per_copy", "per_copied_byte", "per_io_byte", "per_tls_byte", "coalesced_share", "in_order")
-    return replace(found, **{name: getattr(stated, name) for name in names})
+    return replace(
+        measured,
+        per_copy=stated.per_copy,
+        per_copied_byte=stated.per_copied_byte,
+        per_io_byte=stated.per_io_byte,
+        per_tls_byte=stated.per_tls_byte,
+        coalesced_share=stated.coalesced_share,
+        in_order=stated.in_order,
+    )
 
 
 def runtime_cost_factor(name: str, count: int) -> float:
-    """How many times as long as the target of that name states a message takes on so many boards that this host plays:
-    for option `runtime` of cost models. Errors as of `costs_here`."""
-    here, stated = share_processors(measure_runtime_costs(name), count), registry().make("targets", name).runtime_costs
-    ours, theirs = (one.send + one.latency + one.receive for one in (here, stated))
-    return ours / theirs if theirs else 1.0
+    """Return the factor from a target's stated time of a message to that on emulated boards of this host.
+
+    It is a value for the option `runtime` of cost models.
+
+    Args:
+        name: Name of the target.
+        count: Number of emulated boards.
+    """
+    emulated = share_processors(measure_runtime_costs(name), count)
+    stated = registry().make("targets", name).runtime_costs
+    emulated_s, stated_s = (costs.send + costs.latency + costs.receive for costs in (emulated, stated))
+    return emulated_s / stated_s if stated_s else 1.0
 
 
 def _measure_target(target: Target) -> RuntimeCosts:
-    """By the medians of frames, the lower of all rounds: others that use this host only make them longer."""
+    """Return the costs from the least median frame of all rounds: other load on this host only makes frames longer."""
     if not target.can_emulate:
-        raise UsageError("it plays no boards")
+        raise UsageError("it cannot emulate boards")
     times, sends = {name: list[float]() for name in PLAYED_BENCHMARKS}, list[float]()
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as scratch:
-        programs = {
+        states = {
             name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in PLAYED_BENCHMARKS
         }
         for name in ROUNDS * PLAYED_BENCHMARKS:
-            program = programs[name].program
+            program = states[name].program
             assert program is not None
-            steps = {device.device: (STEP_S,) * len(device.segments) for device in program.devices}
-            result = _play_benchmark(target, Path(scratch, name), steps)
-            times[name].append(statistics.median(result.frames_s) - sum(map(sum, steps.values())))
+            steps_s = {device.device: (STEP_S,) * len(device.segments) for device in program.devices}
+            result = _play_benchmark(target, Path(scratch, name), steps_s)
+            times[name].append(statistics.median(result.frames_s) - sum(map(sum, steps_s.values())))
             if name == "messages":
                 sends += _send_seconds(result)
-    entry, send_s = runtime_benchmarks.benchmarks_entry(target, programs), min(sends, default=None)
-    costs: dict[str, Any] = {
-        **runtime_costs_fit.fit_costs(entry, {name: min(own) for name, own in times.items()}, send_s)
-    }
+    entry = runtime_benchmarks.benchmarks_entry(target, states)
+    frames_s = {name: min(own) for name, own in times.items()}
+    costs: dict[str, Any] = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
     return RuntimeCosts(**costs)
 
 
-def _play_benchmark(target: Target, directory: Path, steps: Mapping[str, tuple[float, ...]]) -> RunResult:
-    frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps))
-    with open_boards(runtime_benchmarks.BENCHMARK_PLATFORM, steps, first) as emulation:
-        return target.run(
-            directory, [frame] * FRAMES_PER_ROUND, options_on_boards(emulation, first, RunOptions(kept_frames=1))
-        )
+def _play_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[float, ...]]) -> RunResult:
+    frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps_s))
+    with open_boards(runtime_benchmarks.BENCHMARK_PLATFORM, steps_s, first) as emulation:
+        options = options_on_boards(emulation, first, RunOptions(kept_frames=1))
+        return target.run(directory, [frame] * FRAMES_PER_ROUND, options)
 
 
 def _send_seconds(result: RunResult) -> list[float]:
-    """Seconds of handing a message to the system, in the last frame; none where the target does not tell."""
-    spans = [one.end - one.start for report in result.reports for one in report.timeline if one.kind == "send"]
+    """Return the median seconds of handing a message to the system; empty if the target does not report it."""
+    spans = [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
     return [statistics.median(spans)] if spans else []

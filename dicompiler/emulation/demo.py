@@ -1,6 +1,6 @@
-"""The demo: a real network is split over several devices, verified, and timed on emulated boards.
+"""The demo: split a network over several boards, verify it, and time it on emulated boards.
 
-The names of a network, a platform and a strategy go in; artifacts in a directory and a Demo (who did what) come out.
+names of a network, a platform and a strategy ──run_demo──► artifact and DemoResult
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.driver.compile_result import CompileResult
 from dicompiler.driver.compile_summary import find_bottleneck
 from dicompiler.driver.compiler import compile
 from dicompiler.verify.comparison import Verification
@@ -20,19 +21,23 @@ from dicompiler.verify.comparison import Verification
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-    from dicompiler.ir.metrics import DeviceMetrics
-    from dicompiler.ir.pipeline_state import PipelineState
-
 EMULATED_FRAMES = 8
-"""Frames in each emulation; the fastest is reported, as whatever else this host does can only slow one down."""
+"""Frames in each emulation. The fastest is reported, because other load on this host only makes frames longer."""
 
 
 @dataclass(frozen=True)
 class BoardShare:
-    """One device's share. layers: how many it has a part of; flops: operations, weights: bytes that it holds.
+    """The work of one device.
 
-    For a frame, predicted for the boards: sent in bytes; in seconds compute_s, message_s (what its runtime takes for
-    messages) and wait_s.
+    Attributes:
+        device: Name of the device.
+        layers: Number of layers with a part on it.
+        flops: Floating-point operations per frame.
+        weights: Bytes of its weights.
+        sent: Bytes sent per frame.
+        compute_s: Predicted seconds of computing per frame.
+        message_s: Predicted seconds of its runtime for messages per frame.
+        wait_s: Predicted seconds of waiting per frame.
     """
 
     device: str
@@ -47,8 +52,14 @@ class BoardShare:
 
 @dataclass(frozen=True)
 class EmulatedTimes:
-    """Seconds of the fastest of `frames` frames on emulated boards, by this plan and on one board alone. late: by what
-    share computing took longer, over all frames, than it does on the boards, because this host was busy."""
+    """Times on emulated boards.
+
+    Attributes:
+        frame_s: Seconds of the fastest frame on all boards.
+        single_device_s: Seconds of the fastest frame on one board.
+        frames: Number of frames in each emulation.
+        compute_slowdown: Share by which computing took longer than on the boards, because this host was busy.
+    """
 
     frame_s: float
     single_device_s: float
@@ -58,11 +69,22 @@ class EmulatedTimes:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found. layers, flops, weights (bytes): the whole network's, as one device computes it.
+    """Result of the demo.
 
-    predicted_s, predicted_alone_s: latency on the platform's boards with this plan and on the best of them alone, by
-    the cost model. binding: what takes most of a predicted frame. emulated: the same as measured on emulated boards;
-    None where this host cannot play them: `why_not` says why.
+    Attributes:
+        network: Name of the network.
+        platform: Name of the platform.
+        strategy: The strategy.
+        layers: Number of layers.
+        flops: Floating-point operations of the whole network per frame.
+        weights: Bytes of all weights.
+        shares: The work of each device.
+        predicted_s: Predicted latency on the boards.
+        predicted_single_device_s: Predicted latency on the best single board.
+        bottleneck: Description of the bottleneck.
+        emulated: Times on emulated boards; None if this host cannot emulate them.
+        not_emulated_reason: The reason for that.
+        verification: The checks, passed or failed.
     """
 
     network: str
@@ -81,68 +103,76 @@ class DemoResult:
 
 
 def run_demo(network: str, platform: str, strategy: str, output: Path, progress: Callable[[str], None]) -> DemoResult:
-    """Compiles into `output`, verifies, emulates; `tell` is told what comes next. UsageError for unknown names.
+    """Compile a built-in network, verify it, and emulate the boards.
 
-    A failed check is reported in the result and raises nothing.
+    A failed check is part of the result; it raises nothing.
+
+    Args:
+        network: Name of the network.
+        platform: A TOML file or the name of a built-in platform.
+        strategy: The strategy.
+        output: Directory of the artifact.
+        progress: Called with a message before each step.
+
+    Raises:
+        UsageError: A name is unknown.
     """
     progress(f"building {network}")
     model = networks.build(network)
     progress(f"splitting {network} over {platform}")
-    compilation = compile(model, platform=platform, strategy=strategy, output=output)
+    compiled = compile(model, platform=platform, strategy=strategy, output=output)
     progress("verifying: exact check models, then the real programs against onnxruntime")
-    verification = compilation.verify()
+    verification = compiled.verify()
     progress(f"measuring: {EMULATED_FRAMES} frames on emulated boards, and {EMULATED_FRAMES} on one of them alone")
-    emulated, why_not = _emulate(model, platform, output)
-    layers, metrics, single = compilation.layers, compilation.metrics, compilation.single_device_metrics
-    assert layers is not None and compilation.platform is not None and metrics is not None and single is not None
+    emulated, reason = _emulate(model, platform, output)
+    metrics, single = compiled.metrics, compiled.single_device_metrics
     return DemoResult(
         network=network,
         platform=platform,
         strategy=strategy,
-        layers=len(layers.layers),
+        layers=len(compiled.layers.layers),
         flops=sum(device.flops for device in single.devices),
         weights=sum(device.weights for device in single.devices),
-        shares=_board_shares(compilation, metrics.devices),
+        shares=_board_shares(compiled),
         predicted_s=metrics.latency_s,
         predicted_single_device_s=single.latency_s,
-        bottleneck=find_bottleneck(compilation.platform, metrics, "latency")[1],
+        bottleneck=find_bottleneck(compiled.platform, metrics, "latency")[1],
         emulated=emulated,
-        not_emulated_reason=why_not,
+        not_emulated_reason=reason,
         verification=verification,
     )
 
 
 def _emulate(model: ModelProto, platform: str, output: Path) -> tuple[EmulatedTimes | None, str]:
-    """What a frame takes on emulated boards, or why this host cannot play them."""
+    """Return the times on emulated boards, or the reason why this host cannot emulate them."""
     from dicompiler.emulation.emulate import emulate
 
     try:
         split = emulate(output, frames=EMULATED_FRAMES)
-        with tempfile.TemporaryDirectory(prefix="dicompiler-") as alone:
-            compile(model, platform=platform, strategy="single", output=alone)
-            one = emulate(alone, frames=EMULATED_FRAMES)
+        with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
+            compile(model, platform=platform, strategy="single", output=directory)
+            single = emulate(directory, frames=EMULATED_FRAMES)
     except RunError:
         raise
     except DicompilerError as error:
         return None, str(error).removeprefix("emulate: ")
-    late = max(split.compute_slowdown, one.compute_slowdown)
-    return EmulatedTimes(min(split.result.frames_s), min(one.result.frames_s), EMULATED_FRAMES, late), ""
+    slowdown = max(split.compute_slowdown, single.compute_slowdown)
+    return EmulatedTimes(min(split.result.frames_s), min(single.result.frames_s), EMULATED_FRAMES, slowdown), ""
 
 
-def _board_shares(compilation: PipelineState, devices: tuple[DeviceMetrics, ...]) -> tuple[BoardShare, ...]:
-    """The devices that take part, in platform order."""
-    assert compilation.routing is not None
-    parts = {(task.device, task.layer) for task in compilation.routing.tasks}
+def _board_shares(compiled: CompileResult) -> tuple[BoardShare, ...]:
+    """Return the work of all devices that take part, in platform order."""
+    parts = {(task.device, task.layer) for task in compiled.routing.tasks}
     return tuple(
         BoardShare(
-            entry.device,
-            sum(entry.device == device for device, _ in parts),
-            entry.flops,
-            entry.weights,
-            entry.sent,
-            entry.compute_s,
-            entry.runtime_s,
-            entry.wait_s,
+            device=metrics.device,
+            layers=sum(metrics.device == device for device, _ in parts),
+            flops=metrics.flops,
+            weights=metrics.weights,
+            sent=metrics.sent,
+            compute_s=metrics.compute_s,
+            message_s=metrics.runtime_s,
+            wait_s=metrics.wait_s,
         )
-        for entry in devices
+        for metrics in compiled.metrics.devices
     )

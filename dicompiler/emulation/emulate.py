@@ -1,9 +1,11 @@
-"""Emulating: an artifact is run on this host as the boards of its platform would run it.
+"""Emulation: run an artifact on this host at the speed of the boards of its platform.
 
-artifact + platform → what a run gives, beside what is predicted. Lines are shaped and each call of a segment is held
-back until it has taken as long as on its board; the target's real runtime does the rest, at this host's speed: what the
-prediction supposes too, and that the boards' runtimes share this host's processors. Where these are too few, everything
-may go so many times slower here than on the boards (`dilation`): seconds are the boards' all the same.
+artifact + Platform ──emulate──► EmulationResult: measurements and predictions
+
+Links are rate-limited, and each call of a segment is delayed until it has taken as long as on its board. The target's
+own runtime does the rest, at the speed of this host. The prediction uses this speed too, and it assumes that the
+boards' runtimes share the processors of this host. If these are too few, everything can run slower than on the boards
+by a factor (`dilation`). Reported times are those of the boards all the same.
 """
 
 from __future__ import annotations
@@ -42,28 +44,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MAX_LOAD_SHARE = 0.8
-"""The share of this host's processors that computing may need: above it the boards would wait for each other here."""
+"""Maximum share of this host's processors that computing may need. With more, emulated boards delay each other."""
 MAX_COMPUTE_SLOWDOWN = 0.05
-"""By what share computing may take longer than on the boards before it is told."""
+"""A larger share by which computing was slower than on the boards is reported."""
 NOT_EMULATED = (
-    "caches and memory of a board, its clock's changes, other traffic; the runtime itself runs as fast as here"
+    "caches and memory of a board, changes of its clock frequency, other traffic; the runtime itself runs as fast as "
+    "here"
 )
-"""What an emulation does not show, see `left_out`."""
 
 
 def describe_limits(dilation: float) -> str:
-    """What an emulation whose time is so many times slower does not show."""
-    return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED} in time that is {dilation:g} times slower"
+    """Return the effects that an emulation does not show, as text."""
+    return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
 
 
 @dataclass(frozen=True)
 class EmulationResult:
-    """A run as the boards would do it. what: was timed, a frame or the time between two; frame_s: seconds that it took;
-    predicted_s: seconds by simulation, timed_s: by that of the very seconds that boards were given to compute here.
-    computing: of each segment's call on its board. late: by what share computing
-    took longer than that, because this host was busy. expected: all that is predicted; platform: what was played;
-    runtime: what the target's costs here, see `costs_here`. dilation: how many times slower all of it was played, of
-    which no seconds here tell."""
+    """Result of an emulated run. All times are those of the boards, without the dilation.
+
+    Attributes:
+        result: Outputs and measurements.
+        timed_unit: Description of the timed unit: a frame, or each of several frames in flight.
+        frame_s: Measured seconds of this unit.
+        predicted_s: Predicted seconds.
+        simulated_s: Simulated seconds with the segment times that the boards had in the emulation.
+        segments_s: Seconds of each call of a segment on its board.
+        compute_slowdown: Share by which computing took longer than on the boards, because this host was busy.
+        expected: The whole prediction.
+        platform: The emulated platform.
+        runtime: Costs of the target's runtime on this host, see `measure_runtime_costs`.
+        dilation: Factor by which everything ran slower than on the boards.
+    """
 
     result: RunResult
     timed_unit: str
@@ -88,113 +99,135 @@ def emulate(
     options: RunOptions | None = None,
     dilation: float = 1.0,
 ) -> EmulationResult:
-    """Runs an artifact as the boards of `platform` would, by default of the one that it was compiled for.
+    """Run an artifact at the speed of emulated boards. It needs root, see `emulation.network`.
 
-    A segment's call takes what the cost model says (`cost`: by default that of the compilation); with `slower` that
-    many times what it takes on one core of this host, on the fastest device, and on others by their rates. Then the
-    prediction is the simulator's for just these seconds, or, where a `cost` is given, for its own. With a `dilation`
-    (at least 1) lines and segments are so many times slower here, and what was measured is divided by it: this host
-    plays more boards then, or faster ones, but their runtimes are as many times faster. Needs root: see
-    `target.emulated.network`. DicompilerError for what this host cannot carry, RunError as for `run`.
+    Args:
+        directory: The artifact.
+        platform: The platform to emulate. Default: the one that it was compiled for.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
+        frames: Number of frames.
+        slower: On the fastest device, a segment takes this multiple of its time on one core of this host; on others,
+            more by their rates. Default: a segment takes the time of the cost model.
+        cost: The cost model. Default: the one that it was compiled with. With `slower`, it is used only for the
+            prediction, which otherwise simulates the emulated segment times.
+        options: Options of the run.
+        dilation: Run everything slower by this factor, at least 1, and divide measured times by it. So this host can
+            emulate more or faster boards, but their runtimes appear faster by the same factor.
+
+    Raises:
+        DicompilerError: This host cannot emulate these boards.
+        RunError: A device failed; the message names it.
+        UsageError: An argument is not valid.
     """
     from dicompiler.verify.run_inputs import prepare_inputs
 
-    _check_arguments(frames, dilation)
-    own = None if platform is None else resolve_platform(platform)
-    compilation, target, problem = reopen_artifact(directory, cost, own, will_run=True)
-    platform, program, plan = compilation.platform, compilation.program, compilation.plan
-    assert platform is not None and program is not None and plan is not None
-    assert compilation.reference is not None
-    if not target.can_emulate:
-        raise UsageError(f"emulate: target {target.name!r} plays no boards: compile for sockets or mpi")
-    options = _with_in_flight(options or RunOptions(), program, frames)
-    log.info("measuring what the runtime of %s costs here", target.name)
-    runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
-    problem = on_emulation_host(problem, runtime, program, secure=options.keys is not None)
-    work = problem.workload(plan)[1]
-    log.info("measuring %d segments here", sum(len(device.segments) for device in program.devices))
-    turns = replace(program.replica_roles[0], other_roles=program.replica_roles[1:])
-    here = measure_segments(target, turns, prepare_inputs(compilation.reference, inputs), slower is not None)
-    board = segment_seconds(work) if slower is None else _slow_down(here, platform, slower)
-    timed = predict_timing(with_segment_seconds(work, board), platform, frames, options.in_flight)
-    told = predict_timing(work, platform, frames, options.in_flight) if cost or slower is None else timed
-    expected = ExpectedTiming(problem.cost_model.name, program, told)
-    here = _scale_seconds(here, 1 / dilation)
-    _check_speed(here, board, told.frame_s, len(program.replica_roles))
-    first = program.devices[0].device
-    with open_boards(platform, _with_failure_segments(board, program), first, dilation) as emulation:
-        there = options_on_boards(emulation, first, options)
-        result = run_opened(Path(directory), target, compilation.reference, inputs, frames, there).with_scaled_times(
-            1 / dilation
-        )
-    late, times = _compute_slowdown(result, board, here, len(program.replica_roles)), (told.frame_s, timed.frame_s)
-    played = _timed_frame(result, options.in_flight, len(program.replica_roles))
-    return EmulationResult(result, *played, *times, board, late, expected, platform, runtime, dilation)
-
-
-def _check_arguments(frames: int, dilation: float) -> None:
     check_frame_count(frames)
     if not 1 <= dilation < float("inf"):
         raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
+    own_platform = None if platform is None else resolve_platform(platform)
+    state, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    platform, program, plan, reference = state.platform, state.program, state.plan, state.reference
+    assert platform is not None and program is not None and plan is not None and reference is not None
+    if not target.can_emulate:
+        raise UsageError(f"emulate: target {target.name!r} cannot emulate boards: compile for sockets or mpi")
+    roles = program.replica_roles
+    in_flight = frames_in_flight((options or RunOptions()).in_flight, len(program.devices), frames)
+    options = replace(options or RunOptions(), in_flight=in_flight)
+
+    log.info("measuring the costs of the runtime of %s on this host", target.name)
+    runtime = measure_runtime_costs(target.name).scaled_by(1 / dilation)
+    problem = on_emulation_host(problem, runtime, program, secure=options.keys is not None)
+    workload = problem.workload(plan)[1]
+    log.info("timing %d segments on this host", sum(len(device.segments) for device in program.devices))
+    main_program = replace(roles[0], other_roles=roles[1:])
+    host_s = measure_segments(target, main_program, prepare_inputs(reference, inputs), slower is not None)
+    board_s = segment_seconds(workload) if slower is None else _slow_down(host_s, platform, slower)
+
+    simulated = predict_timing(with_segment_seconds(workload, board_s), platform, frames, in_flight)
+    predicted = simulated
+    if cost or slower is None:
+        predicted = predict_timing(workload, platform, frames, in_flight)
+    host_s = _scale_seconds(host_s, 1 / dilation)
+    _check_speed(host_s, board_s, predicted.frame_s, len(roles))
+
+    first = program.devices[0].device
+    with open_boards(platform, _with_failure_segments(board_s, program), first, dilation) as emulation:
+        board_options = options_on_boards(emulation, first, options)
+        result = run_opened(Path(directory), target, reference, inputs, frames, board_options)
+    result = result.with_scaled_times(1 / dilation)
+    timed_unit, frame_s = _timed_frame(result, in_flight, len(roles))
+    return EmulationResult(
+        result=result,
+        timed_unit=timed_unit,
+        frame_s=frame_s,
+        predicted_s=predicted.frame_s,
+        simulated_s=simulated.frame_s,
+        segments_s=board_s,
+        compute_slowdown=_compute_slowdown(result, board_s, host_s, len(roles)),
+        expected=ExpectedTiming(problem.cost_model.name, program, predicted),
+        platform=platform,
+        runtime=runtime,
+        dilation=dilation,
+    )
 
 
-def _with_in_flight(options: RunOptions, program: Program, frames: int) -> RunOptions:
-    """With as many frames on their way at once as a run of so many has."""
-    return replace(options, in_flight=frames_in_flight(options.in_flight, len(program.devices), frames))
+def _with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
+    """Add times of 0 for the segments of failure plans, which are not run: no board fails."""
+    failure_roles = [role for role in program.roles if role.failed]
+    times = {}
+    for i, (name, seconds) in enumerate(board_s.items()):
+        count = sum(len(role.devices[i].segments) for role in failure_roles)
+        times[name] = (*seconds, *count * (0.0,))
+    return times
 
 
-def _with_failure_segments(board: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """What boards take, and nothing for segments of the roles for losses, which are not played: no board is lost."""
-    lost = [role for role in program.roles if role.failed]
-    spare = {name: sum(len(role.devices[i].segments) for role in lost) for i, name in enumerate(board)}
-    return {name: (*seconds, *spare[name] * (0.0,)) for name, seconds in board.items()}
+def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
+    return {name: tuple(factor * value for value in seconds) for name, seconds in times.items()}
 
 
-def _scale_seconds(taken: SegmentSeconds, factor: float) -> SegmentSeconds:
-    return {name: tuple(factor * one for one in seconds) for name, seconds in taken.items()}
-
-
-def _slow_down(here: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
-    """What boards take that are so many times as slow as this host, and slower by their rates."""
-    return {
-        name: tuple(s * slower * _relative_slowness(platform, name) for s in seconds) for name, seconds in here.items()
-    }
+def _slow_down(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
+    """Return the times on boards: the fastest is slower than this host by a factor, others by their rates."""
+    times = {}
+    for name, seconds in host_s.items():
+        device = platform.device(name)
+        relative = platform.fastest_device.rate / device.rate if device.can_compute else 1.0
+        times[name] = tuple(value * slower * relative for value in seconds)
+    return times
 
 
 def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
-    """What was timed, in words, and its seconds."""
+    """Return the timed unit as text, and its seconds."""
     if in_flight > 1:
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count
     return "a frame", typical_frame_s(result.frames_s, roles)
 
 
-def _relative_slowness(platform: Platform, device: str) -> float:
-    """How many times as long as the fastest device it takes."""
-    return platform.fastest_device.rate / platform.device(device).rate if platform.device(device).can_compute else 1.0
-
-
-def _check_speed(here: SegmentSeconds, board: SegmentSeconds, frame_s: float, roles: int) -> None:
-    """DicompilerError where a board is faster than this host, or all boards together need more than it has."""
-    for name, seconds in here.items():
-        if sum(seconds) > sum(board[name]):
+def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
+    """Raise DicompilerError if a board is faster than this host, or if all boards need too many processors."""
+    for name, seconds in host_s.items():
+        if sum(seconds) > sum(board_s[name]):
+            board_text, host_text = (format_seconds(sum(own) / roles) for own in (board_s[name], seconds))
             raise DicompilerError(
-                f"emulate: {name} computes {format_seconds(sum(board[name]) / roles)} in a frame, this host alone "
-                f"needs {format_seconds(sum(seconds) / roles)} for that: it can only play slower boards (--slower), or "
-                "all of it slower (--dilation)"
+                f"emulate: {name} computes for {board_text} per frame, but this host alone needs {host_text} for that: "
+                "emulate slower boards (--slower), or run everything slower (--dilation)"
             )
-    cores = available_processors()
-    load = sum(map(sum, here.values())) / roles / frame_s / cores
+    processors = available_processors()
+    load = sum(map(sum, host_s.values())) / roles / frame_s / processors
     if load > MAX_LOAD_SHARE:
         raise DicompilerError(
-            f"emulate: computing would keep {cores} processors of this host busy for {load:.0%} of each frame "
-            f"({MAX_LOAD_SHARE:.0%} is allowed): boards would wait here that do not wait there: give slower ones "
-            "(--slower), or fewer, or play all of it slower (--dilation)"
+            f"emulate: computing would keep {processors} processors of this host busy for {load:.0%} of each frame "
+            f"({MAX_LOAD_SHARE:.0%} is allowed), so emulated boards would delay each other: emulate slower boards "
+            "(--slower) or fewer, or run everything slower (--dilation)"
         )
 
 
-def _compute_slowdown(result: RunResult, board: SegmentSeconds, here: SegmentSeconds, roles: int) -> float:
-    """By what share computing took longer than on the boards."""
-    due = sum(max(pair) for name in board for pair in zip(board[name], here[name], strict=True))
-    due *= len(result.frames_s) / roles
-    return sum(sum(report.segments_s) for report in result.reports) / due - 1 if due else 0.0
+def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
+    """Return the share by which computing took longer than on the boards."""
+    expected_s = 0.0
+    for name in board_s:
+        expected_s += sum(max(pair) for pair in zip(board_s[name], host_s[name], strict=True))
+    expected_s *= len(result.frames_s) / roles
+    if not expected_s:
+        return 0.0
+    return sum(sum(report.segments_s) for report in result.reports) / expected_s - 1

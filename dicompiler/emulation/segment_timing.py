@@ -1,6 +1,6 @@
-"""What the segments of a program take on this host, as a target's runtime calls them.
+"""Times of a program's segments on this host, called as a target's runtime calls them.
 
-Target + Program + inputs → seconds of each segment on one thread, beside a call that computes nothing.
+Target + Program + inputs ──measure_segments──► seconds of each segment on one thread, without those of an empty call
 """
 
 from __future__ import annotations
@@ -20,76 +20,98 @@ from dicompiler.target.run_records import SegmentCall
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
 
-CALLS_PER_TURN, MIN_TURNS, LONG_TIMING_S = 5, 3, 2.0
-"""How often a segment is called in a turn, how many turns there are at least, and for how many seconds: of the turns'
-medians the lower quartile counts, as a host that others share is slow for a while at a time."""
+CALLS_PER_TURN = 5
+MIN_TURNS = 3
+LONG_TIMING_S = 2.0
+"""Duration of a long measurement. The lower quartile of all turns counts, because a shared host is slow at times."""
 
 
 class CallTimer:
-    """Calls something, and notes what that takes."""
+    """Measures the processor time of a call.
 
-    def __init__(self, *steps: Callable[[], object]) -> None:
-        self._steps = steps
-        self._taken: list[float] = []
-        self._turns: list[float] = []
+    A call runs several functions in order. Calls of a turn give one value: their median without the first call, which
+    follows another device's calls.
+    """
+
+    def __init__(self, *functions: Callable[[], object]) -> None:
+        self._functions = functions
+        self._calls_s: list[float] = []
+        self._turns_s: list[float] = []
 
     def time_call(self) -> None:
-        """Once more."""
+        """Run and time one call."""
         start = time.thread_time()
-        for step in self._steps:
-            step()
-        self._taken.append(time.thread_time() - start)
+        for function in self._functions:
+            function()
+        self._calls_s.append(time.thread_time() - start)
 
     def end_turn(self) -> None:
-        """Notes what its calls since the last turn took, but for the first, before which came another device's."""
-        self._turns.append(statistics.median(self._taken[1:]))
-        self._taken.clear()
+        """Finish a turn."""
+        self._turns_s.append(statistics.median(self._calls_s[1:]))
+        self._calls_s.clear()
 
     @property
     def quick_call_s(self) -> float:
-        """Of a call in a quick turn."""
-        return sorted(self._turns)[len(self._turns) // 4]
+        """Lower quartile of all turns."""
+        return sorted(self._turns_s)[len(self._turns_s) // 4]
 
 
 def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> SegmentSeconds:
-    """Device → what each segment takes, role by role: after the device's others, as in frames, so that weights come
-    from where they come from then. long: for MEASURED_S."""
+    """Return the seconds of each segment, role by role.
+
+    A segment is called after the device's other segments, as in a frame, so that its weights come from the same memory.
+
+    Args:
+        target: The target, whose calls are timed.
+        program: The program.
+        inputs: Arrays by the names of the graph inputs.
+        long: Measure for LONG_TIMING_S.
+    """
     empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros(1, np.float32)}))
-    frames = [
-        (device.device, [make_timer(program, call, memory) for call in target.segment_calls(device)])
-        for role in program.roles
-        for held in (ProgramExecutor(role, is_single_use=True).run(inputs, True).values,)
-        for device, memory in ((device, writable_copies(held[device.device])) for device in role.devices)
-    ]
+    timers: list[tuple[str, list[CallTimer]]] = []
+    for role in program.roles:
+        values = ProgramExecutor(role, is_single_use=True).run(inputs, True).values
+        for device in role.devices:
+            memory = writable_copies(values[device.device])
+            calls = target.segment_calls(device)
+            timers.append((device.device, [make_timer(program, call, memory) for call in calls]))
     turns, end = 0, time.monotonic() + LONG_TIMING_S * long
     while turns < MIN_TURNS or time.monotonic() < end:
-        for _, own in frames:
-            for one in CALLS_PER_TURN * (*own, empty):
-                one.time_call()
-            for one in (*own, empty):
-                one.end_turn()
+        for _, own in timers:
+            for timer in CALLS_PER_TURN * (*own, empty):
+                timer.time_call()
+            for timer in (*own, empty):
+                timer.end_turn()
         turns += 1
-    found: dict[str, list[float]] = {device.device: [] for device in program.devices}
-    for name, own in frames:
-        found[name] += [max(0.0, one.quick_call_s - empty.quick_call_s) for one in own]
-    return {name: tuple(seconds) for name, seconds in found.items()}
+    seconds: dict[str, list[float]] = {device.device: [] for device in program.devices}
+    for name, own in timers:
+        seconds[name] += [max(0.0, timer.quick_call_s - empty.quick_call_s) for timer in own]
+    return {name: tuple(values) for name, values in seconds.items()}
 
 
-def writable_copies(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of tensors, in C order."""
-    return {n: np.array(v, order="C") if isinstance(v, np.ndarray) else v for n, v in held.items()}
+def writable_copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of tensors, in C order."""
+    return {
+        name: np.array(value, order="C") if isinstance(value, np.ndarray) else value for name, value in tensors.items()
+    }
 
 
 def make_timer(program: Program, call: SegmentCall, memory: dict[str, Any]) -> CallTimer:
-    """memory: what the device holds in a frame; what its runtime joins, or cuts, of that is added."""
+    """Return a timer for a call of a segment with the runtime's copies before and after it.
+
+    Args:
+        program: The program.
+        call: The call.
+        memory: Tensors of the device in a frame. Tensors that the copies assemble or split are added.
+    """
     if call.segment is None:
         return CallTimer(*call.make_copies(memory))
     model = call.segment.model
     for value in (*model.graph.input, *model.graph.output):
         if value.name not in memory:
-            kind = value.type.tensor_type
-            shape = [dim.dim_value for dim in kind.shape.dim]
-            memory[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(kind.elem_type))
+            tensor_type = value.type.tensor_type
+            shape = [dim.dim_value for dim in tensor_type.shape.dim]
+            memory[value.name] = np.zeros(shape, helper.tensor_dtype_to_np_dtype(tensor_type.elem_type))
     session = OrtSession(model, program.weights, f"segment {call.segment.name!r}", "all")
-    before, after = call.make_copies(memory)
-    return CallTimer(before, session.bind(memory), after)
+    copy_before, copy_after = call.make_copies(memory)
+    return CallTimer(copy_before, session.bind(memory), copy_after)
