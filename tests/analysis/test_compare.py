@@ -1,4 +1,4 @@
-"""Strategies side by side: the best, the bound, what holds the best back, and rows for those that fail."""
+"""Tests of comparisons: the best result, the lower bound, the bottleneck, and strategies that fail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def problem(name: str = "resnet18", platform: str = "rpi4x4", objective: str = "
     return load_problem(Model.load(networks.build(name, 0)), platform, objective=objective)
 
 
-def test_a_comparison_names_the_best_and_what_binds() -> None:
+def test_comparison_names_best_result_and_bottleneck() -> None:
     posed = problem("lenet")
     found = compare(posed, {name: registry().make("strategies", name) for name in QUICK})
     assert [row.strategy for row in found.results] == list(QUICK)
@@ -40,7 +40,7 @@ def test_a_comparison_names_the_best_and_what_binds() -> None:
     assert find_bottleneck(slow.platform, slow.best_single_device[1], "latency")[1] == "pi01 computes 100 % of the time"
 
 
-def test_a_strategy_without_a_plan_is_a_row_with_its_error_and_not_the_best() -> None:
+def test_strategy_without_plan_has_an_error_and_is_not_best() -> None:
     posed = problem("lenet", "rpi4x2")
     tight = replace(
         posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 1000) for h in posed.platform.hosts))
@@ -52,7 +52,7 @@ def test_a_strategy_without_a_plan_is_a_row_with_its_error_and_not_the_best() ->
     assert (found.best, found.bottleneck) == (None, "")
 
 
-def test_the_first_of_equals_is_the_best() -> None:
+def test_first_of_equal_results_is_best() -> None:
     posed = problem("lenet", "rpi4x2")
     found = compare(posed, {name: registry().make("strategies", "single") for name in ("one", "other")})
     assert found.best is found.results[0]
@@ -64,7 +64,7 @@ def test_the_first_of_equals_is_the_best() -> None:
 
 
 def unequal(objective: str, bandwidth: float) -> Problem:
-    """A board of half the rate that has the camera, and one of the full rate behind a line."""
+    """Return a problem with a slow board at the source of frames, and a fast one behind a link."""
     posed = problem("lenet", "rpi4x2", objective)
     devices = (replace(posed.platform.devices[0], rate=posed.platform.devices[0].rate / 2), posed.platform.devices[1])
     return replace(posed, platform=replace(posed.platform, devices=devices, network=Network("switch", bandwidth)))
@@ -74,9 +74,7 @@ def unequal(objective: str, bandwidth: float) -> Problem:
     ("objective", "bandwidth", "best"),
     [("latency", 1e3, "pi01"), ("latency", 1e12, "pi02"), ("throughput", 1e9, "pi02"), ("communication", 1e12, "pi01")],
 )
-def test_one_device_is_the_best_by_simulation_and_objective_for_all_who_speak_of_it(
-    objective: str, bandwidth: float, best: str
-) -> None:
+def test_best_single_device_is_the_same_for_all_uses(objective: str, bandwidth: float, best: str) -> None:
     posed = unequal(objective, bandwidth)
     plan, metrics = posed.best_single_device
     assert {part.device for parts in plan.layers.values() for part in parts} == {best}
@@ -86,10 +84,10 @@ def test_one_device_is_the_best_by_simulation_and_objective_for_all_who_speak_of
     assert found.results[0].plan == plan and found.results[0].metrics == found.single_device == metrics
 
 
-def test_a_cost_model_has_its_say_about_which_device_is_best_alone() -> None:
+def test_cost_model_determines_the_best_single_device() -> None:
     @dataclass(frozen=True)
     class SlowThere(CostModel):
-        """The device with the highest rate is the slowest."""
+        """A cost model in which the device with the highest rate is slow."""
 
         def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:  # noqa: ARG002
             return 1.0 if device.name == "pi02" else 0.01
@@ -98,10 +96,10 @@ def test_a_cost_model_has_its_say_about_which_device_is_best_alone() -> None:
     assert posed.best_single_device[1].device("pi02") is None and posed.best_single_device[1].latency_s < 0.2
 
 
-def test_of_many_devices_the_best_one_is_found_whatever_tells_them_apart() -> None:
+def test_finds_best_single_device_of_many() -> None:
     @dataclass(frozen=True)
     class Moody(CostModel):
-        """Devices that look the same take their own time."""
+        """A cost model in which equal devices have different times."""
 
         def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:  # noqa: ARG002
             return 0.001 * (1 + int(device.name[2:]) * 5 % 7)
@@ -123,7 +121,7 @@ def test_of_many_devices_the_best_one_is_found_whatever_tells_them_apart() -> No
         ].latency_s == min(found)
 
 
-def test_faster_means_more_frames_a_second_where_these_are_wanted_and_a_gain_beyond_the_devices_is_doubted() -> None:
+def test_speedup_follows_the_objective_and_implausible_gains_are_reported() -> None:
     one, both = (Metrics((), s, p, 0.0, 0, 0) for s, p in ((3.0, 3.0), (6.0, 1.0)))
     both = replace(both, devices=tuple(DeviceMetrics(name, 1, 1.0, 0, 0, 0, 0) for name in "ab"))
     assert both.speedup_over(one, "throughput") == 3.0 and both.speedup_over(one, "latency+throughput") == 0.5

@@ -1,4 +1,4 @@
-"""Why not: each layer that stays whole has its reason, and each split the bandwidth from which on it pays."""
+"""Tests of explanations: reasons for whole layers, and break-even bandwidths of splits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wider(posed: Problem, bandwidth: float) -> Problem:
     return replace(posed, platform=replace(posed.platform, network=network))
 
 
-def test_a_split_pays_from_the_bandwidth_that_it_names_and_not_below() -> None:
+def test_split_pays_above_its_break_even_bandwidth_only() -> None:
     posed = load_problem(networks.build("squeezenet"), "rpi4x4")
     found = explain(compared(wider(posed, 1e6), "single", "modnn"))
     (split,) = found.splits
@@ -45,10 +45,10 @@ def test_a_split_pays_from_the_bandwidth_that_it_names_and_not_below() -> None:
     assert shared.strategy == "shares of each layer" and shared.break_even_bandwidth is not None
     assert not explain(
         compared(wider(posed, 2 * split.break_even_bandwidth), "single", "modnn")
-    ).splits  # the best plan is a split
+    ).splits  # the best plan is split
 
 
-def test_every_whole_layer_has_its_reason() -> None:
+def test_every_whole_layer_has_a_reason() -> None:
     layers = formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 64, 64] x) => (float[1, 8] y, int64[4, N] places)
         { c = Conv <kernel_shape = [3, 3]> (x, w)  f = Flatten (c)  p = Relu (c)
@@ -67,7 +67,7 @@ def test_every_whole_layer_has_its_reason() -> None:
     (reason,) = explain_layers(
         Problem(rows, uniform_platform(2)), Problem(rows, uniform_platform(2)).single_device_plan("d0")
     )
-    assert "too little work" in reason.reason  # its rows could be cut
+    assert "too little work" in reason.reason  # its rows could be split
     tight = replace(
         posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 64) for h in posed.platform.hosts))
     )
@@ -76,9 +76,7 @@ def test_every_whole_layer_has_its_reason() -> None:
     )
 
 
-def test_the_command_shows_both_tables_and_the_report_has_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_and_report_show_the_explanations(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, known = str(tmp_path / "lenet.onnx"), tmp_path / "compare.json"
     onnx.save(networks.build("lenet", 0), model)
     asked = ["compare", model, "--platform", "rpi4x2", "--strategies", "single,modnn", "--explain"]

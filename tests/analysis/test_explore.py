@@ -1,4 +1,4 @@
-"""`dicompiler explore` and fronts: the files, what is printed, bad input, and strategies that make one plan only."""
+"""Tests of `dicompiler explore`: files, output, bad input, and strategies that make one plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(model: Path, output: Path, *more: str) -> int:
     return main(["explore", str(model), "--platform", "rpi4x3", "-o", str(output), *QUICK, *more])
 
 
-def test_it_writes_the_front_as_json_csv_picture_and_plans(model: Path, tmp_path: Path) -> None:
+def test_writes_front_as_json_csv_svg_and_plans(model: Path, tmp_path: Path) -> None:
     assert run(model, tmp_path / "front") == 0
     found = files(tmp_path / "front")
     front = json.loads(found["front.json"])
@@ -57,7 +57,7 @@ def test_it_writes_the_front_as_json_csv_picture_and_plans(model: Path, tmp_path
     assert list(tmp_path.iterdir()) == [tmp_path / "front"]
 
 
-def test_every_plan_of_it_compiles_to_what_it_says(model: Path, tmp_path: Path) -> None:
+def test_plans_compile_to_the_stated_values(model: Path, tmp_path: Path) -> None:
     assert run(model, tmp_path / "front", "--objectives", "latency,throughput,energy,memory,communication") == 0
     for point in json.loads((tmp_path / "front/front.json").read_text())["points"]:
         compiled = dicompiler.compile(model, platform="rpi4x3", plan=tmp_path / "front" / point["plan"])
@@ -66,7 +66,7 @@ def test_every_plan_of_it_compiles_to_what_it_says(model: Path, tmp_path: Path) 
             assert compiled.metrics.objective_value(name) == point[name]
 
 
-def test_the_same_bytes_in_another_process_and_nothing_but_the_table_in_a_pipe(model: Path, tmp_path: Path) -> None:
+def test_writes_same_bytes_in_another_process_and_prints_only_a_table(model: Path, tmp_path: Path) -> None:
     assert run(model, tmp_path / "here") == 0
     words = ["explore", model, "--platform", "rpi4x3", "-o", tmp_path / "there", *QUICK]
     done = subprocess.run(
@@ -83,7 +83,7 @@ def test_the_same_bytes_in_another_process_and_nothing_but_the_table_in_a_pipe(m
     assert files(tmp_path / "here") == files(tmp_path / "there")
 
 
-def test_json_says_where_the_front_is(
+def test_json_names_the_directory(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -92,7 +92,7 @@ def test_json_says_where_the_front_is(
     assert printed == {**json.loads(Path("front/front.json").read_text()), "front": "front"}
 
 
-def test_an_earlier_front_is_replaced_and_stays_where_the_next_fails(model: Path, tmp_path: Path) -> None:
+def test_replaces_earlier_front_unless_the_exploration_fails(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "front"
     assert run(model, output) == 0
     before = files(output)
@@ -103,7 +103,7 @@ def test_an_earlier_front_is_replaced_and_stays_where_the_next_fails(model: Path
     assert files(output) == after
 
 
-def test_a_strategy_that_makes_one_plan_gives_a_front_of_one_point(model: Path) -> None:
+def test_strategy_with_one_plan_gives_one_point(model: Path) -> None:
     front = explore(model, "rpi4x2", "modnn")
     (point,) = front.points
     compiled = dicompiler.compile(model, platform="rpi4x2", strategy="modnn")
@@ -113,7 +113,7 @@ def test_a_strategy_that_makes_one_plan_gives_a_front_of_one_point(model: Path) 
     assert point.objectives["latency"] == compiled.metrics.latency_s
 
 
-def test_an_interrupted_search_writes_what_it_has(model: Path, tmp_path: Path) -> None:
+def test_interrupted_search_writes_its_points(model: Path, tmp_path: Path) -> None:
     def stop(text: str) -> None:
         if "generation 5" in text:
             raise KeyboardInterrupt
@@ -126,7 +126,7 @@ def test_an_interrupted_search_writes_what_it_has(model: Path, tmp_path: Path) -
     assert json.loads((tmp_path / "front/plans/000.json").read_text())["note"] == "the search for it was interrupted"
 
 
-def test_options_stand_in_place_of_those_of_the_spec() -> None:
+def test_override_options_replaces_options() -> None:
     assert override_options("genetic{seed=1 population=9}", {"seed": "2", "objectives": ("a", "b")}) == (
         "genetic{seed=2 population=9 objectives=a,b}"
     )
@@ -143,7 +143,7 @@ def test_options_stand_in_place_of_those_of_the_spec() -> None:
         (["--strategy", "modnn"], 2, "unknown option 'generations' of 'modnn'"),
     ],
 )
-def test_bad_options_are_named_and_nothing_is_written(
+def test_rejects_bad_options_and_writes_nothing(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], code: int, expected: str
 ) -> None:
     assert run(model, tmp_path / "front", *more) == code
@@ -153,7 +153,7 @@ def test_bad_options_are_named_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_front_is_not_replaced(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_does_not_replace_other_directories(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert run(model, tmp_path) == 1
     assert "it exists and is no front of ours" in capsys.readouterr().err

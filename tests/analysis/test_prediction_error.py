@@ -1,4 +1,4 @@
-"""Prediction beside measurement: logs hold both, device by device, and say where and by how much they part."""
+"""Tests of predicted and measured times of a run, and of the discrepancies between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(artifact: Path) -> tuple[str, dict[str, Any]]:
-    """What a run of five frames printed, and its log."""
+    """Output and log of a run of five frames."""
     done = command("run", "net", "--frames", 5, "--in-flight", 1, "--log", "run.json", cwd=artifact.parent)
     assert done.returncode == 0, done.stderr
     return done.stdout, load_json(artifact.with_name("run.json"))
@@ -48,7 +48,7 @@ def program_of(artifact: Path) -> Program:
     return program
 
 
-def test_a_log_holds_what_the_simulator_says_of_each_device(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+def test_log_has_predicted_times_of_each_device(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
     _, log = ran
     validate(log, "run", "log")
     assert (log["artifact_directory"], log["location"], log["in_flight"]) == ("net", "local", 1)
@@ -61,12 +61,12 @@ def test_a_log_holds_what_the_simulator_says_of_each_device(artifact: Path, ran:
     ):
         assert told["device"] == due.device and len(told["segments_s"]) == len(device.segments)
         assert sum(told["segments_s"]) == pytest.approx(told["compute_s"])
-        calls = len(device.segments) * problem.runtime_costs[due.device].call  # which the device does not measure
+        calls = len(device.segments) * problem.runtime_costs[due.device].call  # the device does not measure calls
         assert told["compute_s"] == pytest.approx(due.compute_s - calls)
         assert told["wait_s"] == pytest.approx(due.wait_s) == pytest.approx(sum(told["waits"].values()))
 
 
-def test_what_was_measured_is_told_a_frame(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+def test_measured_times_are_per_frame(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
     log, program = ran[1], program_of(artifact)
     told = measured_timing(log, program)
     assert told.frame_s == sorted(log["frames_s"][1:])[1] / 2 + sorted(log["frames_s"][1:])[2] / 2
@@ -79,7 +79,7 @@ def test_what_was_measured_is_told_a_frame(artifact: Path, ran: tuple[str, dict[
         assert set(share.waits) <= {"", *(one.device for one in program.devices)} - {entry["device"]}
 
 
-def test_every_line_carried_what_was_predicted(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+def test_bytes_of_each_link_match_the_prediction(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
     log, program = ran[1], program_of(artifact)
     assert find_wrong_bytes(log, program) == []
     one = program.all_transfers[0]
@@ -90,10 +90,10 @@ def test_every_line_carried_what_was_predicted(artifact: Path, ran: tuple[str, d
     assert (a, b, got) == (one.sender, one.receiver, due + 1)
 
 
-def test_the_command_says_where_they_part(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
+def test_command_prints_discrepancies(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
     printed, _ = ran
     assert "a frame on this host alone: " in printed and "predicted for the platform: " in printed
-    assert "parting by 10 %" in printed and "bytes sent," not in printed  # this host is no Raspberry Pi
+    assert "parting by 10 %" in printed and "bytes sent," not in printed  # this host is not a Raspberry Pi
     silent = command("run", artifact, "--frames", 2)
     assert silent.returncode == 0 and "parting by" not in silent.stdout
     log = artifact.with_name("wrong.json")
@@ -101,7 +101,7 @@ def test_the_command_says_where_they_part(artifact: Path, ran: tuple[str, dict[s
     assert not log.exists()
 
 
-def test_without_the_cost_models_options_nothing_is_predicted_and_that_is_said(artifact: Path) -> None:
+def test_warns_if_the_cost_model_needs_options(artifact: Path) -> None:
     made = artifact / PROVENANCE_FILE
     text = made.read_text()
     assert '"cost": "analytic"' in text
@@ -122,26 +122,26 @@ def told(frame_s: float, **changes: Any) -> RunTiming:
     return RunTiming(frame_s, {"a": DeviceTiming(**share | changes)})
 
 
-def test_no_segment_takes_less_than_nothing_however_sums_are_rounded() -> None:
+def test_segment_times_are_not_negative() -> None:
     call = 0.0008445774296735232
-    share = 5 * call / 5  # what workloads say of a call on a device with five segments
+    share = 5 * call / 5  # the time in a workload of a call on a device with five segments
     assert share < call
     made = work([], ((), [job(share, outputs=1), job(1.0 + call)]))
     costing = replace(made, devices=tuple(replace(one, runtime=RuntimeCosts(call=call)) for one in made.devices))
     assert segment_seconds(costing) == {"d0": (0.0, pytest.approx(1.0))}
 
 
-def test_what_parts_by_more_than_a_tenth_is_told_with_its_cause() -> None:
+def test_finds_discrepancies_with_their_causes() -> None:
     assert not list(find_discrepancies(told(1.0), told(1.0, compute_s=0.54, send_s=0.01, wait_s=0.21)))
     slow = told(1.3, compute_s=0.7, segments=(0.25, 0.45), wait_s=0.4, waits={"b": 0.12, "c": 0.28}, send_s=0.2)
     found = [(one.cause, one.location, one.predicted_s, one.measured_s) for one in find_discrepancies(told(1.0), slow)]
     assert found == [("computing", "segment 1", 0.5, 0.7), ("sending", "", 0.1, 0.2), ("waiting", "c", 0.2, 0.4)]
     assert [
         one.cause for one in find_discrepancies(told(100.0), told(100.0, compute_s=0.9))
-    ] == []  # next to nothing of a frame
+    ] == []  # a tiny share of the frame
 
 
-def test_a_stream_is_played_as_one(artifact: Path) -> None:
+def test_predicts_streams(artifact: Path) -> None:
     one, stream = expect_timing(artifact, "", 8, 1).timing, expect_timing(artifact, "", 8, 6).timing
     assert stream.frame_s < one.frame_s
     assert [share.compute_s for share in stream.devices.values()] == pytest.approx(
@@ -149,7 +149,7 @@ def test_a_stream_is_played_as_one(artifact: Path) -> None:
     )
 
 
-def test_the_first_frame_warms_up_and_replicas_are_averaged() -> None:
+def test_typical_frame_omits_the_first_and_averages_replicas() -> None:
     assert (typical_frame_s([9.0], 1), typical_frame_s([9.0, 1.0, 2.0, 3.0], 1), typical_frame_s([], 1)) == (
         9.0,
         2.0,

@@ -1,4 +1,4 @@
-"""Artifacts: opened, run and verified, with replicas in every role."""
+"""Tests of using artifacts: open, run and verify, in every role."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """LeNet in two groups of two."""
+    """LeNet with two replicas on two devices each."""
     problem = load_problem(Model.load(networks.build("lenet", 0)), "rpi4x4", objective="throughput")
     plan = registry().make("strategies", "replicate{group_size=2}").plan(problem)
     directory = tmp_path_factory.mktemp("replicas")
@@ -46,7 +46,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_verification_looks_at_every_role(compiled: Path) -> None:
+def test_verification_checks_every_role(compiled: Path) -> None:
     checks = {check.name: check for check in verify(compiled / "a").checks}
     assert list(checks) == ["exact", "output on pi01, replica 0", "output on pi01, replica 1", "bytes"]
     assert all(check.passed for check in checks.values())
@@ -54,7 +54,7 @@ def test_verification_looks_at_every_role(compiled: Path) -> None:
     assert checks["bytes"].detail.endswith("in a frame of each of 2 replicas: as predicted")
 
 
-def test_a_wrong_output_of_one_role_is_found(compiled: Path) -> None:
+def test_detects_wrong_output_of_one_role(compiled: Path) -> None:
     result = run(compiled / "a", frames=2)
     spoilt = [{device: dict(outputs) for device, outputs in frame.items()} for frame in result.outputs_by_device]
     (name,) = spoilt[1]["pi01"]
@@ -65,7 +65,7 @@ def test_a_wrong_output_of_one_role_is_found(compiled: Path) -> None:
     assert good.passed and [check.passed for check in bad.checks] == [True, False]
 
 
-def test_bytes_missing_in_one_role_are_found(compiled: Path) -> None:
+def test_detects_missing_bytes_of_one_role(compiled: Path) -> None:
     program = compile(networks.build("lenet", 0), "rpi4x4", plan=compiled / "plan.json").program
     assert program is not None
     sent = {t.index: t.value.nbytes for t in program.all_transfers}
@@ -74,7 +74,7 @@ def test_bytes_missing_in_one_role_are_found(compiled: Path) -> None:
         assert not check_transfers(program.all_transfers, {k: v for k, v in sent.items() if k != index}, 1, 2).passed
 
 
-def test_the_commands_take_such_a_plan(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_plan_with_replicas(compiled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*words: str) -> Any:
         assert main([*words, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
@@ -90,7 +90,7 @@ def test_the_commands_take_such_a_plan(compiled: Path, capsys: pytest.CaptureFix
     assert all(device["compute_s"] > 0 for device in ran["devices"])
 
 
-def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) -> None:
+def test_reopened_artifact_equals_its_compilation(tmp_path: Path) -> None:
     made = compile(networks.build("lenet", 0), "rpi4x2", strategy="modnn", output=tmp_path / "a")
     again, target, problem = reopen_artifact(tmp_path / "a")
     assert again.plan == made.plan and again.platform == made.platform
@@ -103,17 +103,15 @@ def test_an_artifact_is_reopened_as_the_compilation_that_it_was(tmp_path: Path) 
     assert again.program.transfers == made.program.transfers
 
 
-def test_what_is_no_artifact_is_told(tmp_path: Path) -> None:
+def test_rejects_directory_without_artifact(tmp_path: Path) -> None:
     for use in (load_artifact, reopen_artifact, run, verify):
         with pytest.raises(DicompilerError, match="not an artifact of dicompiler: compile a model into it first"):
             use(tmp_path)
 
 
 @pytest.mark.parametrize(("stand_in", "shape"), [("Relu", "<float[1, 4, 6, 6] z>"), ("Relu", ""), ("", "")])
-def test_the_exact_check_asks_plugins_what_stands_in_for_their_operators(
-    stand_in: str, shape: str, tmp_path: Path
-) -> None:
-    """Where the model says the shape of what the operator makes: else its layer stays whole, and must in the check."""
+def test_exact_check_uses_stand_ins_of_plugins(stand_in: str, shape: str, tmp_path: Path) -> None:
+    """Without a known output shape, the layer stays whole, in the check model too."""
     model = onnx.parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
         g (float[1, 4, 6, 6] x) => (float[1, 4, 6, 6] y) {shape} {{
           z = com.microsoft.QuickGelu (x)
@@ -127,12 +125,12 @@ def test_the_exact_check_asks_plugins_what_stands_in_for_their_operators(
 
 
 def quantised() -> Model:
-    """A network in QDQ form that onnxruntime computes otherwise whole than in tiles, at its best level."""
+    """Return a QDQ network whose whole and tiled results differ at the highest optimization level."""
     return int8(Model.load(networks.build("resnet8", 1)))
 
 
 @pytest.mark.parametrize(("target", "level"), [("sockets", "all"), ("sockets{optimization=extended}", "extended")])
-def test_outputs_are_compared_with_onnxruntime_at_the_artifacts_level(
+def test_compares_outputs_at_the_optimization_level_of_the_artifact(
     target: str, level: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -151,8 +149,8 @@ def test_outputs_are_compared_with_onnxruntime_at_the_artifacts_level(
 
 
 @pytest.mark.parametrize("level", ["extended", "all"])
-def test_networks_in_parts_are_bit_equal_at_the_best_level_too_where_numbers_are_whole(level: Any) -> None:
-    """Layouts and fused kernels change no bit of the check models: what splits them is exact at any level."""
+def test_split_check_models_are_bit_equal_at_all_levels(level: Any) -> None:
+    """Layouts and fused kernels do not change the integer results of check models."""
     case = Case.of(networks.build("quirks", 1))
     checked, inputs = check_model(case.compilation.model, 0)
     whole = run_model(checked, inputs, optimization=level)
@@ -164,9 +162,7 @@ def test_networks_in_parts_are_bit_equal_at_the_best_level_too_where_numbers_are
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
-def test_one_device_runs_the_whole_network_in_one_segment_at_onnxruntimes_default_level(
-    target: str, tmp_path: Path
-) -> None:
+def test_single_device_runs_one_segment_at_the_default_level(target: str, tmp_path: Path) -> None:
     made = compile(networks.build("resnet8", 1), "rpi4x1", strategy="single", target=target, output=tmp_path / "a")
     assert made.program is not None and made.reference is not None
     (segment,) = made.program.devices[0].segments
@@ -192,7 +188,7 @@ except RuntimeError:
 @pytest.mark.parametrize(
     ("platform", "strategy", "expected"), [("rpi4x1", "single", "it spins"), ("rpi4x2", "modnn", "1")]
 )
-def test_the_engines_threads_leave_the_processor_to_exchanges_where_there_are_any(
+def test_engine_threads_do_not_spin_if_devices_exchange_messages(
     platform: str, strategy: str, expected: str, tmp_path: Path
 ) -> None:
     compile(networks.build("lenet", 1), platform, strategy=strategy, output=tmp_path / "a")

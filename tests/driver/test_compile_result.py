@@ -1,4 +1,4 @@
-"""What callers in Python get and give: a result that fits a line and a notebook, values of wrong types, progress."""
+"""Tests of the Python API: representation of results, arguments of wrong types, progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def result() -> dicompiler.CompileResult:
     return dicompiler.compile(networks.build("lenet"), platform="rpi4x32", strategy="modnn")
 
 
-def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.CompileResult) -> None:
+def test_result_is_one_line_and_a_limited_table(result: dicompiler.CompileResult) -> None:
     assert repr(result).startswith("<CompileResult: 8 layers on ")
     assert " of 32 devices of rpi4x32, by modnn: " in repr(result)
     assert len(repr(result)) < 200
@@ -43,19 +43,19 @@ def test_a_result_is_a_line_and_a_bounded_table(result: dicompiler.CompileResult
         (lambda: dicompiler.connect("x", hosts=["pi01"]), "connect: hosts must be the path of a hosts.toml"),  # type: ignore[arg-type]
     ],
 )
-def test_a_value_of_another_type_is_a_line(call: Callable[[], Any], words: str) -> None:
+def test_rejects_values_of_wrong_type_in_one_line(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         call()
     assert str(caught.value).startswith(words) and "\n" not in str(caught.value)
 
 
-def test_an_output_that_cannot_be_written_is_told_before_the_work() -> None:
+def test_rejects_unwritable_output_before_the_work() -> None:
     for place in ("/proc/net", "/proc/dicompiler", "x" * 300):
         with pytest.raises(DicompilerError, match=r"^(/proc/|x)"):
             dicompiler.compile("missing.onnx", platform="rpi4x2", output=place)
 
 
-def test_shapes_are_given_as_a_dict_and_progress_is_heard_and_may_end_it(tmp_path: Path) -> None:
+def test_accepts_shapes_as_dict_and_progress_may_end_the_compilation(tmp_path: Path) -> None:
     model, heard = networks.build("lenet"), list[str]()
     for dim, name in zip(model.graph.input[0].type.tensor_type.shape.dim, "N...", strict=True):
         if name == "N":
@@ -79,7 +79,7 @@ def test_shapes_are_given_as_a_dict_and_progress_is_heard_and_may_end_it(tmp_pat
 @pytest.mark.parametrize(
     "given", [[print], ["timing"], [type("Watch", (), dict.fromkeys(("before", "after", "failed"), print))]]
 )
-def test_what_cannot_watch_passes_is_named_before_any_work(given: list[Any]) -> None:
+def test_rejects_invalid_instruments_before_the_work(given: list[Any]) -> None:
     with pytest.raises(
         UsageError, match=r"^compile: instruments: .* give objects with the methods before, after, failed"
     ):

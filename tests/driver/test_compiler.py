@@ -1,4 +1,4 @@
-"""What the driver refuses before anything is written: parts where nothing computes, hosts that are too small."""
+"""Tests of compile(): devices without compute, memory limits, warnings of unknown costs."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def model() -> onnx.ModelProto:
     return proto
 
 
-def test_a_first_device_without_compute_is_source_and_sink_and_no_more(model: onnx.ModelProto) -> None:
+def test_first_device_without_compute_is_only_source_and_sink(model: onnx.ModelProto) -> None:
     result = compile(model, CAMERA)
     assert result.plan is not None and result.routing is not None
     assert (result.plan.source, result.plan.sink) == (("cam",), ("cam",))
     assert {task.device for task in result.routing.tasks} == {"pi01"}
 
 
-def test_a_part_on_a_device_without_compute_is_refused(model: onnx.ModelProto) -> None:
+def test_rejects_part_on_device_without_compute(model: onnx.ModelProto) -> None:
     plan = Plan({"conv": (Part("pi01"),), "pool": (Part("cam"),)}, ("cam",), ("cam",))
     with pytest.raises(DicompilerError, match=r"plan: layers\.pool\[0\]: device 'cam' has no compute: use another"):
         compile(model, CAMERA, plan=plan)
@@ -60,13 +60,13 @@ def test_a_part_on_a_device_without_compute_is_refused(model: onnx.ModelProto) -
         (Host("cam", 1000), "host cam needs .*: it only holds inputs or outputs: make another device the source"),
     ],
 )
-def test_memory_is_a_hard_limit_of_every_host(model: onnx.ModelProto, small: Host, message: str) -> None:
+def test_rejects_plan_that_exceeds_memory_of_a_host(model: onnx.ModelProto, small: Host, message: str) -> None:
     hosts = tuple(small if host.name == small.name else host for host in CAMERA.hosts)
     with pytest.raises(DicompilerError, match=message):
         compile(model, replace(CAMERA, hosts=hosts), strategy="modnn")
 
 
-def test_what_predictions_leave_out_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_warns_of_layers_without_predicted_cost(caplog: pytest.LogCaptureFixture) -> None:
     proto = networks.build("lenet")
     name = proto.graph.output[0].name
     made = ("NonZero", [name], ["where"]), ("Transpose", ["where"], ["there"])
@@ -81,8 +81,8 @@ def test_what_predictions_leave_out_is_warned_of(caplog: pytest.LogCaptureFixtur
     assert caplog.messages == []
 
 
-def test_what_onnxruntime_has_optimised_is_predicted_as_it_was_before(tmp_path: Path) -> None:
-    """What it fused is divided again: the layers are those of the network as it was, and can be cut as they could."""
+def test_model_optimized_by_onnxruntime_has_the_same_prediction(tmp_path: Path) -> None:
+    """Fused operators are unfused, so the layers and their possible splits are those of the original network."""
     onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED

@@ -1,4 +1,4 @@
-"""Instruments that compute: numbers after every pass, statistics of a split, and reproducers of a crash."""
+"""Tests of VerifyEach, PartitionStatistics and Reproducer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREPARE = "normalise,infer-shapes,form-layers,"
 
 @dataclasses.dataclass(frozen=True)
 class Forgetful(Pass):
-    """A pass with a mistake: it drops every bias."""
+    """A pass with a bug: it removes every bias."""
 
     name: ClassVar[str] = "forgetful"
 
@@ -53,13 +53,13 @@ def lenet() -> Model:
     return Model.load(networks.build("lenet"))
 
 
-def test_verify_each_names_the_pass_that_changes_the_numbers(lenet: Model) -> None:
+def test_verify_each_names_the_pass_that_changes_outputs(lenet: Model) -> None:
     passes = [*make_pipeline("normalise,infer-shapes"), Forgetful(), *make_pipeline("form-layers")]
     with pytest.raises(DicompilerError, match=r"after pass 3 \(forgetful\): output 'output' differs by"):
         PassManager(passes, [VerifyEach()]).run(PipelineState(model=lenet))
 
 
-def test_verify_each_is_content_with_passes_that_keep_the_numbers(lenet: Model) -> None:
+def test_verify_each_accepts_passes_that_preserve_outputs(lenet: Model) -> None:
     watch = VerifyEach()
     PassManager(make_pipeline(PREPARE + "tile-height{layers=conv1 parts=3},lop{layers=fc3},partition"), [watch]).run(
         PipelineState(model=lenet)
@@ -67,7 +67,7 @@ def test_verify_each_is_content_with_passes_that_keep_the_numbers(lenet: Model) 
     assert watch._reference_outputs
 
 
-def test_a_pass_that_says_so_sets_a_new_reference(lenet: Model) -> None:
+def test_pass_that_does_not_preserve_outputs_sets_a_new_reference(lenet: Model) -> None:
     class Honest(Forgetful):
         preserves_outputs = False
 
@@ -76,7 +76,7 @@ def test_a_pass_that_says_so_sets_a_new_reference(lenet: Model) -> None:
     assert watch._reference_outputs
 
 
-def test_statistics_count_parts_halos_and_redundant_multiplications(lenet: Model) -> None:
+def test_statistics_count_parts_halos_and_redundant_macs(lenet: Model) -> None:
     for text, redundant in (("tile-height", False), ("fuse-tiles", True)):
         counts = PartitionStatistics()
         passes = make_pipeline(f"{PREPARE}{text}{{layers=conv1..conv2 parts=2}},partition")
@@ -89,7 +89,7 @@ def test_statistics_count_parts_halos_and_redundant_multiplications(lenet: Model
         assert all(row.redundant_macs == 0 for name, row in rows.items() if name not in ("conv1", "conv2"))
 
 
-def test_a_reproducer_holds_no_weights_and_runs_again(lenet: Model, tmp_path: Path) -> None:
+def test_reproducer_has_no_weights_and_runs_again(lenet: Model, tmp_path: Path) -> None:
     passes = [*make_pipeline(PREPARE + "tile-height{layers=conv1 parts=3}"), Broken()]
     with pytest.raises(PassError, match="broken"):
         PassManager(passes, [Reproducer(tmp_path)]).run(PipelineState(model=lenet))
@@ -107,7 +107,7 @@ def test_a_reproducer_holds_no_weights_and_runs_again(lenet: Model, tmp_path: Pa
         PassManager([Broken()]).run(again)
 
 
-def test_without_weights_keeps_names_shapes_and_types(lenet: Model) -> None:
+def test_strip_weights_keeps_names_shapes_and_types(lenet: Model) -> None:
     bare = Model.load(strip_weights(lenet))
     normal = PassManager(make_pipeline("normalise")).run(PipelineState(model=bare)).model
     large = {name: known for name, known in lenet.initializers().items() if name in lenet.weights}

@@ -1,4 +1,4 @@
-"""Depfiles: real Make and Ninja read them, and all that a command reads is in them."""
+"""Tests of depfiles with Make and Ninja, and of the files that they list."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from dicompiler.driver import depfile
 from dicompiler.ir.platform import Platform, platform_to_toml
 
 HARD = ("a b", "a  b", "$x", "a$$b", "#1", "a:b", "C:\\x", "a\\b", "(1) a", "b@{!,}~+%25", "é", "my $ #1.onnx")
-"""Names that Make and Ninja can be told."""
+"""File names that Make and Ninja can read in a depfile."""
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with a LeNet whose weights are in a file beside it."""
+    """A directory with a LeNet that has its weights in a separate file."""
     onnx.save(networks.build("lenet"), tmp_path / "net.onnx", save_as_external_data=True, location="net.data")
     return tmp_path
 
 
 class TestNames:
-    """A depfile says the same to Make and to Ninja, whatever names it holds."""
+    """Make and Ninja read the same names in a depfile."""
 
-    def test_make_and_ninja_see_each_file_that_changes(self, tmp_path: Path) -> None:
+    def test_make_and_ninja_see_changed_files(self, tmp_path: Path) -> None:
         makefile, ninja = ["all:\n"], ["rule touch\n  command = touch $out\n  depfile = $out.d\n"]
         for i, name in enumerate(HARD):
             (tmp_path / name).touch()
@@ -54,7 +54,7 @@ class TestNames:
             assert run(tmp_path, "ninja", "-v") == f"[1/1] touch n{i}\n", name
             os.utime(tmp_path / name, (1e9, 1e9))
 
-    def test_targets_are_escaped_too(self, tmp_path: Path) -> None:
+    def test_escapes_targets(self, tmp_path: Path) -> None:
         name = "my $ #1: net"
         (tmp_path / "in").touch()
         (tmp_path / "one.d").write_text(depfile.format_rule(name, ["in"]))
@@ -70,21 +70,21 @@ class TestNames:
         "name", ["a;b", "a=b", "a|b", "a*b", "a?", "[1]", "a<b", "a>b", "'", '"', "a&b", "a^b", "a`b", "a\nb", "a\tb",
                  "~/a", "a ", "a:", "a\\", "a\\ b", "a\\#b", "lib(x)"]
     )  # fmt: skip
-    def test_names_that_one_of_them_cannot_read_are_refused(self, name: str) -> None:
+    def test_rejects_names_that_make_or_ninja_cannot_read(self, name: str) -> None:
         for target, prerequisite in ((name, "x"), ("x", name)):
             with pytest.raises(DicompilerError, match=r"depfile: .*: Make or Ninja cannot read .* in it: rename"):
                 depfile.format_rule(target, [prerequisite])
 
-    def test_a_target_is_no_pattern(self) -> None:
+    def test_rejects_target_with_percent_sign(self) -> None:
         assert depfile.format_rule("a", ["100%"]) == "a: \\\n 100%\n"
         with pytest.raises(DicompilerError, match="cannot read '%'"):
             depfile.format_rule("100%", ["a"])
 
 
 class TestPrerequisites:
-    """All that is read is in the depfile, as it was given, in one order."""
+    """A depfile lists all files that a command reads, as they were given, in a fixed order."""
 
-    def test_compile_names_model_data_platform_plan_and_profile(self, place: Path) -> None:
+    def test_compile_lists_model_data_platform_plan_and_profile(self, place: Path) -> None:
         sub = place / "in put"
         sub.mkdir()
         (sub / "c.toml").write_text(platform_to_toml(Platform.load("rpi4x2")))
@@ -98,7 +98,7 @@ class TestPrerequisites:
             f"{place}/in\\ put/plan.json \\\n in\\ put/p.json\n"
         )
 
-    def test_plan_names_what_its_strategy_reads(self, place: Path) -> None:
+    def test_plan_lists_files_of_its_strategy(self, place: Path) -> None:
         nodes = [node.output[0] for node in onnx.load(place / "net.onnx").graph.node]
         mapping = {"nx01_arm0": nodes[:5], "nx01_arm1": nodes[5:]}
         (place / "mapping.json").write_text(json.dumps(mapping))
@@ -108,13 +108,13 @@ class TestPrerequisites:
         rule = "plan.json: \\\n net.onnx \\\n net.data \\\n mapping.json \\\n platform.txt\n"
         assert (place / "plan.d").read_text() == rule
 
-    def test_opt_names_the_samples_of_quantise(self, place: Path) -> None:
+    def test_opt_lists_samples_of_quantise(self, place: Path) -> None:
         write_npz(place / "s.npz", {"input": np.random.default_rng(0).random((4, 1, 1, 32, 32), np.float32)})
         line = ("opt", "net.onnx", "-p", "quantise{samples=s.npz}", "-o", "int8.onnx", "--depfile", "o.d")
         dicompiler(place, *line, "--depfile-target", "my out")
         assert (place / "o.d").read_text() == "my\\ out: \\\n net.onnx \\\n net.data \\\n s.npz\n"
 
-    def test_modules_of_third_party_plugins_are_named(self, place: Path) -> None:
+    def test_lists_modules_of_third_party_plugins(self, place: Path) -> None:
         site = place / "site"
         info, package = site / "acme-2.0.dist-info", site / "acme"
         for directory in (info, package):
@@ -133,7 +133,7 @@ class TestPrerequisites:
         words = (place / "net.d").read_text().replace(" \\\n", "").split()
         assert words == ["net/artifact.json:", "net.onnx", "net.data", "start", *(f"{site}/{name}" for name in modules)]
 
-    def test_what_cannot_be_written_is_said_before_the_work(self, place: Path) -> None:
+    def test_rejects_unwritable_depfile_before_the_work(self, place: Path) -> None:
         line = ("compile", "net.onnx", *SPLIT, "-o", "net", "--depfile")
         said = dicompiler(place, *line, "no/net.d", code=1)
         assert said == "dicompiler: error: no/net.d: there is no directory 'no'\n"
@@ -173,7 +173,7 @@ PLUGIN = """
 """
 
 
-def test_the_model_its_data_the_platform_and_the_plan_are_listed_once_in_order(place: Path) -> None:
+def test_lists_model_data_platform_and_plan_once_in_order(place: Path) -> None:
     cluster, plan = place / "c.toml", place / "plan.json"
     cluster.write_text(platform_to_toml(Platform.load("rpi4x2")))
     found = depfile.find_prerequisites(place / "net.onnx", str(cluster), (plan,), ())

@@ -1,4 +1,4 @@
-"""Logs of runs: what was measured reads back as it was, and a log of another artifact is refused."""
+"""Tests of run logs: round trip, and rejection of logs of another artifact."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def artifact(tmp_path: Path) -> Path:
 
 
 def written(place: Path, **changes: Any) -> Path:
-    """The log of RESULT as a file, with changes."""
+    """Write the log of RESULT with changes, and return its path."""
     path = place.parent / "run.json"
     path.write_text(json.dumps(run_document(place, RESULT) | changes), encoding="utf-8")
     return path
 
 
-def test_a_log_reads_back_as_it_was_written(artifact: Path) -> None:
+def test_log_round_trip(artifact: Path) -> None:
     given = run_document(artifact, RESULT)
     assert load_log(written(artifact), artifact, load_artifact(artifact)) == json.loads(json.dumps(given))
 
 
-def test_it_has_what_each_device_measured_and_whose_artifact_it_was(artifact: Path) -> None:
+def test_log_has_artifact_digest_and_measurements_of_each_device(artifact: Path) -> None:
     found = load_log(written(artifact), artifact, load_artifact(artifact))
     assert (found["artifact_digest"], found["target"]) == (load_artifact(artifact)["digest"], "sockets")
     assert (found["frames_s"], found["total_s"]) == ([1.5, 2.5], 3.0)
@@ -62,7 +62,7 @@ def test_it_has_what_each_device_measured_and_whose_artifact_it_was(artifact: Pa
         ({"host": None}, "host: "),
     ],
 )
-def test_a_log_that_does_not_belong_to_the_artifact_is_refused(
+def test_rejects_log_that_does_not_belong_to_the_artifact(
     artifact: Path, changes: dict[str, Any], message: str
 ) -> None:
     path = written(artifact, **changes)
@@ -72,7 +72,7 @@ def test_a_log_that_does_not_belong_to_the_artifact_is_refused(
     assert "\n" not in str(caught.value)
 
 
-def test_a_log_of_other_devices_is_refused(artifact: Path) -> None:
+def test_rejects_log_of_other_devices(artifact: Path) -> None:
     given = json.loads(json.dumps(run_document(artifact, RESULT)))
     given["devices"].reverse()
     with pytest.raises(DicompilerError, match=r"devices: they are not those of .*: run it again with --log"):

@@ -1,4 +1,4 @@
-"""The demo on small networks: what it finds, what it prints in a pipe and on a terminal, how it ends."""
+"""Tests of the demo on small networks: results, output in a pipe and on a terminal, exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dicompiler.verify.comparison import Check, Verification
 
 
 def command(*arguments: object, **streams: Any) -> subprocess.CompletedProcess[str]:
-    """Runs `dicompiler demo` in a process of its own."""
+    """Run `dicompiler demo` in its own process."""
     return subprocess.run(
         [sys.executable, "-m", "dicompiler.cli", "demo", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -35,7 +35,7 @@ def command(*arguments: object, **streams: Any) -> subprocess.CompletedProcess[s
 
 
 def read_all(terminal: int) -> str:
-    """What is written to a terminal until its other end is closed, which Linux tells by an error."""
+    """Return the output to a terminal until its other end is closed, which raises OSError on Linux."""
     said = b""
     with suppress(OSError):
         while part := os.read(terminal, 4096):
@@ -55,7 +55,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def boards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two boards that any host can play."""
+    """A platform of two boards that any host can emulate."""
     path = tmp_path_factory.mktemp("boards") / "slow.toml"
     names = ("pi01", "pi02")
     hosts = "".join(f'[[host]]\nname = "{name}"\nmemory = "1 GiB"\n' for name in names)
@@ -69,7 +69,7 @@ def found(directory: Path, steps: list[str], boards: Path) -> DemoResult:
     return run_demo("lenet", str(boards), "modnn", directory, steps.append)
 
 
-def test_every_device_has_a_share_and_the_shares_make_up_the_network(found: DemoResult) -> None:
+def test_shares_of_devices_make_up_the_network(found: DemoResult) -> None:
     assert [share.device for share in found.shares] == ["pi01", "pi02"]
     assert max(share.layers for share in found.shares) <= found.layers
     assert sum(share.layers for share in found.shares) > found.layers
@@ -78,39 +78,39 @@ def test_every_device_has_a_share_and_the_shares_make_up_the_network(found: Demo
     assert all(share.compute_s > 0 and share.message_s > 0 and share.wait_s >= 0 for share in found.shares)
 
 
-def test_emulated_boards_take_about_what_is_predicted_for_them(found: DemoResult) -> None:
+def test_emulated_times_are_at_least_those_of_the_boards(found: DemoResult) -> None:
     assert found.emulated is not None and found.not_emulated_reason == ""
     assert found.emulated.frames == EMULATED_FRAMES
-    assert found.flops / 0.02e9 <= found.emulated.single_device_s  # computing is held back to the board's speed
+    assert found.flops / 0.02e9 <= found.emulated.single_device_s  # computing is delayed to the board's speed
     assert max(share.flops for share in found.shares) / 0.02e9 <= found.emulated.frame_s
     assert "of the time" in found.bottleneck
 
 
-def test_without_root_it_says_why_nothing_was_measured(
+def test_reports_why_nothing_was_emulated_without_root(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], boards: Path
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["demo", "--network", "lenet", "--platform", str(boards), "--strategy", "modnn"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Not measured on emulated boards: network namespaces and shaped lines need root: run it as root." in said
+    assert "Not measured on emulated boards: network namespaces and rate limits need root: run it as root." in said
     assert "emulated on this host" not in said
     assert re.search(r"[\d.]+ times as fast as one board, not 2: in a frame pi0\d computes \d+ ms, handles", said)
 
 
-def test_all_checks_hold_and_bytes_are_those_of_the_plan(found: DemoResult) -> None:
+def test_all_checks_pass_and_bytes_match_the_plan(found: DemoResult) -> None:
     assert [check.name for check in found.verification.checks] == ["exact", "output on pi01", "bytes"]
     assert found.verification.passed
     total = sum(share.sent for share in found.shares)
     assert f" {total} bytes a frame" in found.verification.checks[-1].detail
 
 
-def test_what_was_compiled_is_a_whole_artifact(found: DemoResult, directory: Path, steps: list[str]) -> None:
+def test_writes_complete_artifact(found: DemoResult, directory: Path, steps: list[str]) -> None:
     assert found.network == "lenet"
     assert verify(directory).passed
     assert [step.split()[0] for step in steps] == ["building", "splitting", "verifying:", "measuring:"]
 
 
-def test_in_a_pipe_it_prints_a_table_of_80_columns_and_nothing_else(tmp_path: Path) -> None:
+def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
     done = command("--network", "lenet", "--platform", "rpi4x1", "--strategy", "single", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -123,7 +123,7 @@ def test_in_a_pipe_it_prints_a_table_of_80_columns_and_nothing_else(tmp_path: Pa
     assert [*tmp_path.iterdir()] == []
 
 
-def test_on_a_terminal_it_says_what_it_is_doing_and_takes_that_back() -> None:
+def test_shows_and_erases_progress_on_a_terminal() -> None:
     ours, theirs = pty.openpty()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_all, ours)
@@ -135,11 +135,11 @@ def test_on_a_terminal_it_says_what_it_is_doing_and_takes_that_back() -> None:
     os.close(ours)
     assert done.returncode == 0
     assert "measuring: " in said
-    assert said.endswith("\x1b[2K")  # the line is wiped
+    assert said.endswith("\x1b[2K")  # the line is erased
     assert "measuring: " not in done.stdout
 
 
-def test_json_has_all_that_was_found_and_output_keeps_the_artifact(tmp_path: Path) -> None:
+def test_json_is_complete_and_output_keeps_the_artifact(tmp_path: Path) -> None:
     network = ("--network", "lenet", "--platform", "rpi4x2", "--strategy", "modnn")
     done = command(*network, "--json", "-o", "kept", cwd=tmp_path)
     assert done.returncode == 0
@@ -149,9 +149,7 @@ def test_json_has_all_that_was_found_and_output_keeps_the_artifact(tmp_path: Pat
     assert (tmp_path / "kept" / "artifact.json").is_file()
 
 
-def test_a_check_that_fails_is_shown_and_ends_it_with_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     checks = (Check("exact", False, "seed 0: 3 of 10 elements differ"), Check("bytes", True, "as predicted"))
     monkeypatch.setattr(artifacts, "verify", lambda *_: Verification(checks))
     assert main(["demo", "--network", "lenet", "--platform", "rpi4x1"]) == 1
@@ -168,7 +166,7 @@ def test_a_check_that_fails_is_shown_and_ends_it_with_1(
         (("--network", "tiny", "--strategy", "modn"), "unknown strategy 'modn' (did you mean 'modnn'?)"),
     ],
 )
-def test_unknown_names_are_one_line(arguments: tuple[str, ...], words: str) -> None:
+def test_reports_unknown_names_in_one_line(arguments: tuple[str, ...], words: str) -> None:
     done = command(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr and done.stderr.count("\n") == 1

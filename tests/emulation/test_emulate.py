@@ -1,4 +1,4 @@
-"""A compiled model on emulated boards: what it computes, what it takes, and what this host cannot play."""
+"""Tests of emulation: outputs, times, and boards that this host cannot emulate."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.alone
 
 
 def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 1e8) -> Platform:
-    """Boards on which LeNet takes 20 ms, at 100 Mbit/s: at less, a line's burst is a good part of a message."""
+    """Return boards on which LeNet takes 20 ms. At less than 100 Mbit/s, a burst would be much of a message."""
     boards = Platform.load(f"rpi4x{count}")
     devices = tuple(replace(device, rate=rate / (i + 1)) for i, device in enumerate(boards.devices))
     return replace(boards, devices=devices, network=Network("switch", bandwidth, 0.002))
@@ -43,7 +43,7 @@ def compiled(place: Path, strategy: str, platform: Platform, network: str = "len
 @pytest.mark.parametrize(
     ("target", "strategy"), [("sockets", "single"), ("sockets", "modnn"), ("sockets", "replicate"), ("mpi", "modnn")]
 )
-def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str, strategy: str) -> None:
+def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, target: str, strategy: str) -> None:
     directory = compiled(tmp_path / "artifact", strategy, slow(), target=target)
     model = dicompiler.Model.load(networks.build("lenet", 0))
     given = prepare_inputs(model)
@@ -61,7 +61,7 @@ def test_boards_take_their_time_and_compute_the_same(tmp_path: Path, target: str
 
 
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
-def test_no_board_is_lost(tmp_path: Path, target: str) -> None:
+def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
     model = networks.build("lenet", 0)
     dicompiler.compile(model, slow(), "modnn", target=target, tolerate_failures="1", output=tmp_path / "artifact")
     found = emulate(tmp_path / "artifact", frames=3)
@@ -69,11 +69,11 @@ def test_no_board_is_lost(tmp_path: Path, target: str) -> None:
     (expected,) = run_model(model, prepare_inputs(model)).values()
     assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
     assert found.frame_s >= 0.9 * found.predicted_s and found.compute_slowdown < 5
-    for report in found.result.reports:  # those of the plans for losses come last
+    for report in found.result.reports:  # segments of failure plans come last
         assert len(report.segments_s) > len(found.segments_s[report.device])
 
 
-def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Path) -> None:
+def test_emulates_other_platforms_speeds_and_streams(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow())
     measured = emulate(directory, slower=300, frames=3)
     assert sum(measured.segments_s["pi03"]) > sum(measured.segments_s["pi01"])  # a third of the rate
@@ -84,7 +84,7 @@ def test_another_platform_another_speed_and_several_frames_at_once(tmp_path: Pat
     assert stream.predicted_s < one.predicted_s
 
 
-def test_fast_boards_are_played_in_slower_time(tmp_path: Path) -> None:
+def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
     start = time.monotonic()
     found = emulate(directory, frames=3, dilation=50)
@@ -99,7 +99,7 @@ def test_fast_boards_are_played_in_slower_time(tmp_path: Path) -> None:
         emulate(directory, dilation=0.5)
 
 
-def test_what_calling_the_engine_takes_is_not_stretched(tmp_path: Path) -> None:
+def test_slower_does_not_scale_the_time_of_a_call(tmp_path: Path) -> None:
     dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
     engine, given, taken = OrtSession(empty_model(), {}, "call", "all"), {"x": np.zeros(1, np.float32)}, []
     for _ in range(100):
@@ -110,21 +110,21 @@ def test_what_calling_the_engine_takes_is_not_stretched(tmp_path: Path) -> None:
     assert sum(own) < 300 * min(taken) / 2
 
 
-def test_what_this_host_cannot_play_is_refused_with_the_figures(tmp_path: Path) -> None:
+def test_rejects_boards_that_this_host_cannot_emulate(tmp_path: Path) -> None:
     fast = compiled(tmp_path / "fast", "single", slow(1, rate=1e15), "squeezenet")
-    slower = r"^emulate: pi01 computes .* this host alone needs .* slower boards .*, or all of it slower \(--dilation\)"
+    slower = r"^emulate: pi01 computes .* host alone needs .* slower boards .*, or run everything slower \(--dilation\)"
     with pytest.raises(DicompilerError, match=slower):
         emulate(fast)
     many = compiled(tmp_path / "many", "replicate", slow(12, bandwidth=1e12), "squeezenet")
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
         emulate(many, slower=1, frames=24, options=RunOptions(in_flight=24))
-    with pytest.raises(UsageError, match=r"^emulate: target 'tflm' plays no boards: compile for sockets or mpi"):
+    with pytest.raises(UsageError, match=r"^emulate: target 'tflm' cannot emulate boards: compile for sockets or mpi"):
         emulate(compiled(tmp_path / "tflm", "single", slow(1), target="tflm"))
     with pytest.raises(DicompilerError, match="unknown device 'pi03'"):
         emulate(compiled(tmp_path / "artifact", "modnn", slow()), slow(2))
 
 
-def test_the_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
+def test_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
     directory, log = compiled(tmp_path / "artifact", "modnn", slow()), tmp_path / "run.json"
     done = command("emulate", directory, "--frames", 3, "--log", log)
     assert done.returncode == 0, done.stderr

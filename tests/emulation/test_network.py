@@ -1,4 +1,4 @@
-"""The network of a platform on this host: lines are no faster than they may be, far hosts are far, nothing is left."""
+"""Tests of the emulated network: rates, latencies, and cleanup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def platform(network: Network, widths: tuple[float | None, ...] = (None,) * 4) -
 
 
 def send(made: EmulatedNetwork, sender: str, receiver: str, seconds: dict[str, float]) -> None:
-    """SENT bytes from one host to another, and how long they took."""
+    """Send SENT bytes from one host to another and record the seconds."""
     with made.enter_host(receiver):
         listener = socket.create_server((made.addresses[receiver], 0))
     with listener:
@@ -41,7 +41,7 @@ def send(made: EmulatedNetwork, sender: str, receiver: str, seconds: dict[str, f
 
 
 def times(made: EmulatedNetwork, *pairs: str) -> dict[str, float]:
-    """How long each pair of hosts took, all at once."""
+    """Return the seconds of each pair of hosts, all at once."""
     seconds: dict[str, float] = {}
     threads = [threading.Thread(target=send, args=(made, *pair, seconds)) for pair in pairs]
     for thread in threads:
@@ -53,34 +53,34 @@ def times(made: EmulatedNetwork, *pairs: str) -> dict[str, float]:
 
 
 def least(rate: float, count: int = SENT) -> float:
-    """Seconds that so many bytes take at least at `rate` bit/s, but for what a line lets through at once."""
+    """Return the minimum seconds for bytes at `rate` bit/s, without the burst of a link."""
     return 8 * (count - 80_000) / rate
 
 
 def meeting(made: EmulatedNetwork, a: str, b: str) -> float:
-    """Seconds until a connection from a to b stands: there and back."""
+    """Return the seconds to connect from a to b: one round trip."""
     with made.enter_host(b), socket.create_server((made.addresses[b], 0)) as listener, made.enter_host(a):
         begin = time.monotonic()
         socket.create_connection(listener.getsockname()).close()
         return time.monotonic() - begin
 
 
-def test_on_a_switch_each_host_has_a_line_of_its_own_and_its_own_limit() -> None:
+def test_switch_gives_each_host_a_link_with_its_own_limit() -> None:
     with emulate_network(platform(Network("switch", 16e6), (None, None, 4e6, None))) as made:
         assert least(16e6) <= times(made, "ab")["ab"] < least(4e6)
-        both = times(made, "ab", "da")  # the two directions of a's line
+        both = times(made, "ab", "da")  # the two directions of a's link
         assert max(both.values()) < least(16e6, 2 * SENT)
-        assert max(times(made, "ab", "db").values()) >= least(16e6, 2 * SENT)  # b's line carries both
+        assert max(times(made, "ab", "db").values()) >= least(16e6, 2 * SENT)  # b's link carries both
         assert times(made, "ac")["ac"] >= least(4e6)
 
 
 @pytest.mark.parametrize("kind", ["shared", "gateway"])
-def test_a_shared_medium_carries_all_bytes_on_one_line(kind: str) -> None:
+def test_shared_medium_sends_all_bytes_over_one_link(kind: str) -> None:
     with emulate_network(platform(Network(kind, 40e6))) as made:  # type: ignore[arg-type]
         assert max(times(made, "ab", "cd").values()) >= least(40e6, 2 * SENT)
 
 
-def test_a_link_has_the_latency_and_the_rate_of_its_own() -> None:
+def test_link_has_its_own_latency_and_rate() -> None:
     links = (Link(("a", "b"), 10e6, 0.02),)
     with emulate_network(platform(Network("switch", 40e6, 0.005, links))) as made:
         assert meeting(made, "a", "b") >= 0.04 > meeting(made, "c", "d") >= 0.01
@@ -90,7 +90,7 @@ def test_a_link_has_the_latency_and_the_rate_of_its_own() -> None:
         assert max(times(made, "ab", "cd").values()) >= least(20e6, 2 * SENT)
 
 
-def test_nothing_is_left_of_a_network_that_ended_badly() -> None:
+def test_removes_network_after_an_error() -> None:
     before = spaces()
 
     def fail(rate: float) -> None:
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_a_network_that_ended_badly() -> None:
     with pytest.raises(ZeroDivisionError):
         fail(1e9)
     assert spaces() == before
-    with pytest.raises(DicompilerError, match=r"^emulate: this host cannot make the network \(.*tbf"):
+    with pytest.raises(DicompilerError, match=r"^emulate: this host cannot create the network \(.*tbf"):
         fail(1e-3)
     assert spaces() == before
 
@@ -113,15 +113,15 @@ def spaces() -> set[str]:
 @pytest.mark.parametrize(
     ("before", "words"),
     [
-        ("os.setuid(65534)", "emulate: network namespaces and shaped lines need root: run it as root"),
-        ("os.environ['PATH'] = '/nowhere'; network.PLACES = ''", "emulate: 'ip' is missing: install iproute2"),
+        ("os.setuid(65534)", "emulate: network namespaces and rate limits need root: run it as root"),
+        ("os.environ['PATH'] = '/nowhere'; network.SBIN_PATH = ''", "emulate: 'ip' is missing: install iproute2"),
     ],
 )
-def test_a_host_that_cannot_is_told_why(before: str, words: str) -> None:
+def test_reports_why_a_host_cannot_emulate(before: str, words: str) -> None:
     script = (
         "import os; from dicompiler.ir.platform import Platform; from dicompiler.emulation import network\n"
         f"made = Platform.load('rpi4x2'); {before}\n"
-        "try: network.network(made).__enter__()\n"
+        "try: network.emulate_network(made).__enter__()\n"
         "except Exception as error: print(error)"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

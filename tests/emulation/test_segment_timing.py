@@ -1,4 +1,4 @@
-"""Segments as runtimes call them: what is timed computes what the segments compute."""
+"""Tests of segment timing: timed calls compute what the segments compute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dicompiler.verify.run_inputs import prepare_inputs
 
 @pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])
 @pytest.mark.parametrize("strategy", ["single", "modnn", "stahl"])
-def test_calls_with_their_copies_make_what_segments_make(target: str, strategy: str) -> None:
+def test_calls_and_copies_compute_outputs_of_segments(target: str, strategy: str) -> None:
     model = networks.build("ds_cnn", 0)
     program = dicompiler.compile(model, "rpi4x3", strategy).program
     assert program is not None
@@ -37,7 +37,7 @@ def test_calls_with_their_copies_make_what_segments_make(target: str, strategy: 
     assert (left > 0) == (target != "tflm" and strategy != "single")
 
 
-def test_each_segment_has_its_seconds_in_order_of_roles() -> None:
+def test_each_segment_has_seconds_in_order_of_roles() -> None:
     model = networks.build("lenet", 0)
     for strategy, objective in (("modnn", "latency"), ("replicate", "throughput")):
         program = dicompiler.compile(model, "rpi4x2", strategy, objective=objective).program
@@ -59,14 +59,14 @@ SEQUENCE = "several (seq(float[2]) x, int64 at) => (float[2] y) { z = SequenceAt
     ("text", "x", "y"),
     [(TEXT, np.array(["a", "b"], object), [1, 2]), (SEQUENCE, [np.ones(2, np.float32)], [1, 1])],
 )
-def test_segments_that_are_given_words_or_sequences_are_timed(text: str, x: object, y: list[int]) -> None:
+def test_times_segments_with_strings_or_sequences(text: str, x: object, y: list[int]) -> None:
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
     session = OrtSession(model, {}, "it", "all")
     found = session.bind({"x": x, "at": np.array(0), "y": np.zeros(2, np.float32)})()
     assert isinstance(found, dict) and found["y"].tolist() == y
 
 
-def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
+def test_output_size_may_depend_on_values() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 17]> it (float[4] x) => (int64[1,m] y) { y = NonZero (x) }'
     )
@@ -75,10 +75,10 @@ def test_a_segment_makes_another_size_each_time_where_numbers_say_so() -> None:
     run()
     memory["x"][:2] = 0
     run()
-    assert not memory["y"].any()  # which has the size of one frame: what a frame makes has a place of its own
+    assert not memory["y"].any()  # the output of another size has its own memory
 
 
-def test_a_segment_that_cannot_be_run_is_told_in_a_line() -> None:
+def test_reports_segment_that_cannot_run_in_one_line() -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 17]> it (float[2] x, int64[1] at) => (float[1] y) { y = Gather (x, at) }'
     )

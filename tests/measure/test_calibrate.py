@@ -1,4 +1,4 @@
-"""Calibration: figures of emulated boards are found again from their runs; runs that tell nothing are refused."""
+"""Tests of calibration: it finds the true figures of emulated boards, and rejects runs that cannot be used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Changes = Callable[[dict[str, Any]], object]
 
 
 def found(run: Ran, **options: Any) -> Calibration:
-    """Whatever else this machine does: the runs of these tests are accepted when the emulation was in time."""
+    """Calibrate by a run, even if this machine was busy."""
     return calibrate([run.log], force=True, **options)
 
 
@@ -44,14 +44,14 @@ def check_frame(calibration: Calibration) -> None:
 
 @pytest.fixture(scope="module")
 def lenet(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Boards that are faster than their platform says, with a slower network; plans for losses are not played."""
+    """A run on boards that are faster than their platform says, with a slower network."""
     guess, truth = boards((4e7, 2e7, 1.3e7), latency=0.002), boards((6e7, 4e7, 2e7), latency=0.004)
     return ran(tmp_path_factory.mktemp("lenet"), "lenet", guess, truth, tolerate_failures=1)
 
 
 @pytest.fixture
 def changed(lenet: Ran) -> Callable[[Changes], Path]:
-    """Writes the log with a change."""
+    """A function that writes the log with a change."""
 
     def write(change: Changes) -> Path:
         log = load_json(lenet.log)
@@ -63,7 +63,7 @@ def changed(lenet: Ran) -> Callable[[Changes], Path]:
     return write
 
 
-def test_rates_and_latency_of_boards_are_found_again(lenet: Ran) -> None:
+def test_finds_rates_and_latency(lenet: Ran) -> None:
     calibration = found(lenet)
     for device, truth in zip(calibration.platform.devices, lenet.truth.devices, strict=True):
         assert device.rate == pytest.approx(truth.rate, rel=0.1)
@@ -73,7 +73,7 @@ def test_rates_and_latency_of_boards_are_found_again(lenet: Ran) -> None:
     assert frame.before_s < 0.95 * frame.measured_s
 
 
-def test_a_slower_network_is_found_and_another_plan_is_predicted_by_it(tmp_path: Path) -> None:
+def test_finds_slower_network_and_predicts_another_plan(tmp_path: Path) -> None:
     guess, truth = boards((2e9,) * 3, 1e8, 0.0005), boards((1e9, 1.5e9, 1e9), 4e7, 0.0005)
     calibration = found(ran(tmp_path, "squeezenet", guess, truth))
     assert [one.rate for one in calibration.platform.devices] == pytest.approx([1e9, 1.5e9, 1e9], rel=0.1)
@@ -90,7 +90,7 @@ def test_a_slower_network_is_found_and_another_plan_is_predicted_by_it(tmp_path:
     assert predict_timing(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)
 
 
-def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> None:
+def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None:
     layers = prepare(dicompiler.Model.load(networks.build("lenet", 0))).layers
     assert layers is not None
     made = [profiles.document(layers) for _ in range(2)]
@@ -125,7 +125,7 @@ def test_a_profile_is_scaled_and_a_stream_tells_rates_alone(tmp_path: Path) -> N
     assert by_name["pi01 rate"].after is not None
 
 
-def test_without_a_timeline_lines_are_left(changed: Callable[[Changes], Path]) -> None:
+def test_keeps_links_without_a_timeline(changed: Callable[[Changes], Path]) -> None:
     path = changed(lambda log: [device.update(timeline=[]) for device in log["devices"]])
     figures = calibrate([path], force=True).figures
     assert [one.after is None for one in figures] == [False, False, False, True, True]
@@ -150,14 +150,14 @@ def test_without_a_timeline_lines_are_left(changed: Callable[[Changes], Path]) -
         ),
     ],
 )
-def test_runs_that_tell_nothing_are_refused(changed: Callable[[Changes], Path], change: Changes, message: str) -> None:
+def test_rejects_unusable_runs(changed: Callable[[Changes], Path], change: Changes, message: str) -> None:
     path = changed(change)
     with pytest.raises(DicompilerError, match=message) as caught:
         calibrate([path])
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-def test_a_busy_machine_is_seen_in_segments_and_in_waits(changed: Callable[[Changes], Path]) -> None:
+def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes], Path]) -> None:
     def slow_segment(log: dict[str, Any]) -> None:
         device = log["devices"][0]
         longest = max(range(len(device["segments_s"])), key=lambda i: device["segments_s"][i])
@@ -176,7 +176,7 @@ def test_a_busy_machine_is_seen_in_segments_and_in_waits(changed: Callable[[Chan
             calibrate([path])
 
 
-def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
+def test_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
     place = lenet.log.parent
     log, output = place / "slower.json", tmp_path / "p.toml"
     done = command("emulate", "net", "--frames", 4, "--slower", 3000, "--log", log.name, cwd=place)  # a sleep ends late
@@ -195,7 +195,7 @@ def test_the_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -
         assert device.compute_s == pytest.approx(computing[device.device], rel=0.1)
 
 
-def test_the_command_writes_nothing_where_it_refuses(lenet: Ran, tmp_path: Path) -> None:
+def test_command_writes_nothing_if_it_fails(lenet: Ran, tmp_path: Path) -> None:
     output = tmp_path / "p.toml"
     assert "not an artifact of dicompiler" in failed(1, "calibrate", lenet.log, "--artifact", tmp_path, "-o", output)
     assert "no such file" in failed(1, "calibrate", tmp_path / "none.json", "-o", output)

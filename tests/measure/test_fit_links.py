@@ -1,4 +1,4 @@
-"""Lines fitted to pauses: what the simulator made them with is found again, and what they do not tell is said."""
+"""Tests of the link fit: it finds the figures behind simulated pauses, and reports undetermined ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COSTS = RuntimeCosts(send=1e-4, receive=1e-4, call=2e-4, per_byte=1e-9)
 
 
 def cluster(bandwidth: float, latency: float, link: float = 0.0, own: float = 0.0) -> Platform:
-    """Three boards. link: between the first two, in bit/s; own: of the third."""
+    """Return three boards. link: rate between the first two, in bit/s; own: rate of the third."""
     boards = Platform.load("rpi4x3")
     links = (Link(("pi01", "pi02"), link, latency),) if link else ()
     hosts = (*boards.hosts[:2], replace(boards.hosts[2], bandwidth=own)) if own else boards.hosts
@@ -25,7 +25,7 @@ def cluster(bandwidth: float, latency: float, link: float = 0.0, own: float = 0.
 
 
 def work(*sizes: int) -> Workload:
-    """The first board sends a message of each size to each other one, which answers with one twice as large."""
+    """Return a workload: the first board sends a message of each size, and gets an answer of twice the size."""
     count = len(sizes)
     there = [Message(0, 1 + i % 2, size, f"to{i}") for i, size in enumerate(sizes)]
     back = [Message(1 + i % 2, 0, 2 * size, f"from{i}") for i, size in enumerate(sizes)]
@@ -41,7 +41,7 @@ def work(*sizes: int) -> Workload:
 
 
 def seen(truth: Platform, played: Workload, late: float = 0.0) -> dict[str, list[float]]:
-    """The pauses that the boards would show, with inputs that come `late`."""
+    """Return the pauses on boards whose inputs arrive after `late` seconds."""
     spans: dict[str, list[tuple[float, float]]] = {one.device: [] for one in played.devices}
     for span in simulate(played, truth).spans:
         if span.kind == "compute":
@@ -64,7 +64,7 @@ def fitted(guess: Platform, truth: Platform, played: Workload, late: float = 0.0
         (cluster(1e8, 1e-3, link=1e8, own=1e8), cluster(4e7, 2e-3, link=1e7, own=2e7)),
     ],
 )
-def test_the_lines_that_made_the_pauses_are_found_again(guess: Platform, truth: Platform) -> None:
+def test_finds_figures_behind_pauses(guess: Platform, truth: Platform) -> None:
     found, _ = fitted(guess, truth, work(500_000, 20_000, 1_000, 200_000, 80_000, 3_000), late=0.003)
     for peer in ("pi02", "pi03"):  # which of several figures limits them all is not told
         made, due = found.link("pi01", peer), truth.link("pi01", peer)
@@ -73,7 +73,7 @@ def test_the_lines_that_made_the_pauses_are_found_again(guess: Platform, truth: 
         assert made.latency == pytest.approx(due.latency, rel=0.02, abs=5e-5)
 
 
-def test_what_the_messages_do_not_tell_is_left_and_said() -> None:
+def test_reports_undetermined_figures() -> None:
     guess = cluster(1e8, 1e-3)
     found, untold = fitted(guess, cluster(1e8, 4e-3), work(10, 20, 30, 10))
     assert untold == {"network bandwidth"} and found.network.bandwidth == 1e8

@@ -1,4 +1,4 @@
-"""Profiles: the package of pieces, the script that times them and links between hosts, and the command."""
+"""Tests of profile packages: pieces, the script that times them and links, and the command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.alone
 
 
 def model() -> Model:
-    """Two equal convolutions, a pool and a fully connected layer with a large weight."""
+    """Return a network of two equal convolutions, a pool and a fully connected layer with a large weight."""
     proto, random = onnx.parser.parse_model(TEXT), np.random.default_rng(0)
     arrays = {name: random.integers(-2, 3, shape).astype(np.float32) for name, shape in SHAPES.items()}
     proto.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
@@ -64,7 +64,7 @@ def packed(directory: Path, tiles: tuple[int, ...] = (1, 2, 4), **options: Any) 
 
 
 def script(directory: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs a package's script as on a device: without this checkout."""
+    """Run a package's script as on a device, without this checkout."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(directory / profiling.SCRIPT_FILE), *map(str, arguments)]
     return subprocess.run(command, env=env, cwd=directory, capture_output=True, text=True, timeout=120, check=False)
@@ -76,7 +76,7 @@ def content(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """The profile that the package's script makes, with its own process and no dicompiler."""
+    """The profile that the package's script writes in a process without dicompiler."""
     directory = packed(tmp_path_factory.mktemp("package") / "p", device="pi*")
     done = script(directory, "--repeat", 5, "--threads", 1)
     assert done.returncode == 0, done.stderr
@@ -84,13 +84,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Profile:
 
 
 class TestPackage:
-    def test_the_same_model_gives_the_same_bytes(self, tmp_path: Path) -> None:
+    def test_same_model_gives_same_bytes(self, tmp_path: Path) -> None:
         one, two = content(packed(tmp_path / "one")), content(packed(tmp_path / "two"))
         assert one == two
         assert {"profile_run.py", "link_benchmark.py", "runtime_costs_fit.py", "ort_session.py"} <= set(one)
         assert not any(str(tmp_path).encode() in text for text in one.values())
 
-    def test_large_weights_are_not_in_it(self, tmp_path: Path) -> None:
+    def test_has_no_large_weights(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p")
         tasks = json.loads((package / "tasks.json").read_text())
         fc = next(layer for layer in tasks["layers"] if layer["kind"] == "Gemm")
@@ -98,7 +98,7 @@ class TestPackage:
         assert {"name": "u", "dtype": "FLOAT", "number": 1, "shape": [256, 10]} in constants
         assert max(path.stat().st_size for path in (package / "pieces").iterdir()) < 4096
 
-    def test_the_script_needs_numpy_and_onnxruntime_alone(self, tmp_path: Path) -> None:
+    def test_script_needs_only_numpy_and_onnxruntime(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p")
         files = tuple(profiling.SHIPPED_MODULES)
         trees = [ast.parse((package / name).read_text()) for name in files]
@@ -110,11 +110,11 @@ class TestPackage:
         } - {Path(name).stem for name in files}
         assert names - set(sys.stdlib_module_names) == {"numpy", "onnxruntime"}
 
-    def test_equal_layers_are_in_it_once(self, tmp_path: Path) -> None:
+    def test_has_equal_layers_once(self, tmp_path: Path) -> None:
         tasks = json.loads((packed(tmp_path / "p") / "tasks.json").read_text())
         assert sorted(len(layer["names"]) for layer in tasks["layers"]) == [1, 1, 1, 2]
 
-    def test_a_layer_without_static_shapes_is_named_and_left_out(self, tmp_path: Path) -> None:
+    def test_omits_and_names_layers_without_static_shapes(self, tmp_path: Path) -> None:
         text = """<ir_version: 8, opset_import: ["": 17]> g (float[8] x) => (int64[1, N] y, float[8] z)
         { z = Relu (x)  y = NonZero (z) }"""
         profiling.write_package(prepare(Model.load(onnx.parser.parse_model(text))), tmp_path)
@@ -126,7 +126,7 @@ class TestPackage:
 
 
 class TestPieces:
-    def test_each_piece_computes_its_region_of_the_layer(self) -> None:
+    def test_piece_computes_its_region_of_the_layer(self) -> None:
         compilation, compared = prepared(), 0
         layers, weights = compilation.layers, compilation.model.weights
         assert layers is not None
@@ -148,7 +148,7 @@ class TestPieces:
                 compared += 1
         assert compared >= 8
 
-    def test_sizes_are_those_of_the_tiles_and_none_stands_twice(self) -> None:
+    def test_each_tile_size_occurs_once(self) -> None:
         layers = prepared().layers
         assert layers is not None
         conv = next(layer for layer in layers.layers if layer.nodes[layer.anchor].op == "Conv")
@@ -159,7 +159,7 @@ class TestPieces:
             ("reduce", 2), ("merge", 2), ("reduce", 1), ("merge", 4),
         ]  # fmt: skip
 
-    def test_an_inner_tile_has_the_halo_of_both_sides(self) -> None:
+    def test_inner_tile_has_halo_on_both_sides(self) -> None:
         compilation = prepared()
         layers = compilation.layers
         assert layers is not None
@@ -174,7 +174,7 @@ def shape_of_value(value: onnx.ValueInfoProto) -> tuple[int, ...]:
 
 
 class TestMeasuring:
-    def test_every_piece_has_a_time_and_its_operations(self, measured: Profile) -> None:
+    def test_piece_has_times_and_operation_counts(self, measured: Profile) -> None:
         layers = prepared().layers
         assert layers is not None
         assert measured.model_digest == network_digest(layers)
@@ -190,7 +190,7 @@ class TestMeasuring:
                 count_operations(layers, layer).moved_bytes,
             )
 
-    def test_it_serves_a_compilation(self, measured: Profile) -> None:
+    def test_compilation_uses_profile(self, measured: Profile) -> None:
         cost = f"profile{{file={json.dumps(measured.place)} force=true}}"  # other tests keep the host busy
         made = compile(model(), platform="rpi4x2", strategy="modnn", cost=cost)
         assert made.single_device_metrics is not None and measured.whole_model_s is not None
@@ -198,7 +198,7 @@ class TestMeasuring:
         own = max(0.0, measured.whole_model_s - measured.call_s) if measured.isolated_s else 0.0  # next to nothing
         assert made.single_device_metrics.latency_s == pytest.approx(own + call)
 
-    def test_links_that_were_there_are_kept(self, tmp_path: Path) -> None:
+    def test_keeps_existing_links(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
         known = {"hosts": ["a", "b"], "bandwidth": 1e6, "latency": 0.5}
         (package / "PROFILE.json").write_text(json.dumps({"links": [known]}))
@@ -207,7 +207,7 @@ class TestMeasuring:
         assert profile["links"] == [known]
         assert sum(len(layer["names"]) for layer in profile["layers"]) == 5
 
-    def test_a_piece_that_does_not_run_alone_is_named(self, tmp_path: Path) -> None:
+    def test_names_pieces_that_do_not_run(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
         (package / "pieces" / "0001-00.onnx").write_bytes(b"no model")
         assert script(package, "--repeat", 1).returncode == 0
@@ -215,12 +215,12 @@ class TestMeasuring:
         assert len(profile.unmeasured) == 2
         assert all("onnxruntime cannot run it alone" in reason for reason in profile.unmeasured.values())
 
-    def test_a_pass_in_which_the_network_did_not_run_is_none(self) -> None:
+    def test_ignores_passes_in_which_the_network_did_not_run(self) -> None:
         slow, quick = {"whole_model_s": 2.0, "call_s": 0.1}, {"whole_model_s": 1.0, "call_s": 0.2}
         assert profile_script.fastest_network_pass([{}, slow, quick]) == quick
         assert profile_script.fastest_network_pass([{}, {}]) == {}
 
-    def test_a_script_without_its_tasks_says_so(self, tmp_path: Path) -> None:
+    def test_script_reports_missing_tasks(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
         (package / "tasks.json").unlink()
         done = script(package)
@@ -229,7 +229,7 @@ class TestMeasuring:
         with pytest.raises(RunError, match=r"the measurement failed: .*tasks\.json"):
             profiling.run_package(package, tmp_path / "x.json", None, 1)
 
-    def test_types_of_all_kinds_are_made(self) -> None:
+    def test_makes_tensors_of_all_types(self) -> None:
         from dicompiler.measure.profile_script import random_tensor
 
         random = np.random.default_rng(0)
@@ -239,26 +239,26 @@ class TestMeasuring:
             assert (made.element_type(), made.shape()) == (number, [2, 3])
 
 
-class TestColdness:
-    def test_what_each_piece_and_each_byte_take_longer_are_found_again(self) -> None:
+class TestColdCosts:
+    def test_finds_costs_per_call_and_byte(self) -> None:
         rows = [(1.0, 0.0, 5e5), (1.0, 1e5, 0.0), (1.0, 2e6, 1e5), (1.0, 9e6, 3e5)]
         wanted = [2e-5 + 3e-11 * weights + 7e-11 * read for _, weights, read in rows]
         assert profile_script.fit_nonnegative(rows, wanted) == pytest.approx([2e-5, 3e-11, 7e-11])
 
-    def test_none_is_below_zero(self) -> None:
+    def test_no_cost_is_negative(self) -> None:
         least = profile_script.fit_nonnegative
         assert least([(1.0, 0.0, 0.0), (1.0, 1.0, 0.0)], [5.0, 3.0]) == pytest.approx([4.0, 0.0, 0.0])
         assert least([(1.0, 1.0, 0.0), (1.0, 2.0, 0.0)], [0.0, 3.0]) == pytest.approx([0.0, 6 / 5, 0.0])
         assert least([(1.0, 0.0, 0.0)], [-1.0]) == [0.0, 0.0, 0.0]
 
-    def test_the_piece_in_the_middle_reads_all_weights(self) -> None:
+    def test_median_piece_reads_all_weights(self) -> None:
         pieces = [{"weight_bytes": w, "moved_bytes": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
         assert profile_script.median_piece(pieces) == pieces[1]
 
 
 @contextlib.contextmanager
 def serving(package: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A script that serves on a free port of this host."""
+    """Run a script that serves on a free port of this host."""
     process = subprocess.Popen(
         [sys.executable, str(package / profiling.SCRIPT_FILE), "--serve", "127.0.0.1:0", "--name", "there"],
         stdout=subprocess.PIPE,
@@ -274,7 +274,7 @@ def serving(package: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 class TestLinks:
-    def test_a_link_is_measured_and_put_into_the_profile(self, tmp_path: Path) -> None:
+    def test_adds_measured_link_to_the_profile(self, tmp_path: Path) -> None:
         package, profile = packed(tmp_path / "p", (1,)), tmp_path / "profile.json"
         for _ in range(2):
             with serving(package) as (server, port):
@@ -288,14 +288,14 @@ class TestLinks:
         assert f'bandwidth = "{link.bandwidth / 1e6:.1f} Mbit/s"' in done.stdout
         assert done.stdout.startswith('[[link]]\nhosts = ["here", "there"]\nbandwidth = "')
 
-    def test_the_bandwidth_is_the_lines_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With the headers that travel beside what arrives, as platforms rate lines."""
+    def test_bandwidth_includes_headers(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Platforms state the bandwidth of links with headers."""
         monkeypatch.setattr(link_benchmark, "_time_request", lambda _, kind, *__: 0.5 if kind == b"p" else 1.5)
         with serving(packed(tmp_path / "p", (1,))) as (_, port):
             link = link_benchmark.measure_link("127.0.0.1", port, "here", 1, 1000)
         assert (link["bandwidth"], link["latency"]) == (pytest.approx(8 * 1000 * 1.05), 0.25)
 
-    def test_a_stranger_is_sent_away_and_the_next_is_served(self, tmp_path: Path) -> None:
+    def test_serves_next_client_after_an_invalid_one(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
         with serving(package) as (server, port):
             with socket.create_connection(("127.0.0.1", port), 10) as stranger:
@@ -306,7 +306,7 @@ class TestLinks:
             assert script(package, "-o", tmp_path / "x.json", *options).returncode == 0
             assert server.wait(10) == 0
 
-    def test_nobody_there_is_an_error_of_one_line(self, tmp_path: Path) -> None:
+    def test_reports_missing_server_in_one_line(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
@@ -322,7 +322,7 @@ class TestCommand:
         Model.load(networks.build("lenet")).save(tmp_path / "lenet.onnx")
         return tmp_path / "lenet.onnx"
 
-    def test_it_writes_a_profile(self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_writes_profile(self, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         output = tmp_path / "p.json"
         options = ["--tiles", "1,2", "--repeat", "1", "--threads", "1", "--device", "pi*"]
         assert main(["profile", str(file), "-o", str(output), *options]) == 0
@@ -337,7 +337,7 @@ class TestCommand:
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]
 
-    def test_it_writes_a_package_and_measures_nothing(self, file: Path, tmp_path: Path) -> None:
+    def test_writes_package_without_measuring(self, file: Path, tmp_path: Path) -> None:
         assert main(["profile", str(file), "--package", str(tmp_path / "p"), "--tiles", "2"]) == 0
         assert (tmp_path / "p" / profiling.SCRIPT_FILE).is_file()
         assert (tmp_path / "p" / "runtime" / "sockets" / "play.py").is_file()
@@ -356,7 +356,7 @@ class TestCommand:
             (["--package", "."], 1, "it exists: choose another directory"),
         ],
     )
-    def test_mistakes_are_one_line(
+    def test_reports_usage_errors_in_one_line(
         self,
         arguments: list[str],
         code: int,
@@ -373,8 +373,8 @@ class TestCommand:
         assert [path.name for path in file.parent.iterdir()] == ["lenet.onnx"]
 
 
-def test_layers_of_other_kinds_are_measured_too(tmp_path: Path) -> None:
-    """Indices stay in range, an input that two nodes read is made once."""
+def test_measures_layers_of_other_kinds(tmp_path: Path) -> None:
+    """Indices are in range, and an input of two nodes is created once."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x, int64[3] i) => (float[1, 3, 8, 8] y)
     { z = Gather <axis = 1> (x, i)  s = Sigmoid (z)  y = Mul (s, z) }"""
     profiling.write_package(prepare(Model.load(onnx.parser.parse_model(text))), tmp_path, (1, 2))

@@ -1,4 +1,4 @@
-"""Boards that measure themselves over ssh: namespaces with an sshd each, of which some cannot be measured."""
+"""Tests of profiling over ssh, on boards that are namespaces with an sshd each."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(place: Path, line: str) -> str:
-    """A Python of its own for a board: this one after that line of shell."""
+    """Write a script that runs this Python after a line of shell, and return its path."""
     place.write_text(f'#!/bin/sh\n{line}\nexec {sys.executable} "$@"\n')
     place.chmod(0o755)
     return str(place)
 
 
-def test_boards_measure_themselves_and_those_that_cannot_are_named(
+def test_measures_boards_and_names_those_that_cannot_be_measured(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     bare = python(tmp_path / "bare", 'set -- -S "$@"')  # sees no installed package
@@ -72,7 +72,7 @@ def test_boards_measure_themselves_and_those_that_cannot_are_named(
     assert main([*compiled, "--platform", str(output), "--cost", cost]) == 0
 
 
-def test_a_board_that_throttles_is_left_out_unless_it_is_wanted(
+def test_omits_throttled_board_unless_forced(
     boards: Cluster, net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "vcgencmd").write_text("#!/bin/sh\necho throttled=0x50005\n")
@@ -95,7 +95,7 @@ def test_a_board_that_throttles_is_left_out_unless_it_is_wanted(
     assert (device.name, device.host, device.rate > 1e6, device.cores > 0) == ("pi01", "pi01", True, True)
 
 
-def test_options_of_boards_need_them(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_boards_need_hosts(net: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["--force", "-o", "x"],
         ["--hosts", "h.toml", "--package", "x"],
@@ -107,7 +107,7 @@ def test_options_of_boards_need_them(net: Path, tmp_path: Path, capsys: pytest.C
     assert "no such file" in capsys.readouterr().err
 
 
-def test_links_that_are_other_than_usual_stand_by_themselves() -> None:
+def test_deviating_links_get_their_own_entries() -> None:
     from dicompiler.measure.remote_profiling import _merge_links
 
     links = [Link(("a", "b"), 1e8, 1e-3), Link(("a", "c"), 1.02e8, 1e-3), Link(("b", "c"), 1e7, 4e-3)]

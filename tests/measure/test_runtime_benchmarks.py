@@ -1,4 +1,4 @@
-"""What measures targets' runtimes: programs that differ in one thing, their players, what is made of their times."""
+"""Tests of the benchmarks of targets' runtimes: programs, players, and the costs that follow from their times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dicompiler.plugin.registry import registry
 
 
 def written(directory: Path, target: str = "sockets") -> dict[str, Any]:
-    """The entry of tasks.json; what measures the target is in the package's place for it."""
+    """Write the benchmarks of a target as in a package, and return their entry of tasks.json."""
     place = directory / "runtime" / target
     place.mkdir(parents=True)
     return dict(runtime_benchmarks.write_benchmarks(registry().make("targets", target), place))
@@ -34,7 +34,7 @@ def content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_two_programs_that_are_compared_differ_in_one_thing(package: tuple[Path, dict[str, Any]]) -> None:
+def test_compared_programs_differ_in_one_quantity(package: tuple[Path, dict[str, Any]]) -> None:
     programs = package[1]["programs"]
     for more, less, kinds in (
         ("calls", "one", {"calls"}),
@@ -48,12 +48,12 @@ def test_two_programs_that_are_compared_differ_in_one_thing(package: tuple[Path,
     assert programs["messages-large"]["bytes"] == 32 * programs["messages"]["bytes"]
 
 
-def test_the_same_bytes_each_time(package: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_writes_same_bytes_each_time(package: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     assert written(tmp_path) == package[1]
     assert content(tmp_path) == content(package[0])
 
 
-def test_sockets_are_measured_where_dicompiler_is_not(
+def test_measures_sockets_without_dicompiler(
     package: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dicompiler").mkdir()
@@ -81,7 +81,7 @@ def test_sockets_are_measured_where_dicompiler_is_not(
     assert content(package[0]) == before
 
 
-def test_mpi_is_played(tmp_path: Path) -> None:
+def test_plays_mpi(tmp_path: Path) -> None:
     written(tmp_path, "mpi")
     place = tmp_path / "runtime" / "mpi"
     command = [sys.executable, "play.py", "0", "messages"]
@@ -91,7 +91,7 @@ def test_mpi_is_played(tmp_path: Path) -> None:
     assert len(told["frames"]) >= 5 and min(told["frames"]) > 0 and told["send"] > 0
 
 
-def test_what_is_missing_is_said_and_the_others_are_measured(
+def test_reports_targets_that_cannot_be_measured(
     package: tuple[Path, dict[str, Any]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -102,7 +102,7 @@ def test_what_is_missing_is_said_and_the_others_are_measured(
     assert capsys.readouterr().err == ("profile_run.py: runtime of acme: not measured: mpirun is missing: install it\n")
 
 
-def test_a_device_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
+def test_reports_last_error_of_a_failed_device(tmp_path: Path) -> None:
     written(tmp_path)
     place = tmp_path / "runtime" / "sockets"
     (place / "messages" / "d1" / "segment000.onnx").write_bytes(b"no model")
@@ -112,8 +112,8 @@ def test_a_device_that_ends_is_told_by_its_last_words(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("messages: d1: file segment000.onnx has 8 bytes instead of")
 
 
-def test_costs_are_found_again() -> None:
-    """From the times of a runtime that costs just so much."""
+def test_finds_costs() -> None:
+    """The times are those of a runtime with known costs."""
     programs = {
         "one": {"calls": 1, "messages": 0, "bytes": 0, "copied": 0},
         "calls": {"calls": 17, "messages": 0, "bytes": 0, "copied": 0},
@@ -144,38 +144,43 @@ def test_costs_are_found_again() -> None:
     assert {name for name, seconds in free.items() if seconds} == {"header_share"}
 
 
-def test_a_target_without_a_player_cannot_be_measured(tmp_path: Path) -> None:
+def test_rejects_target_without_player(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the runtime costs of target 'tflm' cannot be measured"):
         written(tmp_path, "tflm")
 
 
-def test_headers_of_links_are_those_of_the_targets() -> None:
+def test_header_share_of_links_equals_that_of_targets() -> None:
     for name in ("sockets", "mpi"):
         assert registry().make("targets", name).runtime_costs.header_share == link_benchmark.HEADERS_SHARE
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
-def test_boards_that_this_host_plays_have_a_runtime_of_their_own(name: str) -> None:
+def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     stated, here = registry().make("targets", name).runtime_costs, measure_runtime_costs(name)
     assert here != stated and measure_runtime_costs(name) is here  # measured once
     assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
         0.0,
-        stated.copy,
-        stated.end,
-        stated.tls,
+        stated.per_copied_byte,
+        stated.per_io_byte,
+        stated.per_tls_byte,
     )
     assert 0 < here.send + here.latency + here.receive < 0.1 and 0 <= here.call < 0.1
     theirs = stated.send + stated.latency + stated.receive
-    awake = 40 / available_processors() * (here.send + here.receive)  # who sleeps wakes as before
+    awake = 40 / available_processors() * (here.send + here.receive)  # the time to wake a process stays
     assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)
 
 
-def test_a_runtime_that_cannot_be_measured_is_as_stated(caplog: pytest.LogCaptureFixture) -> None:
+def test_uses_stated_costs_if_the_runtime_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
     measure_runtime_costs.cache_clear()
     with caplog.at_level("WARNING", "dicompiler"):
         assert (
-            measure_runtime_costs("tflm") == measure_runtime_costs("tflm") == registry().make("targets", "tflm").costs
+            measure_runtime_costs("tflm")
+            == measure_runtime_costs("tflm")
+            == registry().make("targets", "tflm").runtime_costs
         )
-    (told,) = caplog.messages  # said once
-    assert told == "what the runtime of tflm costs here could not be measured, so it is as stated: it plays no boards"
+    (told,) = caplog.messages  # one warning only
+    assert told == (
+        "the runtime costs of tflm on this host cannot be measured, so its stated costs are used: "
+        "it cannot emulate boards"
+    )
