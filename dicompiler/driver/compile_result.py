@@ -63,12 +63,19 @@ class CompileResult(PipelineState):
         Args:
             state: A state in which all steps are done, except perhaps writing the artifact.
             problem: The problem that was solved.
+
+        Returns:
+            The result.
         """
         return cls(**{entry.name: getattr(state, entry.name) for entry in fields(PipelineState)}, problem=problem)
 
     @property
     def artifacts(self) -> Path:
-        """The artifact directory. UsageError if none was written."""
+        """The artifact directory.
+
+        Raises:
+            UsageError: No artifact was written.
+        """
         if self.artifact_directory is None:
             raise UsageError("no artifact was written: compile with output=…")
         return self.artifact_directory

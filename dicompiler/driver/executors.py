@@ -52,8 +52,8 @@ def open_executor(text: str | None) -> Iterator[Executor | None]:
             `multiprocessing`). "dask=10.0.0.1:8786": a Dask scheduler. "mpi": the pool of mpi4py.futures. None: no
             executor.
 
-    Returns:
-        A context manager for the executor, or for None.
+    Yields:
+        The executor, or None.
 
     Raises:
         UsageError: The string is not valid, or a package is missing.
@@ -61,18 +61,20 @@ def open_executor(text: str | None) -> Iterator[Executor | None]:
     """
     if text is None:
         yield None
-        return
-    kind, value = parse_executor(text)
+    else:
+        executor = _make_executor(*parse_executor(text))
+        try:
+            yield executor
+        finally:
+            executor.shutdown(cancel_futures=True)
+
+
+def _make_executor(kind: str, value: str) -> Executor:
     if kind == "dask":
         from dicompiler.driver.dask_executor import DaskExecutor
 
-        executor: Executor = DaskExecutor(value)
-    else:
-        executor = ProcessExecutor(int(value)) if kind == "processes" else _open_mpi_pool()
-    try:
-        yield executor
-    finally:
-        executor.shutdown(cancel_futures=True)
+        return DaskExecutor(value)
+    return ProcessExecutor(int(value)) if kind == "processes" else _open_mpi_pool()
 
 
 class ProcessExecutor(Executor):

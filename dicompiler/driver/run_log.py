@@ -1,4 +1,7 @@
-"""The log of a run: what every device measured, as a file. RunResult ──document──► JSON ──load──► the same, checked."""
+"""Run logs: the measurements of all devices in a run, as a JSON file.
+
+RunResult ──run_document──► JSON (schema `run`) ──load_log──► JSON, checked against an artifact
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from dicompiler.target.target_base import Target
 RUN_FORMAT = "dicompiler.run/2"
 
 
-def platform_digest(boards: Platform) -> str:
-    """The SHA-256 of a platform's text."""
-    return hashlib.sha256(platform_to_toml(boards).encode()).hexdigest()
+def platform_digest(platform: Platform) -> str:
+    """Return the SHA-256 of a platform as TOML."""
+    return hashlib.sha256(platform_to_toml(platform).encode()).hexdigest()
 
 
 def run_document(
@@ -36,21 +39,31 @@ def run_document(
     runtime: RuntimeCosts | None = None,
     dilation: float = 1.0,
 ) -> dict[str, Any]:
-    """What `run` gave of the artifact in `directory`, without the outputs; see the schema run. options: it was run
-    with; place: where the log is written; predicted: as `Expected.document` says; boards: those that were emulated;
-    runtime: what the target's cost where they were; dilation: how many times slower they were played."""
+    """Return a run as a JSON document of the schema `run`, without the outputs.
+
+    Args:
+        directory: The artifact that was run.
+        result: The result of the run.
+        options: The options of the run.
+        log_path: The file that the document is for. The path of the artifact is relative to it.
+        predicted: The prediction for the run, see `ExpectedTiming.document`.
+        platform: The emulated platform, if boards were emulated.
+        runtime: Costs of the target's runtime on the host that emulated the boards.
+        dilation: Factor by which the emulation ran slower than the boards.
+    """
     artifact, options = load_artifact(directory), options or RunOptions()
-    is_remote = options.hosts or options.start_manually or result.is_remote
-    location = "emulated" if platform else "boards" if is_remote else "local"
+    if platform is not None:
+        location = "emulated"
+    else:
+        location = "boards" if options.hosts or options.start_manually or result.is_remote else "local"
     devices = [asdict(report) for report in result.reports]
     for device in devices:
-        device["sent_bytes"] = {str(index): count for index, count in device["sent_bytes"].items()}
+        device["sent_bytes"] = {str(index): nbytes for index, nbytes in device["sent_bytes"].items()}
+    start = None if log_path is None else log_path.parent
     return {
         "format": RUN_FORMAT,
         "artifact_digest": artifact["digest"],
-        "artifact_directory": Path(
-            os.path.relpath(directory, None if log_path is None else log_path.parent)
-        ).as_posix(),
+        "artifact_directory": Path(os.path.relpath(directory, start)).as_posix(),
         "target": artifact["target"],
         "host": {
             "system": host_platform.system(),
@@ -72,8 +85,10 @@ def run_document(
 
 
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
-    """What the target's runtime cost on the host that emulated a log's boards (of logs without that: as the target
-    states), and how many processors that had; None where no boards were emulated."""
+    """Return the runtime costs and the number of processors of the host that emulated the boards of a log.
+
+    Returns None if no boards were emulated, and the target's stated costs if the log does not say them.
+    """
     if log.get("location") != "emulated":
         return None
     stated = target.runtime_costs
@@ -82,7 +97,6 @@ def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts
 
 
 def _failure_summary(result: RunResult) -> dict[str, Any]:
-    """The losses that a run went on after, and what they came to."""
     return {
         "events": [asdict(event) for event in result.events],
         "replayed_frames": sum(event.replayed_frames for event in result.events),
@@ -91,23 +105,35 @@ def _failure_summary(result: RunResult) -> dict[str, Any]:
 
 
 def frames_in_flight(in_flight: int, devices: int, frames: int) -> int:
-    """How many frames are on their way at once at most; in_flight: as `RunOptions` has it."""
+    """Return the maximum number of frames in flight. in_flight: as in `RunOptions`, 0 for the default."""
     return max(1, min(in_flight or default_in_flight(devices), frames))
 
 
 def read_log(path: Path) -> dict[str, Any]:
-    """Reads a log, whatever artifact it is of. DicompilerError where it is none."""
+    """Return the run log in a file.
+
+    Raises:
+        DicompilerError: The file is not a run log of this version.
+    """
     log: dict[str, Any] = load_json(path)
     validate(log, "run", str(path))
     return log
 
 
 def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Reads and checks a log. DicompilerError where it is none, or of another artifact than the one in the directory
-    `artifact`, whose artifact.json is `manifest`."""
+    """Return the run log in a file, checked to belong to an artifact.
+
+    Args:
+        path: The log.
+        artifact: Directory of the artifact.
+        manifest: Content of its artifact.json.
+
+    Raises:
+        DicompilerError: The file is not a run log, or belongs to another artifact.
+    """
     log = read_log(path)
     if log["artifact_digest"] != manifest["digest"]:
-        raise DicompilerError(f"{path}: it is of another artifact than {artifact}: run this one again with --log")
+        raise DicompilerError(f"{path}: it belongs to another artifact than {artifact}: run this one again with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:
-        raise DicompilerError(f"{path}: devices: they are not those of {artifact}: run it again with --log")
+        raise DicompilerError(f"{path}: devices: they are not the devices of {artifact}: run it again with --log")
     return log

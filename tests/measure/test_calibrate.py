@@ -28,7 +28,7 @@ from dicompiler.measure.calibrate import Calibration, calibrate
 from dicompiler.target.run_records import RunEvent
 
 pytestmark = pytest.mark.alone
-LOSS = asdict(RunEvent("failure", "pi02", "it ended", ("pi02",), 0.1, 1))
+FAILURE = asdict(RunEvent("failure", "pi02", "it ended", ("pi02",), 0.1, 1))
 Changes = Callable[[dict[str, Any]], object]
 
 
@@ -134,13 +134,22 @@ def test_keeps_links_without_a_timeline(changed: Callable[[Changes], Path]) -> N
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda log: log.update(artifact="0" * 64), r"it is of another artifact than .*net: run this one again"),
-        (lambda log: log.update(platform="0" * 64), r"other boards were emulated than .*net was compiled for: emulate"),
-        (lambda log: log.update(where="here"), r"all devices ran on one host, its platform has 3: deploy it, or"),
-        (lambda log: log.pop("artifact_directory"), "an earlier version wrote it: run the artifact again with --log"),
         (
-            lambda log: log.update(events=[LOSS]),
-            "a device was lost, or came back, in this run: run it again without that",
+            lambda log: log.update(artifact_digest="0" * 64),
+            r"it belongs to another artifact than .*net: run this one again",
+        ),
+        (
+            lambda log: log.update(platform_digest="0" * 64),
+            r"the emulated boards are not those that .*net was compiled for: em",
+        ),
+        (
+            lambda log: log.update(location="local"),
+            r"all devices ran on one host, but the platform has 3: deploy it, or",
+        ),
+        (lambda log: log.pop("artifact_directory"), "artifact_directory is missing: run the artifact again with --log"),
+        (
+            lambda log: log.update(events=[FAILURE]),
+            "a device failed or returned in this run: run it again without failures",
         ),
         (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3"),
         (lambda log: log["devices"][0]["sent_bytes"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),
@@ -169,10 +178,10 @@ def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes],
         for span in log["devices"][1]["timeline"]:
             span["start"], span["end"] = span["start"] * 4, span["start"] * 4 + span["end"] - span["start"]
 
-    for change, words in ((slow_segment, "of pi01 takes"), (late, "waits that no message explains: ")):
+    for change, words in ((slow_segment, "of pi01 takes"), (late, "unexplained waits: ")):
         path = changed(change)
         assert any(words in doubt for doubt in calibrate([path], force=True).warnings)
-        with pytest.raises(DicompilerError, match="idle machine, or take it as it is"):
+        with pytest.raises(DicompilerError, match="idle machine, or use it anyway"):
             calibrate([path])
 
 
