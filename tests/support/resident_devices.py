@@ -17,7 +17,7 @@ from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import ResidentCluster
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 
-TEXT = "no stranger knows this"
+TOKEN = "no stranger knows this"
 """The cluster's token."""
 
 
@@ -28,7 +28,7 @@ def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path 
     done = subprocess.run(
         [sys.executable, "-B", "-m", "runtime", *words],
         cwd=directory / device,
-        input=f"{'' if keys else TEXT}\n",
+        input=f"{'' if keys else TOKEN}\n",
         capture_output=True,
         text=True,
         timeout=60,
@@ -39,13 +39,13 @@ def start(directory: Path, device: str, listen: str = "127.0.0.1:0", keys: Path 
 
 
 @contextlib.contextmanager
-def kept(directory: Path, keys: Path | None = None) -> Iterator[ResidentCluster]:
+def run_resident(directory: Path, keys: Path | None = None) -> Iterator[ResidentCluster]:
     """Run the artifact's devices as resident ones; they end at a signal and leave only logs."""
     artifact = SocketsArtifact.load(directory)
     try:
         addresses = {name: start(directory, name, keys=keys) for name in artifact.devices}
         found = ResidentCluster(
-            directory, artifact.digest, addresses, "" if keys else TEXT, str(keys) if keys else None
+            directory, artifact.digest, addresses, "" if keys else TOKEN, str(keys) if keys else None
         )
         found.save()
         assert ResidentCluster.state_file(directory).stat().st_mode & 0o777 == 0o600

@@ -54,31 +54,31 @@ from dicompiler_targets.sockets.runtime.role_schedule import RoleSchedule
 from dicompiler_targets.sockets.session import ClusterSession
 from dicompiler_targets.tflm import TflmTarget
 
-BEAT_S = 0.3
-FOUND_S = 3.75 * BEAT_S
-EACH = [(name,) for name in DEVICES]
+HEARTBEAT_S = 0.3
+MAX_DETECTION_S = 3.75 * HEARTBEAT_S
+EACH_DEVICE = [(name,) for name in DEVICES]
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+def single_failures(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
     """Any one device can fail; source and sink are other devices then."""
-    return survivor(1, EACH, tmp_path_factory.mktemp("one") / "artifact")
+    return survivor(1, EACH_DEVICE, tmp_path_factory.mktemp("one") / "artifact")
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+def double_failures(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
     """b can fail, and also b and c together."""
     return survivor(2, [("b",), ("b", "c")], tmp_path_factory.mktemp("two") / "artifact")
 
 
-def connect(made: Survivor, **options: Any) -> ClusterSession:
-    found = dicompiler.connect(made.directory, RunOptions(**{"in_flight": 4, **options}), 60)
+def connect(net: Survivor, **options: Any) -> ClusterSession:
+    found = dicompiler.connect(net.directory, RunOptions(**{"in_flight": 4, **options}), 60)
     assert isinstance(found, ClusterSession)
     return found
 
 
-def hit(made: Survivor, device: str, how: int) -> float:
-    os.kill(pids(made.directory)[device], how)
+def send_signal(net: Survivor, device: str, number: int) -> float:
+    os.kill(pids(net.directory)[device], number)
     return time.monotonic()
 
 
@@ -87,34 +87,34 @@ def frames(count: int) -> Iterator[None]:
         yield
 
 
-def until(happened: Callable[[], object], seconds: float = 20.0) -> Iterator[None]:
+def frames_until(condition: Callable[[], object], seconds: float = 20.0) -> Iterator[None]:
     """Yield until the condition is true; raise AssertionError if that takes too long."""
     end = time.monotonic() + seconds
-    while not happened():
+    while not condition():
         assert time.monotonic() < end, "it did not happen in time"
         yield
 
 
 @pytest.mark.parametrize("victims", [(*DEVICES, "a"), "b"], ids=["clear", "tls"])
-def test_each_device_can_fail_and_return(victims: str, one: Survivor, tmp_path: Path) -> None:
+def test_each_device_can_fail_and_return(victims: str, single_failures: Survivor, tmp_path: Path) -> None:
     rng, heard, options = Random(5), list[RunEvent](), dict[str, Any]()
     if len(victims) == 1:
         make_keys(DEVICES, tmp_path / "keys")
         options["keys"] = tmp_path / "keys"
 
-    def plot() -> Iterator[None]:
+    def scenario() -> Iterator[None]:
         for i, victim in enumerate(victims):
             yield from frames(rng.randint(1, 40))
-            hit(one, victim, signal.SIGKILL)
-            yield from until(lambda i=i: len(heard) > 3 * i + 2)
+            send_signal(single_failures, victim, signal.SIGKILL)
+            yield from frames_until(lambda i=i: len(heard) > 3 * i + 2)
         yield from frames(20)
 
-    with connect(one, on_event=heard.append, **options) as session:
-        count = one.stream(session, plot())
+    with connect(single_failures, on_event=heard.append, **options) as session:
+        count = single_failures.stream(session, scenario())
     assert kinds(session) == [(kind, name) for name in victims for kind in ("failure", "takeover", "return")]
     assert session.events == heard
     assert [report.device for report in session.reports] == list(DEVICES)
-    assert pids(one.directory) == {}
+    assert pids(single_failures.directory) == {}
     for event in heard:
         assert event.reason.startswith("its process was ended by signal 9 (SIGKILL)") == (event.kind == "failure")
         assert event.down == (() if event.kind == "return" else (event.device,))
@@ -122,18 +122,18 @@ def test_each_device_can_fail_and_return(victims: str, one: Survivor, tmp_path: 
 
 
 @pytest.mark.parametrize("victim", ["a", "d"])
-def test_hanging_device_fails_after_missed_heartbeats(victim: str, one: Survivor) -> None:
-    with connect(one, heartbeat_s=BEAT_S) as session:
+def test_hanging_device_fails_after_missed_heartbeats(victim: str, single_failures: Survivor) -> None:
+    with connect(single_failures, heartbeat_s=HEARTBEAT_S) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             yield from frames(10)
-            stopped = hit(one, victim, signal.SIGSTOP)
-            yield from until(lambda: session.events)
-            assert time.monotonic() - stopped < FOUND_S + LIMIT_S
-            yield from until(lambda: len(session.events) > 2)
+            stopped = send_signal(single_failures, victim, signal.SIGSTOP)
+            yield from frames_until(lambda: session.events)
+            assert time.monotonic() - stopped < MAX_DETECTION_S + LIMIT_S
+            yield from frames_until(lambda: len(session.events) > 2)
             yield from frames(10)
 
-        one.stream(session, plot())
+        single_failures.stream(session, scenario())
     assert kinds(session) == [("failure", victim), ("takeover", victim), ("return", victim)]
     assert (
         "has stopped, or the network to it is down" in session.events[0].reason
@@ -141,7 +141,7 @@ def test_hanging_device_fails_after_missed_heartbeats(victim: str, one: Survivor
     )
 
 
-def ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] == "Z"
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def ended(pid: int) -> bool:
 
 
 @dataclass
-class Noting:
+class RecordingChannel:
     """A channel that records posted messages."""
 
     peer: str
@@ -159,7 +159,7 @@ class Noting:
         self.words.append((self.peer, kind, frame))
 
 
-class Held:
+class ReleaseCounter:
     """A channel that counts its releases."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Held:
         self.released += 1
 
 
-class Told(logging.Handler):
+class StartMessages(logging.Handler):
     """Captures the messages of runs in this process, and starts devices manually as the messages say."""
 
     def __init__(self) -> None:
@@ -180,24 +180,24 @@ class Told(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.words.append(record.getMessage())
 
-    def how(self, device: str) -> str:
+    def find_command(self, device: str) -> str:
         """Wait for the message that tells how to start a device."""
         start = f"start {device} in its directory"
         found = wait_until(lambda: next((words for words in self.words if words.startswith(start)), ""))
         return str(found)
 
-    def start(self, made: Survivor, device: str) -> subprocess.Popen[bytes]:
-        self.started.append(by_hand(made.directory, self.how(device)))
+    def start(self, net: Survivor, device: str) -> subprocess.Popen[bytes]:
+        self.started.append(by_hand(net.directory, self.find_command(device)))
         return self.started[-1]
 
-    def soon(self, made: Survivor, device: str) -> None:
+    def start_later(self, net: Survivor, device: str) -> None:
         """Start the device in a thread when the run asks for it."""
-        threading.Thread(target=self.start, args=(made, device), daemon=True).start()
+        threading.Thread(target=self.start, args=(net, device), daemon=True).start()
 
 
 @pytest.fixture
-def told() -> Iterator[Told]:
-    found, log = Told(), logging.getLogger("dicompiler")
+def start_messages() -> Iterator[StartMessages]:
+    found, log = StartMessages(), logging.getLogger("dicompiler")
     level = log.level
     log.addHandler(found)
     log.setLevel(logging.WARNING)
@@ -209,121 +209,129 @@ def told() -> Iterator[Told]:
         process.wait()
 
 
-def test_continued_device_does_not_disturb_run(told: Told, one: Survivor) -> None:
+def test_continued_device_does_not_disturb_run(start_messages: StartMessages, single_failures: Survivor) -> None:
     """The run cannot end the process. It ends by itself, and another one replaces it."""
-    told.soon(one, "c")
-    with connect(one, heartbeat_s=BEAT_S, start_manually=("c",)) as session:
+    start_messages.start_later(single_failures, "c")
+    with connect(single_failures, heartbeat_s=HEARTBEAT_S, start_manually=("c",)) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             yield from frames(10)
-            old = pids(one.directory)["c"]
+            old = pids(single_failures.directory)["c"]
             os.kill(old, signal.SIGSTOP)
-            yield from until(lambda: len(session.events) > 1)
-            told.start(one, "c")
-            yield from until(lambda: len(session.events) > 2)
+            yield from frames_until(lambda: len(session.events) > 1)
+            start_messages.start(single_failures, "c")
+            yield from frames_until(lambda: len(session.events) > 2)
             os.kill(old, signal.SIGCONT)
-            yield from until(lambda: ended(old))
+            yield from frames_until(lambda: has_ended(old))
             yield from frames(20)
 
-        one.stream(session, plot())
+        single_failures.stream(session, scenario())
     assert kinds(session) == [("failure", "c"), ("takeover", "c"), ("return", "c")]
 
 
-def test_survives_two_failures_and_ends_at_uncovered_one(told: Told, two: Survivor) -> None:
+def test_survives_two_failures_and_ends_at_uncovered_one(
+    start_messages: StartMessages, double_failures: Survivor
+) -> None:
     for name in "bc":
-        told.soon(two, name)
-    with connect(two, start_manually=("b", "c")) as session:
+        start_messages.start_later(double_failures, name)
+    with connect(double_failures, start_manually=("b", "c")) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             for name in "bc":
                 yield from frames(10)
-                hit(two, name, signal.SIGKILL)
-                yield from until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
+                send_signal(double_failures, name, signal.SIGKILL)
+                yield from frames_until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
             assert session.events[-1].down == ("b", "c")
             yield from frames(10)
-            hit(two, "d", signal.SIGKILL)
-            yield from until(lambda: False)
+            send_signal(double_failures, "d", signal.SIGKILL)
+            yield from frames_until(lambda: False)
 
         with pytest.raises(RunError, match=r"^device 'd': its process was ended by signal 9 \(SIGKILL\)$"):
-            two.stream(session, plot())
-    assert pids(two.directory).keys() <= {"b", "c"}  # The run does not wait for it yet.
+            double_failures.stream(session, scenario())
+    assert pids(double_failures.directory).keys() <= {"b", "c"}  # The run does not wait for it yet.
 
 
-def test_uses_plan_for_more_failures(told: Told, two: Survivor) -> None:
+def test_uses_plan_for_more_failures(start_messages: StartMessages, double_failures: Survivor) -> None:
     """There is no plan for c alone, so b is up but idle, and would reject frames until c returns."""
-    told.soon(two, "c")
-    with connect(two, start_manually=("c",)) as session:
+    start_messages.start_later(double_failures, "c")
+    with connect(double_failures, start_manually=("c",)) as session:
         assert [{"b", "c"} & role.active_devices for role in session.artifact.roles] == [{"b", "c"}, {"c"}, set()]
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             for count in (2, 5):
                 yield from frames(10)
-                hit(two, "c", signal.SIGKILL)
-                yield from until(lambda count=count: len(session.events) == count)
+                send_signal(double_failures, "c", signal.SIGKILL)
+                yield from frames_until(lambda count=count: len(session.events) == count)
                 yield from frames(10)
                 if count == 2:
-                    told.start(two, "c")
-                    yield from until(lambda: len(session.events) == 3)
+                    start_messages.start(double_failures, "c")
+                    yield from frames_until(lambda: len(session.events) == 3)
 
-        two.stream(session, plot())
+        double_failures.stream(session, scenario())
     assert kinds(session) == [(kind, "c") for kind in ("failure", "takeover", "return", "failure", "takeover")]
 
 
-def test_host_failure_causes_one_takeover(told: Told, tmp_path: Path) -> None:
+def test_host_failure_causes_one_takeover(start_messages: StartMessages, tmp_path: Path) -> None:
     """The plan for the first failure does without the second device too, so no frame is sent twice."""
-    made = survivor(3, [("b", "c")], tmp_path / "artifact")
+    net = survivor(3, [("b", "c")], tmp_path / "artifact")
     for name in "bc":
-        told.soon(made, name)
-    with connect(made, start_manually=("b", "c")) as session:
+        start_messages.start_later(net, name)
+    with connect(net, start_manually=("b", "c")) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             yield from frames(10)
-            found = pids(made.directory)
+            found = pids(net.directory)
             for name in "bc":
                 os.kill(found[name], signal.SIGKILL)
-            yield from until(lambda: len(session.events) > 2)
+            yield from frames_until(lambda: len(session.events) > 2)
             yield from frames(10)
 
-        made.stream(session, plot())
+        net.stream(session, scenario())
     found = kinds(session)
-    assert sorted(one for one in found if one[0] != "takeover") == [("failure", "b"), ("failure", "c")]
+    assert sorted(event for event in found if event[0] != "takeover") == [("failure", "b"), ("failure", "c")]
     assert found[-1][0] == "takeover"
     assert [event.replayed_frames for event in session.events if event.replayed_frames][1:] == [] and session.events[
         -1
     ].replayed_frames <= 4
 
 
-def test_failure_of_idle_device_drops_no_frame(told: Told, two: Survivor) -> None:
+def test_failure_of_idle_device_drops_no_frame(start_messages: StartMessages, double_failures: Survivor) -> None:
     for name in "bc":
-        told.soon(two, name)
-    with connect(two, start_manually=("b", "c")) as session:
+        start_messages.start_later(double_failures, name)
+    with connect(double_failures, start_manually=("b", "c")) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             for name in "cb":  # After c fails, the plan for both failures is in use.
                 yield from frames(10)
-                hit(two, name, signal.SIGKILL)
-                yield from until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
+                send_signal(double_failures, name, signal.SIGKILL)
+                yield from frames_until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
             yield from frames(10)
 
-        two.stream(session, plot())
+        double_failures.stream(session, scenario())
     assert session.events[-1].device == "b" and session.events[-1].replayed_frames == 0
 
 
-def test_unused_frame_numbers_do_not_count_as_in_flight(two: Survivor) -> None:
+def test_unused_frame_numbers_do_not_count_as_in_flight(double_failures: Survivor) -> None:
     """Consecutive changes leave a frame number unused, whose role would include the device."""
-    telling = EventLog(None)
-    crew = ClusterState(
-        SocketsArtifact.load(two.directory), RunOptions(), 4, cast(Any, None), 0, lambda *_: None, telling.set_reason
+    event_log = EventLog(None)
+    cluster = ClusterState(
+        SocketsArtifact.load(double_failures.directory),
+        RunOptions(),
+        4,
+        cast(Any, None),
+        0,
+        lambda *_: None,
+        event_log.set_reason,
     )
-    crew.schedule.change(("b", "c"), 0, 0)
-    frames = [crew.window.open() for _ in range(2)]
-    crew.schedule.change((), 2, 0)  # Both devices return, and fail again before a frame is sent.
-    crew.window.finish(crew.window.open())
-    crew.schedule.change(("b", "c"), 3, 0)
-    assert not crew._is_needed_in_flight("c") and crew._is_needed_in_flight("a")
-    crew.window.finish(frames[0])
-    assert not crew._is_needed_in_flight("c")
-    crew.loop.close()
+    cluster.schedule.change(("b", "c"), 0, 0)
+    frames = [cluster.window.open() for _ in range(2)]
+    cluster.schedule.change((), 2, 0)  # Both devices return, and fail again before a frame is sent.
+    cluster.window.finish(cluster.window.open())
+    cluster.schedule.change(("b", "c"), 3, 0)
+    assert not cluster._is_needed_in_flight("c") and cluster._is_needed_in_flight("a")
+    cluster.window.finish(frames[0])
+    assert not cluster._is_needed_in_flight("c")
+    cluster.loop.close()
 
 
 def test_skips_several_unused_frame_numbers() -> None:
@@ -334,18 +342,18 @@ def test_skips_several_unused_frame_numbers() -> None:
     assert (box.skip_frames(5), box.skip_frames(7)) == (7, 7)
 
 
-def test_each_change_has_its_own_number(told: Told, two: Survivor) -> None:
+def test_each_change_has_its_own_number(start_messages: StartMessages, double_failures: Survivor) -> None:
     """With two changes and no frame between, the acknowledgement of the first does not count for the second."""
     for name in "bc":
-        told.soon(two, name)
-    with connect(two, start_manually=("b", "c")) as session:
+        start_messages.start_later(double_failures, name)
+    with connect(double_failures, start_manually=("b", "c")) as session:
         numbers = [session._cluster.schedule.last_change]
         for name in "bc":
-            hit(two, name, signal.SIGKILL)
+            send_signal(double_failures, name, signal.SIGKILL)
             wait_until(lambda name=name: session._handle_events([]) or ("takeover", name) in kinds(session))
             numbers.append(session._cluster.schedule.last_change)
         assert numbers == sorted(set(numbers))
-        two.stream(session, frames(10))
+        double_failures.stream(session, frames(10))
 
 
 @pytest.mark.parametrize(
@@ -357,12 +365,14 @@ def test_each_change_has_its_own_number(told: Told, two: Survivor) -> None:
         (MessageType.DONE, 0, "received DONE twice for frame 0"),
     ],
 )
-def test_rejects_repeated_device_messages(kind: MessageType, frame: int, words: str, told: Told, one: Survivor) -> None:
-    player = sorted(one.roles()[0].active_devices)[0]
+def test_rejects_repeated_device_messages(
+    kind: MessageType, frame: int, words: str, start_messages: StartMessages, single_failures: Survivor
+) -> None:
+    player = sorted(single_failures.roles()[0].active_devices)[0]
 
     def act() -> None:
-        device = Hostile(one.directory, player, told.how(player))
-        device.take_part(one.peers(player))
+        device = Hostile(single_failures.directory, player, start_messages.find_command(player))
+        device.take_part(single_failures.peers(player))
         device.heard(MessageType.BEGIN_FRAME)
         for _ in range(3):
             device.control.send(kind, frame=frame)
@@ -370,27 +380,27 @@ def test_rejects_repeated_device_messages(kind: MessageType, frame: int, words: 
     threading.Thread(target=act, daemon=True).start()
     with (
         pytest.raises(RunError, match=f"^device '{player}': it sent invalid data: {words}$"),
-        connect(one, start_manually=(player,)) as session,
+        connect(single_failures, start_manually=(player,)) as session,
     ):
-        one.stream(session, frames(1))
+        single_failures.stream(session, frames(1))
     while Hostile.there:
         Hostile.there.pop().close()
 
 
-def test_discards_late_messages_while_caller_is_slow(told: Told, one: Survivor) -> None:
+def test_discards_late_messages_while_caller_is_slow(start_messages: StartMessages, single_failures: Survivor) -> None:
     """Late messages of frames that were sent again do not accumulate, even from a device that sends them endlessly."""
-    outputs = one.roles()[0].outputs
+    outputs = single_failures.roles()[0].outputs
     sink = next(name for name, values in outputs.items() if values)
     index, value = next(iter(outputs[sink].items()))
     victim, played = next(name for name in DEVICES if name != sink), list[Hostile]()
 
     def act() -> None:
-        played.append(Hostile(one.directory, sink, told.how(sink)))
-        played[0].take_part(one.peers(sink))
+        played.append(Hostile(single_failures.directory, sink, start_messages.find_command(sink)))
+        played[0].take_part(single_failures.peers(sink))
 
     threading.Thread(target=act, daemon=True).start()
-    session = connect(one, start_manually=(sink,))
-    hit(one, victim, signal.SIGKILL)
+    session = connect(single_failures, start_manually=(sink,))
+    send_signal(single_failures, victim, signal.SIGKILL)
     wait_until(lambda: session._handle_events([]) or kinds(session))
     device, since = played[0], session._cluster.schedule.last_change
     device.heard(MessageType.CHANGE_ROLES)
@@ -410,51 +420,59 @@ def test_discards_late_messages_while_caller_is_slow(told: Told, one: Survivor) 
         Hostile.there.pop().close()
 
 
-def test_starts_without_devices(one: Survivor) -> None:
-    program = one.compilation.program
+def test_starts_without_devices(single_failures: Survivor) -> None:
+    program = single_failures.compilation.program
     assert program is not None
     for lost in (("b",), ("e",)):
         role = next(role for role in program.roles if role.failed == lost)
         first = sum(len(other.transfers) for other in program.roles[: program.roles.index(role)])
-        result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=60, start_without=lost))
+        result = SocketsTarget().run(
+            single_failures.directory, single_failures.frames(3), RunOptions(timeout_s=60, start_without=lost)
+        )
         sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
         assert sent == {first + t.index: 3 * t.value.nbytes for t in role.transfers}
-    two = "the artifact has no plan without 'b', 'c': compile with failure plans \\(--tolerate-failures 2\\)"
-    for without, words in ((("b", "c"), two), (("x",), "no device 'x'")):
+    double_failures = (
+        "the artifact has no plan without 'b', 'c': compile with failure plans \\(--tolerate-failures 2\\)"
+    )
+    for without, words in ((("b", "c"), double_failures), (("x",), "no device 'x'")):
         with pytest.raises(UsageError, match=words):
-            SocketsTarget().run(one.directory, one.frames(1), RunOptions(start_without=without))
+            SocketsTarget().run(single_failures.directory, single_failures.frames(1), RunOptions(start_without=without))
 
 
-@pytest.mark.parametrize("how", ["ends", "never comes"])
-def test_device_can_fail_before_run_starts(how: str, told: Told, one: Survivor) -> None:
+@pytest.mark.parametrize("failure", ["ends", "never comes"])
+def test_device_can_fail_before_run_starts(
+    failure: str, start_messages: StartMessages, single_failures: Survivor
+) -> None:
     """The device ends while others connect to it or wait for it, or does not start in time."""
 
     def act() -> None:
-        device = Hostile(one.directory, "c", told.how("c"), heartbeat_s=BEAT_S)
+        device = Hostile(single_failures.directory, "c", start_messages.find_command("c"), heartbeat_s=HEARTBEAT_S)
         device.greet()
         device.heard(MessageType.PEERS)
         device.welcome()  # The device that waits for c has not heard of the failure yet.
         device.control.close()
 
-    if how == "ends":
+    if failure == "ends":
         threading.Thread(target=act, daemon=True).start()
-    options = RunOptions(in_flight=4, heartbeat_s=BEAT_S, start_manually=("c",))
-    with dicompiler.connect(one.directory, options, 3 if how == "never comes" else 60) as session:
+    options = RunOptions(in_flight=4, heartbeat_s=HEARTBEAT_S, start_manually=("c",))
+    with dicompiler.connect(single_failures.directory, options, 3 if failure == "never comes" else 60) as session:
         assert isinstance(session, ClusterSession)
         assert kinds(session) == [("failure", "c")]
-        one.stream(session, frames(10))
+        single_failures.stream(session, frames(10))
     assert kinds(session) == [("failure", "c"), ("takeover", "c")]
     assert session.events[0].finished_frames == session.events[1].replayed_frames == 0
     while Hostile.there:
         Hostile.there.pop().close()
 
 
-def test_missing_device_leaves_half_of_timeout_for_frames(one: Survivor) -> None:
-    result = SocketsTarget().run(one.directory, one.frames(3), RunOptions(timeout_s=6, start_manually=("c",)))
+def test_missing_device_leaves_half_of_timeout_for_frames(single_failures: Survivor) -> None:
+    result = SocketsTarget().run(
+        single_failures.directory, single_failures.frames(3), RunOptions(timeout_s=6, start_manually=("c",))
+    )
     assert len(result.outputs) == 3 and [event.kind for event in result.events] == ["failure", "takeover"]
 
 
-class Deadly(Sequence[Any]):
+class FailingFrames(Sequence[Any]):
     """Frames that call `strike` when the frame of a given number is read."""
 
     def __init__(self, frames: list[Any], number: int, strike: Callable[[], object]) -> None:
@@ -469,61 +487,70 @@ class Deadly(Sequence[Any]):
         return self.frames[place]
 
 
-def test_run_log_lists_events(one: Survivor) -> None:
+def test_run_log_lists_events(single_failures: Survivor) -> None:
     """The log of `dicompiler run` for a run that continues after b has failed."""
     struck = list[float]()
 
     def strike() -> None:
-        if "b" in pids(one.directory):  # Frames are also checked before the run.
-            struck.append(hit(one, "b", signal.SIGKILL))
+        if "b" in pids(single_failures.directory):  # Frames are also checked before the run.
+            struck.append(send_signal(single_failures, "b", signal.SIGKILL))
 
-    wait_until(lambda: not pids(one.directory))  # Of earlier runs.
-    given = Deadly(one.frames(3) * 200, 100, strike)
-    result = SocketsTarget().run(one.directory, given, RunOptions(timeout_s=60, in_flight=4))
+    wait_until(lambda: not pids(single_failures.directory))  # Of earlier runs.
+    given = FailingFrames(single_failures.frames(3) * 200, 100, strike)
+    result = SocketsTarget().run(single_failures.directory, given, RunOptions(timeout_s=60, in_flight=4))
     assert len(result.outputs) == len(given) and len(struck) == 1
-    log = json.loads(json.dumps(run_document(one.directory, result, RunOptions(in_flight=4))))
+    log = json.loads(json.dumps(run_document(single_failures.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["failure", "takeover"]
     assert log["replays"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
 
 
-def test_device_suspected_by_others_fails(told: Told, one: Survivor) -> None:
+def test_device_suspected_by_others_fails(start_messages: StartMessages, single_failures: Survivor) -> None:
     def act() -> None:
-        device = Hostile(one.directory, "c", told.how("c"))
-        device.take_part(one.peers("c"))
+        device = Hostile(single_failures.directory, "c", start_messages.find_command("c"))
+        device.take_part(single_failures.peers("c"))
         device.heard(MessageType.BEGIN_FRAME)
         device.channels[0].close()
 
     threading.Thread(target=act, daemon=True).start()
-    with connect(one, start_manually=("c",)) as session:
-        one.stream(session, frames(30))
+    with connect(single_failures, start_manually=("c",)) as session:
+        single_failures.stream(session, frames(30))
     assert kinds(session) == [("failure", "c"), ("takeover", "c")]
     assert "reports: the connection to 'c' was lost" in session.events[0].reason
     while Hostile.there:
         Hostile.there.pop().close()
 
 
-def test_refuses_returning_device_with_another_artifact(told: Told, one: Survivor, two: Survivor) -> None:
-    told.soon(one, "b")
-    with connect(one, start_manually=("b",)) as session:
+def test_refuses_returning_device_with_another_artifact(
+    start_messages: StartMessages, single_failures: Survivor, double_failures: Survivor
+) -> None:
+    start_messages.start_later(single_failures, "b")
+    with connect(single_failures, start_manually=("b",)) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             yield from frames(5)
-            hit(one, "b", signal.SIGKILL)
-            yield from until(lambda: len(session.events) > 1)
-            other = told.start(two, "b")
-            yield from until(lambda: any("belongs to another artifact" in words for words in told.words))
-            yield from until(lambda: other.poll() == 1)
+            send_signal(single_failures, "b", signal.SIGKILL)
+            yield from frames_until(lambda: len(session.events) > 1)
+            other = start_messages.start(double_failures, "b")
+            yield from frames_until(
+                lambda: any("belongs to another artifact" in words for words in start_messages.words)
+            )
+            yield from frames_until(lambda: other.poll() == 1)
             yield from frames(10)
 
-        one.stream(session, plot())
+        single_failures.stream(session, scenario())
     assert kinds(session) == [("failure", "b"), ("takeover", "b")]
 
 
 @pytest.mark.parametrize("harm", ["file", "certificate"])
-def test_refuses_damaged_returning_device_until_repaired(harm: str, told: Told, one: Survivor, tmp_path: Path) -> None:
+def test_refuses_damaged_returning_device_until_repaired(
+    harm: str, start_messages: StartMessages, single_failures: Survivor, tmp_path: Path
+) -> None:
     if harm == "file":
-        victim, words = max((one.directory / "b").glob("*.onnx"), key=lambda path: path.stat().st_size), "is damaged"
+        victim, words = (
+            max((single_failures.directory / "b").glob("*.onnx"), key=lambda path: path.stat().st_size),
+            "is damaged",
+        )
         wrong, options = bytearray(victim.read_bytes()), dict[str, Any]()
         wrong[-1] ^= 1
     else:
@@ -538,28 +565,28 @@ def test_refuses_damaged_returning_device_until_repaired(harm: str, told: Told, 
         new.write_bytes(content)
         os.replace(new, victim)
 
-    with connect(one, **options) as session:
+    with connect(single_failures, **options) as session:
 
-        def plot() -> Iterator[None]:
+        def scenario() -> Iterator[None]:
             yield from frames(5)
             put(wrong)
-            hit(one, "b", signal.SIGKILL)
-            yield from until(lambda: any(words in line for line in told.words))
+            send_signal(single_failures, "b", signal.SIGKILL)
+            yield from frames_until(lambda: any(words in line for line in start_messages.words))
             yield from frames(10)
             put(right)
-            yield from until(lambda: len(session.events) > 2)
+            yield from frames_until(lambda: len(session.events) > 2)
             yield from frames(10)
 
         try:
-            one.stream(session, plot())
+            single_failures.stream(session, scenario())
         finally:
             put(right)
     assert kinds(session) == [("failure", "b"), ("takeover", "b"), ("return", "b")]
-    assert sum(words in line for line in told.words) == 1  # Although there were several attempts.
+    assert sum(words in line for line in start_messages.words) == 1  # Although there were several attempts.
 
 
-def test_rejects_targets_that_cannot_tolerate_failures(one: Survivor) -> None:
-    plan = one.compilation.plan
+def test_rejects_targets_that_cannot_tolerate_failures(single_failures: Survivor) -> None:
+    plan = single_failures.compilation.plan
     assert plan is not None
     with pytest.raises(DicompilerError, match="target 'tflm' does not support failure plans"):
         check_target_support(plan, TflmTarget())
@@ -583,14 +610,14 @@ def test_frames_use_current_roles() -> None:
 def test_schedule_always_has_last_change() -> None:
     """Threads read it without synchronization."""
 
-    class Watched(RoleSchedule):
+    class RecordingSchedule(RoleSchedule):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "_changes":
                 seen.append(self.last_change)
 
     seen = list[int]()
-    schedule = Watched([(), ("b",)])
+    schedule = RecordingSchedule([(), ("b",)])
     schedule.change(("b",), 5, 5)  # Earlier roles are not needed any more.
     assert seen == [0, 5]
 
@@ -601,8 +628,8 @@ def make_device(survivor: Survivor) -> DeviceRun:
     return DeviceRun(survivor.directory / "c", manifest, settings, RunCredentials())
 
 
-def test_holds_peer_that_changed_roles_earlier(one: Survivor) -> None:
-    device = make_device(one)
+def test_holds_peer_that_changed_roles_earlier(single_failures: Survivor) -> None:
+    device = make_device(single_failures)
     admit, deliver, _ = device._make_peer_callbacks("a")
     word = MessageHeader(MessageType.ROLES_CHANGED, 0, 5, 0)
     admit(word)
@@ -612,8 +639,8 @@ def test_holds_peer_that_changed_roles_earlier(one: Survivor) -> None:
     device._loop.close()
 
 
-def test_holds_peer_until_second_change(one: Survivor) -> None:
-    device, channel = make_device(one), Held()
+def test_holds_peer_until_second_change(single_failures: Survivor) -> None:
+    device, channel = make_device(single_failures), ReleaseCounter()
     _, deliver, _ = device._make_peer_callbacks("a")
     device.peers.channels["a"] = cast(Any, channel)
     assert (
@@ -627,10 +654,10 @@ def test_holds_peer_until_second_change(one: Survivor) -> None:
     device._loop.close()
 
 
-def test_notifies_peers_once_before_next_tensor(one: Survivor) -> None:
-    device, words = make_device(one), list[tuple[str, MessageType, int]]()
+def test_notifies_peers_once_before_next_tensor(single_failures: Survivor) -> None:
+    device, words = make_device(single_failures), list[tuple[str, MessageType, int]]()
     for peer in ("a", "b"):
-        device.peers.channels[peer] = cast(Any, Noting(peer, words))
+        device.peers.channels[peer] = cast(Any, RecordingChannel(peer, words))
     device._last_change, device._peers_to_notify = 7, {"a", "b"}
     for index, receiver in enumerate(("b", "b", "a")):
         device._post_value({"receiver": receiver, "index": index}, 7, b"", None)
@@ -644,7 +671,7 @@ def test_notifies_peers_once_before_next_tensor(one: Survivor) -> None:
     device._loop.close()
 
 
-class Waiting:
+class QueuedConnection:
     """An acceptor with one queued connection."""
 
     def __init__(self, process: DeviceProcess) -> None:
@@ -658,15 +685,15 @@ class Waiting:
 
 
 def test_drops_queued_connection_of_replaced_process() -> None:
-    door = RunAcceptor(ANY_LOOPBACK_PORT, None, False)
+    acceptor = RunAcceptor(ANY_LOOPBACK_PORT, None, False)
     before, now = DeviceProcess({"device": "b"}), DeviceProcess({"device": "b"})
-    waiting = Waiting(before)
-    door._processes, door._acceptor = {"b": now}, cast(Any, waiting)
-    assert door.next_process(0) is None
+    waiting = QueuedConnection(before)
+    acceptor._processes, acceptor._acceptor = {"b": now}, cast(Any, waiting)
+    assert acceptor.next_process(0) is None
     assert waiting.closed and before.channel is None
     waiting.here = now
-    assert door.next_process(0) is now and now.address == ("127.0.0.1", 1)
-    door.close()
+    assert acceptor.next_process(0) is now and now.address == ("127.0.0.1", 1)
+    acceptor.close()
 
 
 def event(kind: Any, device: str) -> RunEvent:
@@ -675,34 +702,34 @@ def event(kind: Any, device: str) -> RunEvent:
 
 def test_reports_failure_with_reason_before_later_events() -> None:
     heard = list[RunEvent]()
-    telling = EventLog(heard.append)
-    leaving = FailedProcesses(telling.set_reason)
+    event_log = EventLog(heard.append)
+    failed_processes = FailedProcesses(event_log.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
-    leaving.add(process, DeviceFailure("b", "its connection was lost", "b", RANK_DISCONNECTED, is_gone=True))
-    telling.add(event("failure", "b"), is_final=False)
-    telling.add(event("takeover", "b"))
-    leaving.poll()
-    assert telling and leaving and not heard
+    failed_processes.add(process, DeviceFailure("b", "its connection was lost", "b", RANK_DISCONNECTED, is_gone=True))
+    event_log.add(event("failure", "b"), is_final=False)
+    event_log.add(event("takeover", "b"))
+    failed_processes.poll()
+    assert event_log and failed_processes and not heard
     assert process.popen is not None
     process.popen.kill()
     process.popen.wait()
-    leaving.poll()
-    assert [(one.kind, one.reason) for one in heard] == [
+    failed_processes.poll()
+    assert [(event.kind, event.reason) for event in heard] == [
         ("failure", "its process was ended by signal 9 (SIGKILL)"), ("takeover", "its connection was lost")
     ]  # fmt: skip
-    assert telling.events == heard and not telling and not leaving
+    assert event_log.events == heard and not event_log and not failed_processes
 
 
 def test_kills_failed_process_that_does_not_end() -> None:
-    telling = EventLog(None)
-    leaving = FailedProcesses(telling.set_reason)
+    event_log = EventLog(None)
+    failed_processes = FailedProcesses(event_log.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
-    telling.add(event("failure", "b"), is_final=False)
-    leaving.add(process, DeviceFailure("b", "nothing was heard of it", "b", RANK_CAUSE, is_gone=True))
-    leaving.poll()
-    assert [one.reason for one in telling.events] == ["nothing was heard of it"]
+    event_log.add(event("failure", "b"), is_final=False)
+    failed_processes.add(process, DeviceFailure("b", "nothing was heard of it", "b", RANK_CAUSE, is_gone=True))
+    failed_processes.poll()
+    assert [event.reason for event in event_log.events] == ["nothing was heard of it"]
     assert process.popen is not None and process.popen.wait(LIMIT_S) == -signal.SIGKILL
-    leaving.end_all(())
+    failed_processes.end_all(())
 
 
 def test_accepts_late_tensors_only_as_planned() -> None:

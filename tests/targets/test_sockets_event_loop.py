@@ -40,15 +40,15 @@ class End:
     hold_at: the index of the tensor behind which the channel is held."""
 
     def __init__(self, connection: socket.socket, keys: TlsKeys | None, server: bool) -> None:
-        self.came: list[tuple[int, Any]] = []
+        self.received: list[tuple[int, Any]] = []
         self.lost: list[Exception] = []
-        self.hold_at = -1
+        self.hold_index = -1
         self.threads: set[int] = set()
-        self.lines = EventLoop(60)
+        self.loop = EventLoop(60)
         self.channel = MessageChannel(open_connection(connection, keys, server, time.monotonic() + 10))
 
     def start(self) -> End:
-        self.channel.start(self.lines, self._admit, self._deliver, self.lost.append)
+        self.channel.start(self.loop, self._admit, self._deliver, self.lost.append)
         return self
 
     def _admit(self, header: MessageHeader) -> None:
@@ -57,20 +57,20 @@ class End:
 
     def _deliver(self, header: MessageHeader, payload: Any) -> bool:
         self.threads.add(threading.get_ident())
-        self.came.append((header.index, payload))
-        return header.index == self.hold_at
+        self.received.append((header.index, payload))
+        return header.index == self.hold_index
 
-    def take_over(self) -> None:
+    def run_in_main_thread(self) -> None:
         """Run the loop in this thread from here on."""
-        self.lines.run_until(lambda: False, time.monotonic())
+        self.loop.run_until(lambda: False, time.monotonic())
 
     def send(self, *payloads: Any) -> None:
         for index, payload in enumerate(payloads):
             self.channel.post(MessageType.TENSOR, payload, index)
-        self.lines.push()
+        self.loop.push()
 
     def wait(self, count: int) -> None:
-        assert self.lines.run_until(lambda: len(self.came) >= count or self.lost, time.monotonic() + 20)
+        assert self.loop.run_until(lambda: len(self.received) >= count or self.lost, time.monotonic() + 20)
 
 
 @pytest.fixture(scope="module")
@@ -92,31 +92,31 @@ def connected() -> tuple[socket.socket, socket.socket]:
 
 @contextlib.contextmanager
 def met(connection: socket.socket, accepted: socket.socket, keys: TlsKeys | None) -> Iterator[tuple[End, End]]:
-    made: list[End] = []
-    greeter = threading.Thread(target=lambda: made.append(End(accepted, keys, True)))
+    net: list[End] = []
+    greeter = threading.Thread(target=lambda: net.append(End(accepted, keys, True)))
     greeter.start()
-    made.insert(0, End(connection, keys, False))
+    net.insert(0, End(connection, keys, False))
     greeter.join(20)
-    one, other = sorted(made, key=lambda end: end.channel._connection._socket is accepted)
+    one, other = sorted(net, key=lambda end: end.channel._connection._socket is accepted)
     yield one.start(), other.start()
-    for end in made:
-        end.lines.close()
+    for end in net:
+        end.loop.close()
         end.channel.close()
 
 
 @pytest.fixture
 def ends(secrets: TlsKeys | None) -> Iterator[tuple[End, End]]:
-    with met(*connected(), secrets) as made:
-        yield made
+    with met(*connected(), secrets) as net:
+        yield net
 
 
 def numbers(count: int, seed: int) -> Any:
     return np.random.default_rng(seed).integers(0, 256, count, np.uint8)
 
 
-def check(came: list[tuple[int, Any]], payloads: list[Any]) -> None:
-    assert [index for index, _ in came] == list(range(len(payloads)))
-    for (_, found), payload in zip(came, payloads, strict=True):
+def check(received: list[tuple[int, Any]], payloads: list[Any]) -> None:
+    assert [index for index, _ in received] == list(range(len(payloads)))
+    for (_, found), payload in zip(received, payloads, strict=True):
         assert np.array_equal(found, payload)
 
 
@@ -125,24 +125,24 @@ def test_tensors_of_earlier_frames_overtake_later_ones(ends: tuple[End, End]) ->
     one, other = ends
     first = numbers(LARGE, 0)
     one.channel.post(MessageType.TENSOR, first, 0, frame=9)
-    one.lines.push()
+    one.loop.push()
     for index, frame in ((1, 4), (2, 3), (3, 4), (4, 3)):
         one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
     one.channel.post(MessageType.HEARTBEAT)
     for index, frame in ((5, 2), (6, 1)):
         one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
-    one.lines.push()
+    one.loop.push()
     other.wait(7)
-    assert [index for index, _ in other.came] == [0, 2, 4, 1, 3, 6, 5]
-    assert np.array_equal(other.came[0][1], first)
-    assert all(np.array_equal(payload, numbers(5, index)) for index, payload in other.came[1:])
+    assert [index for index, _ in other.received] == [0, 2, 4, 1, 3, 6, 5]
+    assert np.array_equal(other.received[0][1], first)
+    assert all(np.array_equal(payload, numbers(5, index)) for index, payload in other.received[1:])
 
 
 def test_timeline_of_last_frame_is_complete(ends: tuple[End, End]) -> None:
     one, other = ends
     for index, frame in enumerate((9, 10, 9, 10, 8)):
         one.channel.post(MessageType.TENSOR, numbers(5, index), index, frame)
-        one.lines.push()
+        one.loop.push()
     other.wait(5)
     assert [(index, frame) for index, frame, *_ in one.channel.timeline] == [(1, 10), (2, 9), (3, 10), (4, 8)]
 
@@ -150,15 +150,15 @@ def test_timeline_of_last_frame_is_complete(ends: tuple[End, End]) -> None:
 def test_held_channel_stops_reading(ends: tuple[End, End]) -> None:
     one, other = ends
     payloads = [numbers(size, size) for size in (3, 5, 1 << 20)]
-    other.hold_at = 0
+    other.hold_index = 0
     one.send(*payloads)
     other.wait(1)
-    other.lines.run_until(lambda: len(other.came) > 1, time.monotonic() + 0.1)
-    assert len(other.came) == 1
-    with other.lines.lock:
+    other.loop.run_until(lambda: len(other.received) > 1, time.monotonic() + 0.1)
+    assert len(other.received) == 1
+    with other.loop.lock:
         other.channel.release()
     other.wait(3)
-    check(other.came, payloads)
+    check(other.received, payloads)
 
 
 class Counted(socket.socket):
@@ -184,18 +184,18 @@ def test_small_message_takes_one_system_call_per_end(secrets: TlsKeys | None) ->
     one, other = (Counted(fileno=end.detach()) for end in connected())
     with met(one, other, secrets) as (sender, receiver):
         for end in (sender, receiver):
-            end.take_over()
-            end.lines.run_until(lambda: False, time.monotonic() + 0.1)  # TLS sends session tickets after its handshake.
+            end.run_in_main_thread()
+            end.loop.run_until(lambda: False, time.monotonic() + 0.1)  # TLS sends session tickets after its handshake.
         for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
             one.sends = other.receives = 0
-            receiver.came.clear()
+            receiver.received.clear()
             sender.send(*payloads)
             receiver.wait(len(payloads))
             assert (one.sends, other.receives) == (1, 1)
-            check(receiver.came, payloads)
+            check(receiver.received, payloads)
 
 
-def drip(source: socket.socket, target: socket.socket, size: int) -> None:
+def send_slowly(source: socket.socket, target: socket.socket, size: int) -> None:
     """Forward the data in pieces until the source ends."""
     with contextlib.suppress(OSError):
         while piece := source.recv(size):
@@ -208,19 +208,19 @@ def test_reads_data_that_arrives_in_small_pieces(secrets: TlsKeys | None) -> Non
     (connection, near), (far, accepted) = connected(), connected()
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     for source, target in ((near, far), (far, near)):
-        threading.Thread(target=drip, args=(source, target, 1448), daemon=True).start()
+        threading.Thread(target=send_slowly, args=(source, target, 1448), daemon=True).start()
     with met(connection, accepted, secrets) as (one, other), near, far:
-        other.take_over()
+        other.run_in_main_thread()
         payloads = [numbers(size, i) for i, size in enumerate([16_000, 20_000, 33_000, 70_000, 3, 17_000])]
         for i, payload in enumerate(payloads):
             one.send(payload)
-            assert other.lines.run_until(lambda i=i: len(other.came) > i, time.monotonic() + 5)  # type: ignore[misc]
-        assert all(np.array_equal(found, sent) for (_, found), sent in zip(other.came, payloads, strict=True))
+            assert other.loop.run_until(lambda i=i: len(other.received) > i, time.monotonic() + 5)  # type: ignore[misc]
+        assert all(np.array_equal(found, sent) for (_, found), sent in zip(other.received, payloads, strict=True))
 
 
 def test_messages_arrive_complete_and_in_order(ends: tuple[End, End]) -> None:
     one, other = ends
-    other.take_over()
+    other.run_in_main_thread()
     sizes = [0, 1, 7, 100, 16_000, 20_000, 0, 70_000, 1 << 20, 3, LARGE, 5, *range(200)]
     payloads = [numbers(size, i) for i, size in enumerate(sizes)]
     one.send(*payloads)
@@ -228,7 +228,7 @@ def test_messages_arrive_complete_and_in_order(ends: tuple[End, End]) -> None:
     sender.start()
     other.wait(len(sizes))
     sender.join()
-    check(other.came, payloads)
+    check(other.received, payloads)
     assert one.channel.sent == dict(enumerate(sizes))
     assert other.threads == {threading.get_ident()}  # No other thread delivered a message.
 
@@ -247,20 +247,20 @@ def test_slow_long_message_causes_few_reads(monkeypatch: pytest.MonkeyPatch) -> 
         HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.TENSOR, 0, i, 0, len(p)) + bytes(p)
         for i, p in enumerate(payloads)
     ]
-    drops = [frames[0][at : at + 1000] for at in range(0, len(frames[0]), 1000)]
+    pieces = [frames[0][at : at + 1000] for at in range(0, len(frames[0]), 1000)]
 
-    def drip() -> None:
-        for drop in (*drops, frames[1]):
+    def send_slowly() -> None:
+        for drop in (*pieces, frames[1]):
             connection.sendall(drop)
             time.sleep(0.001)
 
-    sender = threading.Thread(target=drip)
+    sender = threading.Thread(target=send_slowly)
     sender.start()
     end.wait(2)
     sender.join()
-    check(end.came, payloads)
-    assert len(reads) < len(drops) / 4
-    end.lines.close()
+    check(end.received, payloads)
+    assert len(reads) < len(pieces) / 4
+    end.loop.close()
     end.channel.close()
     connection.close()
 
@@ -268,29 +268,29 @@ def test_slow_long_message_causes_few_reads(monkeypatch: pytest.MonkeyPatch) -> 
 def test_helper_sends_large_messages_while_both_ends_compute(ends: tuple[End, End]) -> None:
     payloads = [numbers(LARGE, 1), numbers(9, 2)]
     for end in ends:
-        end.take_over()
+        end.run_in_main_thread()
         end.send(*payloads)
-        end.lines.let_helper_run(3600)
+        end.loop.let_helper_run(3600)
     deadline = time.monotonic() + 20
-    while any(len(end.came) < 2 for end in ends) and time.monotonic() < deadline:
+    while any(len(end.received) < 2 for end in ends) and time.monotonic() < deadline:
         sum(range(10_000))  # No call runs the event loop.
     for end in ends:
-        check(end.came, payloads)
+        check(end.received, payloads)
         assert threading.get_ident() not in end.threads
 
 
 def test_helper_sends_backlog_during_short_segment(ends: tuple[End, End]) -> None:
     one, other = ends
-    one.take_over()
+    one.run_in_main_thread()
     one.send(numbers(LARGE, 3))
-    one.lines.let_helper_run(0.0)
+    one.loop.let_helper_run(0.0)
     other.wait(1)
-    check(other.came, [numbers(LARGE, 3)])
+    check(other.received, [numbers(LARGE, 3)])
 
 
 def test_failure_in_helper_reaches_main_thread(ends: tuple[End, End]) -> None:
     one, other = ends
-    other.lines.let_helper_run(3600)
+    other.loop.let_helper_run(3600)
     one.channel.send(MessageType.FINISH)
     other.wait(1)
     assert str(other.lost[0]) == "only tensors may come"
@@ -304,33 +304,33 @@ def test_sends_heartbeats_while_main_thread_waits_or_computes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = socket.create_connection(listener.getsockname())
         accepted = listener.accept()[0]
-    lines, lost = EventLoop(0.1), list[Exception]()
+    loop, lost = EventLoop(0.1), list[Exception]()
     channel = MessageChannel(open_connection(connection, None, False, time.monotonic() + 10))
-    channel.start(lines, lambda _: None, lambda *_: None, lost.append)
-    heard: list[MessageType] = []
+    channel.start(loop, lambda _: None, lambda *_: None, lost.append)
+    message_types: list[MessageType] = []
     accepted.settimeout(10)
     for busy in (
-        lambda: lines.run_until(lambda: len(heard) >= 4, time.monotonic() + 10),
-        lambda: lines.let_helper_run(0.0),
+        lambda: loop.run_until(lambda: len(message_types) >= 4, time.monotonic() + 10),
+        lambda: loop.let_helper_run(0.0),
     ):
         player = threading.Thread(target=busy)
         player.start()
         for _ in range(4):
-            frame = MessageReader(_Waiting(accepted)).read_message(lambda _: None)
+            frame = MessageReader(BlockingSource(accepted)).read_message(lambda _: None)
             assert frame is not None
-            heard.append(frame[0].type)
+            message_types.append(frame[0].type)
             accepted.sendall(HEADER_STRUCT.pack(b"DICO", PROTOCOL_VERSION, MessageType.HEARTBEAT, 0, 0, 0, 0))
         player.join()
-    assert heard == [MessageType.HEARTBEAT] * 8
+    assert message_types == [MessageType.HEARTBEAT] * 8
     assert not lost
-    assert lines.run_until(lambda: lost, time.monotonic() + 10)  # It receives nothing from now on.
+    assert loop.run_until(lambda: lost, time.monotonic() + 10)  # It receives nothing from now on.
     assert "no data received for 0.3 s" in str(lost[0])
-    lines.close()
+    loop.close()
     with contextlib.suppress(OSError):
         accepted.close()
 
 
-class _Waiting:
+class BlockingSource:
     is_drained = False
 
     def __init__(self, connection: socket.socket) -> None:
@@ -342,9 +342,9 @@ class _Waiting:
 
 def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
     """b does not read until a has computed all frames, so the queued tensors of a must not change."""
-    made, count = partial(rows=64), 40
-    given = [{n: integers(x.shape, 100 + i, x.dtype) for n, x in made[2].items()} for i in range(count)]
-    with fake(emit(made, tmp_path)) as (one, listener):
+    net, count = partial(rows=64), 40
+    given = [{n: integers(x.shape, 100 + i, x.dtype) for n, x in net[2].items()} for i in range(count)]
+    with fake(emit(net, tmp_path)) as (one, listener):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.in_flight = count
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
@@ -356,7 +356,7 @@ def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
                 one.control.post(MessageType.BEGIN_FRAME, index=60_000, frame=frame)
                 for index, array in enumerate(inputs.values()):
                     one.control.post(MessageType.INPUT, array.reshape(-1).view(np.uint8), index, frame)
-            one.lines.push()
+            one.loop.push()
             end = time.monotonic() + 20
             while sum(header.type is MessageType.DONE for header, _ in one.messages) < count and time.monotonic() < end:
                 time.sleep(0.01)
@@ -370,7 +370,7 @@ def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
 def _tensors(peer: socket.socket, count: int) -> dict[tuple[int, int], Any]:
     """Return received payloads by index and frame."""
     peer.settimeout(10)
-    reader, found = MessageReader(_All(peer)), {}
+    reader, found = MessageReader(SocketSource(peer)), {}
     while len(found) < count:
         frame = reader.read_message(lambda _: None)
         assert frame is not None
@@ -379,18 +379,18 @@ def _tensors(peer: socket.socket, count: int) -> dict[tuple[int, int], Any]:
     return found
 
 
-class _All(_Waiting):
+class SocketSource(BlockingSource):
     def receive_into(self, view: memoryview) -> int:
         return self._connection.recv_into(view)
 
 
 def test_frames_in_flight_match_single_frames(tmp_path: Path) -> None:
-    made = partial(rows=64)
-    given = [{n: integers(x.shape, 200 + i, x.dtype) for n, x in made[2].items()} for i in range(60)]
-    directory = emit(made, tmp_path)
+    net = partial(rows=64)
+    given = [{n: integers(x.shape, 200 + i, x.dtype) for n, x in net[2].items()} for i in range(60)]
+    directory = emit(net, tmp_path)
     many, single = (
         SocketsTarget().run(directory, given, RunOptions(timeout_s=60, in_flight=n)).outputs for n in (12, 1)
     )
     for inputs, one, other in zip(given, many, single, strict=True):
         assert np.array_equal(one["out"], other["out"])
-        assert np.array_equal(one["out"], run_model(made[1], inputs)["out"])
+        assert np.array_equal(one["out"], run_model(net[1], inputs)["out"])

@@ -36,19 +36,19 @@ def test_healthy_device_does_not_fail_on_slow_link(tmp_path: Path) -> None:
         options = RunOptions(timeout_s=300, in_flight=64, hosts=hosts, insecure=True)
         SocketsTarget().install(directory, options)
         shape(boards, "64kbit", "1mb")
-        with contextlib.suppress(Enough), dicompiler.connect(directory, options) as session:
-            begun = time.monotonic()
+        with contextlib.suppress(TestEnds), dicompiler.connect(directory, options) as session:
+            start = time.monotonic()
             for outputs in session.stream([made[2]] * 64):
                 assert np.array_equal(outputs["out"], right)
-                if time.monotonic() - begun > 9:
-                    raise Enough
+                if time.monotonic() - start > 9:
+                    raise TestEnds
 
 
-class Enough(Exception):
+class TestEnds(Exception):
     """Ends the test without waiting for the frames in flight."""
 
 
-class Wire:
+class SimulatedLink:
     """A simulated link that carries `rate` bytes per second after a burst, with simulated time."""
 
     def __init__(self, rate: float, burst: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,50 +56,50 @@ class Wire:
         self.carried = 0.0
         monkeypatch.setattr(channel.time, "monotonic", lambda: self.now)
 
-    def passes(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.now += seconds
         self.carried = min(self.given, max(self.carried + seconds * self.rate, min(self.given, self.burst)))
 
-    def give(self, limit: SendPacing, size: int) -> int:
+    def send(self, limit: SendPacing, size: int) -> int:
         """Send as many bytes as allowed and return their number, or let time pass."""
         if count := limit.sendable_bytes(size):
             self.given += count
             limit.record_sent(count)
         else:
-            self.passes(limit.pause_s)
+            self.advance(limit.pause_s)
         return count
 
-    def waiting(self) -> int:
+    def unacknowledged_bytes(self) -> int:
         return self.given - int(self.carried)
 
 
 @pytest.mark.parametrize("rate", [1e3, 8e3, 1e6, 1e8])
 def test_limits_unacknowledged_bytes_to_half_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    wire = Wire(rate, 8192, monkeypatch)
-    limit = SendPacing(wire.waiting)
+    link = SimulatedLink(rate, 8192, monkeypatch)
+    limit = SendPacing(link.unacknowledged_bytes)
     assert limit.allowed == INITIAL_UNACKED_BYTES
-    total, most, begun = int(20 * rate), 0.0, 0.0
+    total, most, start = int(20 * rate), 0.0, 0.0
     left = total
     while left:
-        count = wire.give(limit, left)
+        count = link.send(limit, left)
         assert count <= left
         left -= count
-        wire.passes(1e-5)
-        most = max(most, wire.waiting() / rate)
-        begun = begun or wire.now
+        link.advance(1e-5)
+        most = max(most, link.unacknowledged_bytes() / rate)
+        start = start or link.now
     assert most < max(4 * MAX_UNACKED_S, 8 * INITIAL_UNACKED_BYTES / rate)
     # The link was almost never idle.
-    assert wire.now < 1.1 * total / rate + 1
+    assert link.now < 1.1 * total / rate + 1
     assert limit.allowed >= MIN_UNACKED_BYTES
 
 
 def test_lowers_limit_when_link_becomes_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire = Wire(1e7, 0, monkeypatch)
-    limit = SendPacing(wire.waiting)
+    link = SimulatedLink(1e7, 0, monkeypatch)
+    limit = SendPacing(link.unacknowledged_bytes)
     for rate, seconds in ((1e7, 5), (1e4, 60)):
-        wire.rate = rate
-        end = wire.now + seconds
-        while wire.now < end:
-            wire.give(limit, 1 << 16)
-            wire.passes(1e-4)
+        link.rate = rate
+        end = link.now + seconds
+        while link.now < end:
+            link.send(limit, 1 << 16)
+            link.advance(1e-4)
         assert limit.allowed <= 2 * MAX_UNACKED_S * rate

@@ -20,7 +20,7 @@ import pytest
 from support.failing_devices import DEVICES, kinds, survivor
 from support.handmade import Made, halo
 from support.printed import column
-from support.resident_devices import TEXT, kept, start
+from support.resident_devices import TOKEN, run_resident, start
 from support.running import emit, pids, wait_until
 from support.unknown_clients import UnknownClients
 
@@ -50,14 +50,14 @@ def idle(directory: Path) -> bool:
 def open_files(processes: dict[str, int]) -> list[int]:
     """Return the number of open files of each device, when it no longer changes."""
 
-    def counted() -> list[int]:
+    def count_files() -> list[int]:
         return [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes.values()]
 
-    last, since = counted(), time.monotonic()
+    last, since = count_files(), time.monotonic()
     end = since + 20
     while time.monotonic() < min(since + 0.5, end):
         time.sleep(0.02)
-        if (now := counted()) != last:
+        if (now := count_files()) != last:
             last, since = now, time.monotonic()
     return last
 
@@ -72,7 +72,7 @@ def net(tmp_path: Path) -> tuple[Path, Made]:
 def test_ends_whichever_thread_gets_signal(net: tuple[Path, Made], number: int) -> None:
     """The kernel can deliver the signal to any thread, as happens to a process that was just continued."""
     directory, _ = net
-    with kept(directory):
+    with run_resident(directory):
         pid = pids(directory)["a"]
         threads = [int(name) for name in os.listdir(f"/proc/{pid}/task") if int(name) != pid]
         assert ctypes.CDLL(None, use_errno=True).syscall(TGKILL, pid, threads[-1], number) == 0
@@ -86,7 +86,7 @@ def test_serves_clients_in_turn_and_rejects_unknown_ones(
     """tests/targets/test_deploy.py does the same with TLS."""
     directory, made = net
     right = SocketsTarget().run(directory, [made[2]], RunOptions(timeout_s=60)).outputs[0]
-    with kept(directory) as cluster:
+    with run_resident(directory) as cluster:
         before = pids(directory)
         crowds = [UnknownClients(60, directory, name, cluster.digest) for name in "ab"]
         for _ in range(2):
@@ -131,11 +131,11 @@ def test_serves_clients_in_turn_and_rejects_unknown_ones(
 
 def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.CaptureFixture[str]) -> None:
     directory, made = net
-    with kept(directory) as cluster:
+    with run_resident(directory) as cluster:
         ResidentCluster(directory, cluster.digest, cluster.addresses, "a stranger's").save()
         with pytest.raises(RunError, match="does not know this run's token"):
             dicompiler.connect(directory, timeout=60)
-        ResidentCluster(directory, "sha256:0", cluster.addresses, TEXT).save()
+        ResidentCluster(directory, "sha256:0", cluster.addresses, TOKEN).save()
         with pytest.raises(RunError, match=r"its resident devices run another artifact: stop them first \('dicompiler"):
             SocketsTarget().run(directory, [made[2]], RunOptions())
         # A device with another artifact refuses, whatever the state file says.
@@ -149,7 +149,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
             dicompiler.connect(directory, RunOptions(start_manually=("a",)))
         done = subprocess.run(
             [sys.executable, "-m", "runtime", "--resident", "--listen", "127.0.0.1:0"],
-            cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: TEXT}, capture_output=True, text=True, timeout=60,
+            cwd=directory / "a", env=os.environ | {TOKEN_VARIABLE: TOKEN}, capture_output=True, text=True, timeout=60,
         )  # fmt: skip
         assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "it is running already" in done.stderr
         os.kill(pids(directory)["b"], signal.SIGKILL)
@@ -169,7 +169,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
 
 def test_resident_device_fails_and_returns(tmp_path: Path) -> None:
     one = survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
-    with kept(one.directory) as cluster:
+    with run_resident(one.directory) as cluster:
         os.kill(pids(one.directory)["c"], signal.SIGKILL)
         wait_until(lambda: "c" not in pids(one.directory))
         with dicompiler.connect(one.directory, RunOptions(in_flight=4), 60) as session:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.failing_devices import DEVICES, kinds, survivor
 from support.handmade import halo
-from support.resident_devices import kept
+from support.resident_devices import run_resident
 from support.running import emit, pids
 from support.unknown_clients import UnknownClients
 
@@ -27,7 +27,7 @@ from dicompiler_targets.sockets.session import ClusterSession
 def test_stopped_resident_device_counts_as_failed(tmp_path: Path) -> None:
     """If a failure plan covers the device, frames start without it, and it takes part when it continues."""
     plain, covered = emit(halo(), tmp_path / "plain"), survivor(1, [(name,) for name in DEVICES], tmp_path / "net")
-    with kept(plain), kept(covered.directory):
+    with run_resident(plain), run_resident(covered.directory):
         stopped = [pids(plain)["b"], pids(covered.directory)["c"]]
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
@@ -66,7 +66,7 @@ def test_tls_serves_one_of_two_clients_and_rejects_unknown_ones(tmp_path: Path) 
             found.append(error)
             both.wait(20)
 
-    with kept(directory, tmp_path / "keys") as cluster:
+    with run_resident(directory, tmp_path / "keys") as cluster:
         crowds = [UnknownClients(60, directory, name, cluster.digest) for name in "ab"]
         for _ in range(2):
             both = threading.Barrier(2)

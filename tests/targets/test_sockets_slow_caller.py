@@ -25,12 +25,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
     return survivor(1, [(name,) for name in DEVICES], tmp_path_factory.mktemp("away") / "artifact")
 
 
-@pytest.mark.parametrize("how", [None, signal.SIGKILL, signal.SIGSTOP], ids=["nothing", "killed", "stopped"])
-def test_slow_caller_loses_no_frame(how: signal.Signals | None, made: Survivor) -> None:
+@pytest.mark.parametrize("failure", [None, signal.SIGKILL, signal.SIGSTOP], ids=["nothing", "killed", "stopped"])
+def test_slow_caller_loses_no_frame(failure: signal.Signals | None, made: Survivor) -> None:
     def plot() -> Iterator[None]:
         yield
-        if how is not None:
-            os.kill(pids(made.directory)["c"], how)
+        if failure is not None:
+            os.kill(pids(made.directory)["c"], failure)
         time.sleep(AWAY_S)  # Frames are in flight.
         for _ in range(10):
             yield
@@ -39,7 +39,7 @@ def test_slow_caller_loses_no_frame(how: signal.Signals | None, made: Survivor) 
     with dicompiler.connect(made.directory, options, TIMEOUT_S) as session:
         assert isinstance(session, ClusterSession)
         made.stream(session, plot())
-    assert kinds(session)[:2] == ([] if how is None else [("failure", "c"), ("takeover", "c")])
+    assert kinds(session)[:2] == ([] if failure is None else [("failure", "c"), ("takeover", "c")])
 
 
 def test_names_hanging_device_even_with_failure_plans(made: Survivor) -> None:

@@ -91,7 +91,7 @@ def unlisted(device: Path) -> None:
     (device / "crl.pem").unlink()
 
 
-def resigned(device: Path, key: Path, end: datetime.timedelta) -> None:
+def sign_revocation_list(device: Path, key: Path, end: datetime.timedelta) -> None:
     """Return a revocation list with another expiry date, signed by `key` in the name of the cluster's authority."""
     old = x509.load_pem_x509_crl((device / "crl.pem").read_bytes())
     builder = x509.CertificateRevocationListBuilder().issuer_name(old.issuer).last_update(old.last_update_utc)
@@ -102,11 +102,11 @@ def resigned(device: Path, key: Path, end: datetime.timedelta) -> None:
 
 def forged(device: Path) -> None:
     make_keys("b", device.parent.parent.with_name("forger"))
-    resigned(device, device.parent.parent.with_name("forger"), datetime.timedelta(days=9))
+    sign_revocation_list(device, device.parent.parent.with_name("forger"), datetime.timedelta(days=9))
 
 
 def outdated(device: Path) -> None:
-    resigned(device, device.parent.parent, -datetime.timedelta(hours=1))
+    sign_revocation_list(device, device.parent.parent, -datetime.timedelta(hours=1))
 
 
 def gone(device: Path) -> None:
@@ -193,7 +193,7 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-class Nameless(TlsKeys):
+class AnonymousKeys(TlsKeys):
     """Keys that trust all certificates and send none."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class Nameless(TlsKeys):
         self._contexts = {False: context}
 
 
-class Unchecked(TlsKeys):
+class UncheckedKeys(TlsKeys):
     """Keys of a manipulated device that does not check them."""
 
     def _check(self, directory: Path) -> float:  # noqa: ARG002
@@ -226,7 +226,7 @@ def test_both_ends_report_refused_certificate(
     shutil.copytree(keys, tmp_path / "keys")
     change(device)
     shutil.copy(keys / "devices" / "b" / "crl.pem", device)
-    bad, good = Unchecked(device), TlsKeys(tmp_path / "keys" / "devices" / "a")
+    bad, good = UncheckedKeys(device), TlsKeys(tmp_path / "keys" / "devices" / "a")
     refused, refusing = meet(bad, good) if opens else reversed(meet(good, bad))
     assert str(refusing).startswith(theirs)
     assert isinstance(refused, PeerRefused) and str(refused).startswith(ours)
@@ -249,7 +249,7 @@ def test_warns_of_certificate_that_expires_soon(tmp_path: Path) -> None:
 
 
 def test_rejects_client_without_certificate(keys: Path) -> None:
-    client, server = meet(Nameless(), TlsKeys(keys / "coordinator"))
+    client, server = meet(AnonymousKeys(), TlsKeys(keys / "coordinator"))
     assert str(server) == "it sent no certificate: give it keys (--keys)"
     assert isinstance(client, PeerRefused)
     assert str(client) == "it requires a certificate: give keys to this end (--keys)"

@@ -29,22 +29,22 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def seconds(made: Made, directory: Path, options: RunOptions, device: str = "") -> float:
+def run_seconds(made: Made, directory: Path, options: RunOptions, device: str = "") -> float:
     """How long a run takes, whose numbers are right, from when its last device is started by hand. device: the one that
     strangers, who are there before, say they are; without, there are none."""
-    begun, strangers = [], []
+    start, strangers = [], []
 
     def act(message: str) -> None:
         wait_until(lambda: len(listening(directory, os.getpid())) >= 3)
         if device:
             strangers.append(UnknownClients(200, directory, device, SocketsArtifact.load(directory).digest))
             assert len(strangers[0].hit) >= 3  # The ports of the coordinator and of both devices.
-        begun.append(time.monotonic())
+        start.append(time.monotonic())
         assert by_hand(directory, message.replace("KEYS", f"{options.keys}/devices/c")).wait(30) == 0
 
     result = outcome(directory, made[2], options, act, FRAMES)
-    assert begun, result
-    took = time.monotonic() - begun[0]
+    assert start, result
+    took = time.monotonic() - start[0]
     for crowd in strangers:
         crowd.stop()
     right = run_model(made[1], made[2])["out"]
@@ -58,8 +58,8 @@ def test_two_hundred_unknown_clients_do_not_disturb(secure: bool, keys: Path, tm
     made = halo()
     directory = emit(made, tmp_path)
     options = RunOptions(timeout_s=60, keys=keys if secure else None, in_flight=3, start_manually=("c",))
-    seconds(made, directory, options)
+    run_seconds(made, directory, options)
     descriptors = len(os.listdir("/proc/self/fd"))
-    alone = min(seconds(made, directory, options) for _ in range(2))
-    assert min(seconds(made, directory, options, device) for device in "ac") < alone + LATER_S
+    alone = min(run_seconds(made, directory, options) for _ in range(2))
+    assert min(run_seconds(made, directory, options, device) for device in "ac") < alone + LATER_S
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 3

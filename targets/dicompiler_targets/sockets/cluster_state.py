@@ -351,11 +351,6 @@ class ClusterState:
 
     # -- failures
 
-    @property
-    def has_unexplained_failures(self) -> bool:
-        """True while the reason of a failure is not known."""
-        return bool(self._failed_processes)
-
     def poll(self) -> None:
         """Check processes, suspicions and returning devices, if the last check was POLL_INTERVAL_S ago.
 
