@@ -204,8 +204,8 @@ class ClusterState:
             name = manifest["device"]
             if name in self._options.start_manually and name not in self.down:
                 self._print_start_command(name, arguments)
-            is_foreign = self._starts_by_itself(name)
-            self.processes[name] = DeviceProcess(manifest) if is_foreign else self._start_process(name, arguments)
+            starts_by_itself = self._starts_by_itself(name)
+            self.processes[name] = DeviceProcess(manifest) if starts_by_itself else self._start_process(name, arguments)
         self._await_connections(acceptor, deadline, check_time)
         failed = self.schedule.find_failed_set(self.down) or frozenset()
         self.schedule.change(failed, 0, 0)
