@@ -79,7 +79,10 @@ class ResidentCluster:
         try:
             document = json.loads(path.read_bytes())
             if (found := document.pop("format")) != RESIDENT_FORMAT:
-                raise ValueError(f"format {found!r}, expected {RESIDENT_FORMAT!r}")
+                raise DicompilerError(
+                    f"{path}: format {found} is not supported (this version reads {RESIDENT_FORMAT}): stop the devices "
+                    "with the version that started them, and remove the file"
+                )
             addresses = {str(name): (str(host), int(port)) for name, (host, port) in document.pop("addresses").items()}
             return cls(directory, addresses=addresses, **document)
         except FileNotFoundError:

@@ -113,8 +113,8 @@ def _load_manifest(path: Path) -> dict[str, Any]:
     manifest = read_manifest(path)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise ValueError(
-            f"{path}: format {manifest.get('format')!r}, expected {MANIFEST_FORMAT!r}: compile the network again and "
-            "copy the device's directory"
+            f"{path}: format {manifest.get('format')} is not supported (this version reads {MANIFEST_FORMAT}): compile "
+            "the model again with 'dicompiler compile', and copy the device's directory again"
         )
     return manifest
 
