@@ -225,26 +225,28 @@ class Profile(Memoizing):
     @cached_property
     def median_to_min(self) -> float:
         """Ratio of median to shortest times over all layers, infinite without times."""
-        wholes = [
+        whole_measurements = [
             (m, len(layer.names)) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
         ]
-        shortest = sum(count * piece.min_s for piece, count in wholes)
-        return sum(count * piece.median_s for piece, count in wholes) / shortest if shortest else math.inf
+        shortest = sum(count * piece.min_s for piece, count in whole_measurements)
+        return sum(count * piece.median_s for piece, count in whole_measurements) / shortest if shortest else math.inf
 
     @property
     def busy_message(self) -> str:
         """The message that the host was busy, with the most affected layers; '' if it was not."""
         if self.median_to_min <= MAX_MEDIAN_TO_MIN:
             return ""
-        wholes = [(m, layer.names) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"]
-        wholes.sort(key=lambda entry: len(entry[1]) * (entry[0].min_s - entry[0].median_s))
-        noisiest = [(m, names[0]) for m, names in wholes[:3] if m.median_s > MAX_MEDIAN_TO_MIN * m.min_s]
-        named = ", ".join(
+        whole_measurements = [
+            (m, layer.names) for layer in self.layers.values() for m in layer.measurements if m.cut == "whole"
+        ]
+        whole_measurements.sort(key=lambda entry: len(entry[1]) * (entry[0].min_s - entry[0].median_s))
+        noisiest = [(m, names[0]) for m, names in whole_measurements[:3] if m.median_s > MAX_MEDIAN_TO_MIN * m.min_s]
+        examples = ", ".join(
             f"{name} {format_seconds(m.median_s)} against {format_seconds(m.min_s)}" for m, name in noisiest
         )
         return (
             f"{self.place}: its host was busy: medians are {self.median_to_min:.3g} times the shortest times (allowed: "
-            f"{MAX_MEDIAN_TO_MIN:g}; most of all {named}): measure it again on an idle host"
+            f"{MAX_MEDIAN_TO_MIN:g}; most of all {examples}): measure it again on an idle host"
         )
 
     @memoized
@@ -408,16 +410,16 @@ def layer_signature(layers: LayerGraph, layer: Layer) -> str:
 
     It covers operators, attributes, types, shapes and connections, but no names and no weight values. 64 hex digits.
     """
-    places: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
+    sources: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []
     for i, node in enumerate(layer.nodes):
-        inputs = [_input_entry(places.get(name, ""), layers.tensors[name]) if name else None for name in node.inputs]
-        places |= {name: f"node {i} {k}" for k, name in enumerate(node.outputs)}
+        inputs = [_input_entry(sources.get(name, ""), layers.tensors[name]) if name else None for name in node.inputs]
+        sources |= {name: f"node {i} {k}" for k, name in enumerate(node.outputs)}
         outputs = [_tensor_entry(layers.tensors[name]) if name else None for name in node.outputs]
         attributes = {key: _to_json(value) for key, value in sorted(node.attributes.items())}
         rows.append([node.domain, node.op, node.opset, attributes, inputs, outputs])
-    outputs_places = [places[name] for name in layer.outputs]
-    return _digest([rows, layer.anchor, bool(layer.whole_reason), outputs_places])
+    output_sources = [sources[name] for name in layer.outputs]
+    return _digest([rows, layer.anchor, bool(layer.whole_reason), output_sources])
 
 
 @memoized

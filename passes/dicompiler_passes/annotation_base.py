@@ -60,7 +60,7 @@ class AnnotationPass(Pass):
 
     @abstractmethod
     def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+        self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
         """Return the new parts by layer name."""
 
@@ -148,9 +148,9 @@ class LayerAnnotationPass(AnnotationPass):
         """Return the new parts of one layer."""
 
     def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+        self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        return {layer.name: self.layer_parts(graph, layer, devices) for layer in chosen}
+        return {layer.name: self.layer_parts(graph, layer, devices) for layer in selected}
 
 
 def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:

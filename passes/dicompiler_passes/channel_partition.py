@@ -80,8 +80,8 @@ class LipPass(LayerAnnotationPass):
 
 def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
     """Return why a layer has no partial sums."""
-    quantised = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
-    rounded = "it is quantized, and rounded partial sums add up to other numbers" if quantised else ""
+    is_quantized = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
+    rounded = "it is quantized, and rounded partial sums add up to other numbers" if is_quantized else ""
     return layer.whole_reason or rounded or "its anchor is grouped or has no sum"
 
 
@@ -99,21 +99,21 @@ class FusePass(AnnotationPass):
     merge: str = field(default="one", metadata={"help": MERGE_HELP})
 
     def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+        self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        if len(chosen) < 2:
+        if len(selected) < 2:
             raise self.error("a single layer cannot be fused: name the first and the last: layers=first..last")
-        first, between, last = chosen[0], chosen[1:-1], chosen[-1]
-        result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
+        first, between, last = selected[0], selected[1:-1], selected[-1]
+        parts_by_layer: dict[str, list[Part]] = {layer.name: [] for layer in selected}
         for part in self.make_parts(self.strip_regions(graph, first, "channel", self.parts), devices):
             assert part.region is not None
             reduce = self._reduce(graph, first, between, last, part.region)
-            result[first.name].append(part)
-            result[last.name].append(Part(part.device, reduce=reduce, lane=part.lane))
+            parts_by_layer[first.name].append(part)
+            parts_by_layer[last.name].append(Part(part.device, reduce=reduce, lane=part.lane))
             for name, region in _regions_between(graph, between, last, reduce).items():
-                result[name].append(Part(part.device, region, lane=part.lane))
-        result[last.name] += merging_parts(self, graph, last, self.merge, self.parts, devices)
-        return result
+                parts_by_layer[name].append(Part(part.device, region, lane=part.lane))
+        parts_by_layer[last.name] += merging_parts(self, graph, last, self.merge, self.parts, devices)
+        return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
         """Return the range of the last layer's input channels that `tile` of the first layer's output becomes."""

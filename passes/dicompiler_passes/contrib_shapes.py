@@ -33,8 +33,8 @@ def _target_count(attributes: _Attributes) -> int:
 OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     **dict.fromkeys(("Binarizer", "Imputer", "Normalizer", "Scaler"), _same_shape),
     **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), _row_per_input_row(_target_count)),
-    "ArrayFeatureExtractor": lambda shape, given: (*(shape[:-1] or (1,)), given[""]),  # of a vector one row
-    "FeatureVectorizer": _row_per_input_row(lambda given: sum(given["inputdimensions"])),
+    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # of a vector one row
+    "FeatureVectorizer": _row_per_input_row(lambda attributes: sum(attributes["inputdimensions"])),
 }
 """Operator of ai.onnx.ml → output shape, from the input shape and the attributes."""
 CLASSIFIER_OPS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")

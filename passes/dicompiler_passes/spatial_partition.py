@@ -115,17 +115,17 @@ class FuseTiles(AnnotationPass):
         return self.parts or (self.rows or 2) * self.columns
 
     def annotate(
-        self, graph: LayerGraph, chosen: Sequence[Layer], devices: Sequence[str]
+        self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
         if self.parts and (self.rows or self.columns > 1):
             raise self.error("give either parts (height tiles) or rows and columns (a grid), not both")
-        last = exit_layer(graph, chosen)
+        last = exit_layer(graph, selected)
         if self.columns > 1:
             tiles = even_grid(graph, last, self.rows or 2, self.columns, self)
         else:
             tiles = self.strip_regions(graph, last, "height", self.part_count())
-        result: dict[str, list[Part]] = {layer.name: [] for layer in chosen}
-        for part, regions in zip(self.make_parts(tiles, devices), fused_regions(graph, chosen, tiles), strict=True):
+        parts_by_layer: dict[str, list[Part]] = {layer.name: [] for layer in selected}
+        for part, regions in zip(self.make_parts(tiles, devices), fused_regions(graph, selected, tiles), strict=True):
             for name, region in regions.items():
-                result[name].append(Part(part.device, region, lane=part.lane))
-        return result
+                parts_by_layer[name].append(Part(part.device, region, lane=part.lane))
+        return parts_by_layer

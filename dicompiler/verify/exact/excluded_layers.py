@@ -71,8 +71,8 @@ def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDA
 def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int) -> NDArray[Any]:
     """Return seeded integers -size … size in which even and odd values alternate along every axis."""
     random = named_generator(seed, f"{name}/input")
-    odd = sum(np.indices(shape, sparse=True), np.zeros(shape, np.int64)) % 2
-    values = 2 * random.integers(0, size + 1 - odd, shape) + odd - size
+    parity = sum(np.indices(shape, sparse=True), np.zeros(shape, np.int64)) % 2
+    values = 2 * random.integers(0, size + 1 - parity, shape) + parity - size
     return np.asarray(values).astype(helper.tensor_dtype_to_np_dtype(dtype))
 
 
