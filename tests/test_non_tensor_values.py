@@ -91,7 +91,7 @@ def test_sequences_are_lists_or_named_arrays_in_files(tmp_path: Path) -> None:
     [
         ({"s": 3, "o": None}, "input 's' is a sequence: give a list"),
         ({"o": None}, "input 's' is missing"),
-        ({"s": [["a"]], "o": None}, "no array"),
+        ({"s": [["a"]], "o": None}, "not an array"),
     ],
 )
 def test_rejects_value_that_is_not_a_sequence(inputs: dict[str, Any], words: str, tmp_path: Path) -> None:

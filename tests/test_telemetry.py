@@ -16,7 +16,7 @@ from dicompiler import networks
 @pytest.mark.parametrize("where", ["here", "on a device"])
 def test_onnxruntime_sends_no_telemetry(where: str, tmp_path: Path) -> None:
     dicompiler.compile(networks.build("lenet", 0), "rpi4x2", "modnn", output=tmp_path / "net")
-    line = "import dicompiler, onnxruntime" if where == "here" else "import runtime.play"
+    line = "import dicompiler, onnxruntime" if where == "here" else "import runtime.segments"
     (home := tmp_path / "home").mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
     environment |= {"HOME": str(home), "TMPDIR": str(home), "XDG_CACHE_HOME": str(home / "cache")}

@@ -136,7 +136,7 @@ class Profile(Memoizing):
     cold_call_s: float = 0.0
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
-        """Yield (layer kind, FLOPs, bytes, seconds without the call) of all pieces."""
+        """Yield (layer kind, FLOPs, bytes, seconds without an empty call) of all pieces."""
         for layer in self.layers.values():
             for piece in layer.measurements:
                 yield layer.kind, piece.flops, piece.moved_bytes, max(0.0, piece.median_s - self.call_s)
@@ -147,7 +147,7 @@ class Profile(Memoizing):
         return min((seconds / nbytes for _, _, nbytes, seconds in self.samples() if nbytes > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
-        """Return the seconds of the whole layer without the call.
+        """Return the seconds of the whole layer, without an empty call.
 
         Raises KeyError if the layer was not measured.
         """
@@ -156,7 +156,7 @@ class Profile(Memoizing):
 
     @cached_property
     def isolated_s(self) -> float:
-        """Seconds of all layers, each measured on its own and without the call."""
+        """Seconds of all layers, each measured on its own, without empty calls."""
         return sum(len(layer.names) * self.whole_layer_s(layer.signature) for layer in self.layers.values())
 
     @memoized
@@ -251,7 +251,7 @@ class Profile(Memoizing):
 
     @memoized
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
-        """Return the seconds without the call by size along a cut; None if nothing was measured along it.
+        """Return the seconds without an empty call by size along a cut; None if nothing was measured along it.
 
         Args:
             signature: Signature of the layer.

@@ -224,7 +224,7 @@ def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[i
 
 @dataclass(frozen=True)
 class _NodeLinks:
-    """Facts about nodes for absorbing. Each node's inputs are visited once, however many there are.
+    """Facts about nodes, for forming layers. Each node's inputs are visited once, however many there are.
 
     Attributes:
         nodes: Nodes by name.
