@@ -263,7 +263,7 @@ def show_comparison(comparison: Comparison) -> None:
     """Print a row for each strategy, the bound, and the shares and bottleneck of the best plan."""
     has_energy = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
     energy = ("energy J",) if has_energy else ()
-    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speed-up", "search s")
+    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speedup", "search s")
     lines = [_comparison_row(row, comparison, has_energy) for row in comparison.results]
     if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
@@ -334,7 +334,7 @@ def show_device_shares(metrics: Metrics) -> None:
         "compute ms",
         "messages ms",
         "link ms",
-        "waiting ms",
+        "wait ms",
         "waits for",
         "MiB",
         "bytes sent",
