@@ -145,8 +145,12 @@ def _check_format(document: Any, name: str, place: str) -> None:
     """Raise DicompilerError with a remedy if the document is of another version of the format."""
     expected: str = load_schema(name)["$id"]
     found = document.get("format") if isinstance(document, dict) else None
-    if isinstance(found, str) and found != expected and found.partition("/")[0] == expected.partition("/")[0]:
-        remedy = load_schema(name).get("x-remedy", "install the dicompiler that wrote it")
+    if not isinstance(found, str) or found == expected:
+        return
+    (family, _, version), (known_family, _, known_version) = found.partition("/"), expected.partition("/")
+    if family == known_family:
+        is_newer = version.isdigit() and int(version) > int(known_version)
+        remedy = "install a newer dicompiler" if is_newer else load_schema(name).get("x-remedy", "write it again")
         raise DicompilerError(f"{place}: format {found} is not supported (this version reads {expected}): {remedy}")
 
 

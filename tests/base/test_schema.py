@@ -102,6 +102,18 @@ def test_reports_a_wrong_version_first() -> None:
     assert "format dicompiler.plan/9" in message(lambda d: d.update(format="dicompiler.plan/9", layers=[], extra=1))
 
 
+@pytest.mark.parametrize("name", ["plan", "platform", "run", "manifest", "artifact", "profile", "comparison", "front"])
+def test_rejects_other_versions_with_a_remedy(name: str) -> None:
+    family, _, version = load_schema(name)["$id"].partition("/")
+    for other, remedy in ((1, load_schema(name).get("x-remedy", "write it again")), (99, "install a newer dicompiler")):
+        if other == int(version):
+            continue
+        with pytest.raises(DicompilerError) as caught:
+            validate({"format": f"{family}/{other}"}, name, "file")
+        expected = f"file: format {family}/{other} is not supported (this version reads {family}/{version}): {remedy}"
+        assert str(caught.value) == expected
+
+
 def test_reports_a_renamed_key_with_its_new_name() -> None:
     document = {
         "host": [{"name": "a", "memory": "1 GiB"}],
