@@ -29,7 +29,6 @@ from dicompiler.partition.bounds_inference import output_shape
 
 log = logging.getLogger("dicompiler")
 
-FORMAT = "dicompiler.profile/1"
 MAX_MEDIAN_TO_MIN = 2.0
 """Largest ratio of median to shortest times, over all layers, at which the host counts as idle."""
 Cut = str
