@@ -165,11 +165,8 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
         names = [tensor.name for tensor in node.outputs if tensor.name]
         sizes_or_none = [0 if node.op in BOUNDED_OUTPUT_OPS else sizes.get(name) for name in names]
         fitting_sizes = [size for size in sizes_or_none if size is not None and size <= MAX_TENSOR_BYTES]
-        if (
-            len(fitting_sizes) == len(names)
-            and sum(fitting_sizes) <= remaining_bytes
-            and not any(tensor.name in unknown for tensor in node.inputs)
-        ):
+        all_fit = len(fitting_sizes) == len(names) and sum(fitting_sizes) <= remaining_bytes
+        if all_fit and not any(tensor.name in unknown for tensor in node.inputs):
             unknown.difference_update(names)
             remaining_bytes -= sum(fitting_sizes)
             small.append(node)

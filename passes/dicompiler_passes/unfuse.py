@@ -34,23 +34,17 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
     """
     changed = False
     for node in [node for node in graph.nodes if node.domain == ORT_DOMAIN or node.op == "Attention"]:
-        if (
-            open_attention(graph, node, tensors)
-            or unfuse_product(graph, node, tensors)
-            or _reshape_nbits_scales(graph, node)
-        ):
+        if open_attention(graph, node, tensors) or unfuse_product(graph, node, tensors):
+            changed = True
+            continue
+        if _reshape_nbits_scales(graph, node):
             changed = True
             continue
         if node.domain != ORT_DOMAIN:
             continue
         if node.op == "Attention" and _is_plain_attention(graph, node, tensors):
             replacement = _unfuse_attention(graph, node)
-        elif node.op in SKIP_NORMALIZATIONS and [
-            i for i, output in enumerate(node.outputs) if output.name in graph.names_read()
-        ] in (
-            [0, 3],
-            [3],
-        ):
+        elif node.op in SKIP_NORMALIZATIONS and _is_sum_read(graph, node):
             replacement = _unfuse_skip_norm(graph, node)
         else:
             continue
@@ -58,6 +52,12 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
         graph.remove_nodes([node])
         changed = True
     return changed
+
+
+def _is_sum_read(graph: ModelGraph, node: gs.Node) -> bool:
+    """Return True if the sum (output 3) of a skip normalization is read, and neither mean nor deviation."""
+    names = graph.names_read()
+    return [i for i, output in enumerate(node.outputs) if output.name in names] in ([0, 3], [3])
 
 
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:

@@ -57,9 +57,8 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 def attention_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of the function. Heads are an axis of q, k and v, or blocks of their last axis."""
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
-    in_blocks = [
-        i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)
-    ]  # Keys and values may have an axis of heads although queries have none.
+    # Keys and values may have an axis of heads although queries have none.
+    in_blocks = [i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)]
     heads_attribute = "kv_num_heads" if "kv_num_heads" in call.nonzero_attributes else "num_heads"
     nodes = [node for i in range(3) for node in centred_mod(call, f"X{i}", f"B{i}")]
     shapes = {"one": [1], "rows": [0, 0], "rest": [-1], "flat": [0, 0, -1], "upright": [0, 1, -1, 1]}
@@ -108,12 +107,8 @@ def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
     masks = [i for i in inputs if i < len(call.input_types) and call.input_types[i] and call.input_ranks[i]]
     nodes = [node for i in masks for node in _mask_term(call, i)]
     terms = [f"mark{i}" for i in masks]
-    if (
-        call.nonzero_attributes.intersection(
-            (_CAUSAL_ATTRIBUTES.get(call.op, ""), *_WINDOW_ATTRIBUTES.get(call.op, ()))
-        )
-        and call.opset >= 13
-    ):
+    row_attributes = {_CAUSAL_ATTRIBUTES.get(call.op, ""), *_WINDOW_ATTRIBUTES.get(call.op, ())}
+    if call.opset >= 13 and call.nonzero_attributes & row_attributes:
         nodes += _row_numbers(call, is_flat)
         terms.append("numbers")
     previous = "mixed"

@@ -44,12 +44,8 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
     nodes, inputs = list[NodeProto](), call.input_names
     for i, name in enumerate(call.input_names):
         parameter = parameters[min(i, len(parameters) - 1)]
-        if (
-            parameter.type_str == parameters[0].type_str
-            and parameter.option != optional
-            and call.input_types[i]
-            and i != call.weight_input
-        ):
+        is_data = parameter.type_str == parameters[0].type_str and parameter.option != optional
+        if is_data and call.input_types[i] and i != call.weight_input:
             nodes += centred_mod(call, name, f"B{i}")
             inputs[i] = f"B{i}"
     return [*nodes, call.node(call.op, inputs, ["Y"])]
@@ -118,14 +114,10 @@ def remainder_body(call: StandInCall) -> list[NodeProto]:
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     """Return a stand-in of any element-wise operator: Σ (i + 1) · (xᵢ modulo an odd number).
 
-    The sum is over the float inputs.
-
-    The other inputs of a BatchNormalization lie along the channels.
+    The sum is over the float inputs. The other inputs of a BatchNormalization lie along the channels.
     """
     nodes, previous = list[NodeProto](), ""
-    if (
-        call.outputs and call.outputs[0][0] != call.dtype
-    ):  # It converts other types to floats: only the first input counts.
+    if call.outputs and call.outputs[0][0] != call.dtype:  # The operator converts its first input to floats.
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]
     float_inputs = [i for i, dtype in enumerate(call.input_types) if dtype == call.dtype]
@@ -140,11 +132,8 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
         ]
         nodes += [helper.make_node("Reshape", [f"C{i}", "channels"], [f"B{i}"])] if is_vector else []
         nodes += [call.typed_constant(f"F{i}", float(count)), helper.make_node("Mul", [f"B{i}", f"F{i}"], [f"P{i}"])]
-        nodes.append(
-            helper.make_node("Add", [previous, f"P{i}"], [target])
-            if previous
-            else helper.make_node("Identity", [f"P{i}"], [target])
-        )
+        op, inputs = ("Add", [previous, f"P{i}"]) if previous else ("Identity", [f"P{i}"])
+        nodes.append(helper.make_node(op, inputs, [target]))
         previous = target
     return nodes
 

@@ -172,11 +172,8 @@ def choose_body(node: NodeProto, facts: GraphFacts) -> str:
         return body if relaxation.bounds_inputs and facts.computed_input_count(node) > rule.is_elementwise else ""
     reads_others = any(name and facts.readers(name) != () for name in node.output[1:])
     is_never_cut = body in ("attention", "recurrent") and (reads_others or not all(node.input[1:3]))
-    if (
-        is_never_cut
-        or _is_uncuttable_recurrent(node, body)
-        or (body == "attention" and not attention.supports_masks(node, facts))
-    ):
+    lacks_masks = body == "attention" and not attention.supports_masks(node, facts)
+    if is_never_cut or lacks_masks or _is_uncuttable_recurrent(node, body):
         body = "digest"
     if body == "digest":
         return body if _can_digest(node, facts) else "rounded"
@@ -225,12 +222,10 @@ def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
 def is_exact_average(node: NodeProto) -> bool:
     """Return True if an AveragePool divides by the same power of two everywhere."""
     area = math.prod(get_attribute(node, "kernel_shape", ()))
-    padded = any(get_attribute(node, "pads", ())) or get_attribute(node, "auto_pad", b"NOTSET") not in (
-        b"NOTSET",
-        b"VALID",
-    )
-    counted = not padded or bool(get_attribute(node, "count_include_pad", 0))
-    return area & (area - 1) == 0 and counted and not get_attribute(node, "ceil_mode", 0)
+    auto_pad = get_attribute(node, "auto_pad", b"NOTSET")
+    is_padded = any(get_attribute(node, "pads", ())) or auto_pad not in (b"NOTSET", b"VALID")
+    counts_all = not is_padded or bool(get_attribute(node, "count_include_pad", 0))
+    return area & (area - 1) == 0 and counts_all and not get_attribute(node, "ceil_mode", 0)
 
 
 def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -> None:
