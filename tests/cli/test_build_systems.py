@@ -68,7 +68,7 @@ class TestOutputs:
             found.append({str(p.relative_to(directory)): (p.stat().st_mode, p.read_bytes()) for p in paths})
         assert found[0] == found[1] and len(found[0]) > 10
 
-    def test_an_artifact_that_is_made_again_keeps_what_is_the_same(self, place: Path) -> None:
+    def test_recompiled_artifact_keeps_unchanged_files(self, place: Path) -> None:
         line = ("compile", "net.onnx", "--platform", "rpi4x2", "--target", "mpi", "-o", "net", "--strategy")
         dicompiler(place, *line, "modnn")
         (place / "net" / "pi01" / "build").mkdir()

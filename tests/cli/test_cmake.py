@@ -87,7 +87,7 @@ def project(source: Path, call: str, model: str = "net.onnx") -> Path:
     return source
 
 
-def test_cmakedir_is_the_package_and_is_told_at_once() -> None:
+def test_cmakedir_prints_the_cmake_package() -> None:
     source = "import sys; from dicompiler.cli import main; main(['--cmakedir']); print(*sys.modules)"
     said = call(sys.executable, "-c", source)
     directory, modules = said.splitlines()
@@ -105,7 +105,7 @@ def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
         assert (f"v {version}/1" in configure(source)) == found, wanted
 
 
-def test_without_the_program_it_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_program_suggests_a_remedy(tmp_path: Path) -> None:
     project(tmp_path, "")
     path = os.pathsep.join(["/usr/bin", "/bin"])
     said = call("cmake", "-S", tmp_path, "-B", tmp_path / "b", f"-Ddicompiler_DIR={PACKAGE}", code=1, PATH=path)

@@ -29,9 +29,7 @@ def test_compare_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "unknown strategy 'modn'" in capsys.readouterr().err
 
 
-def test_faster_than_one_is_of_frames_a_second_for_throughput(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_speedup_uses_the_frame_period_for_throughput(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "lenet.onnx")
     onnx.save(networks.build("lenet", 0), path)
     common = ["compare", path, "--platform", "rpi4x2", "--strategies", "replicate", "--objective", "throughput"]

@@ -27,7 +27,7 @@ class TestModels:
         assert re.fullmatch(rf"{re.escape(str(model))}: .*(truncated, or )?not an ONNX model.*: export it again", line)
 
     @pytest.mark.parametrize("content", [b"hello, world\n", b'{"format": "x"}', b"\x89PNG\r\n\x1a\n", b"\0" * 4096])
-    def test_a_file_that_is_no_model(self, tmp_path: Path, refused: Refused, content: bytes) -> None:
+    def test_rejects_a_file_that_is_not_a_model(self, tmp_path: Path, refused: Refused, content: bytes) -> None:
         path = tmp_path / "model.onnx"
         path.write_bytes(content)
         line = refused(1, "compile", path, *COMPILE, tmp_path / "out")

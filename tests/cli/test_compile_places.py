@@ -21,7 +21,7 @@ SINGLE = ("--platform", "rpi4x2", "--strategy", "single", "-o")
 class TestPlaces:
     """Where nothing can or may be written."""
 
-    def test_a_directory_with_other_content_a_file_and_no_parent(
+    def test_rejects_foreign_directories_files_and_missing_parents(
         self, model: Path, tmp_path: Path, refused: Refused
     ) -> None:
         other = tmp_path / "mine"
@@ -115,9 +115,7 @@ class TestPlaces:
         assert done.stderr == f"dicompiler: error: {tmp_path / 'out'}: it cannot be written: File too large\n"
         assert dict(files(tmp_path)) == before
 
-    def test_an_artifact_is_replaced_only_by_one_that_is_whole(
-        self, model: Path, tmp_path: Path, refused: Refused
-    ) -> None:
+    def test_artifact_is_replaced_only_by_a_complete_one(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         assert main(["compile", str(model), *COMPILE, str(tmp_path / "out")]) == 0
         model.write_bytes(model.read_bytes()[:500])
         refused(1, "compile", model, *COMPILE, tmp_path / "out")

@@ -61,7 +61,7 @@ class TestPlans:
         line = refused(1, "compile", model, "--platform", platform, "--strategy", "single", "-o", tmp_path / "out")
         assert re.match(r"plan: host tiny needs [\d.]+ MB .* and has 8.19 kB: .* layer '[hy]'", line), line
 
-    def test_a_plan_that_is_no_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_rejects_an_invalid_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = tmp_path / "plan.json"
         for text in ("", "[]", '{"format": "dicompiler.plan/2"}', '{"format": "dicompiler.plan/2", "layers": {'):
             plan.write_text(text)
@@ -122,7 +122,7 @@ class TestMorePlans:
         line = refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
         assert words in line and (line.startswith((f"{path}: ", "plan: ")))
 
-    def test_what_overlaps_elsewhere_is_computed_twice_and_right(
+    def test_overlapping_parts_are_computed_twice_and_correctly(
         self, model: Path, tmp_path: Path, document: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         changed = json.loads(document)
@@ -165,7 +165,7 @@ class TestMorePlans:
             ("{}".encode("utf-8-sig"), "missing key 'format'"),
         ],
     )
-    def test_a_file_that_is_no_plan(
+    def test_rejects_a_file_that_is_not_a_plan(
         self, model: Path, tmp_path: Path, refused: Refused, content: bytes, words: str
     ) -> None:
         path = tmp_path / "plan.json"

@@ -59,7 +59,7 @@ class TestPlatforms:
             (None, "cannot be read: Is a directory"),
         ],
     )
-    def test_a_file_that_is_no_platform(
+    def test_rejects_a_file_that_is_not_a_platform(
         self, model: Path, tmp_path: Path, refused: Refused, content: bytes | None, words: str
     ) -> None:
         path = tmp_path / "lab.toml"
@@ -67,7 +67,7 @@ class TestPlatforms:
         line = refused(1, "compile", model, "--platform", path, "-o", tmp_path / "out")
         assert line.startswith(f"{path}: {words}")
 
-    def test_a_byte_order_mark_is_no_mistake(self, model: Path, tmp_path: Path) -> None:
+    def test_byte_order_mark_is_accepted(self, model: Path, tmp_path: Path) -> None:
         (tmp_path / "lab.toml").write_text(PLATFORM, encoding="utf-8-sig")
         command = ["compile", str(model), "--platform", str(tmp_path / "lab.toml"), "-o", str(tmp_path / "out")]
         assert main(command) == 0

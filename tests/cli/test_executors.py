@@ -61,12 +61,12 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         ),
     ],
 )
-def test_what_is_no_executor_is_refused_in_a_line_before_any_work(text: str, line: str, refused: Refused) -> None:
+def test_rejects_an_invalid_executor_before_any_work(text: str, line: str, refused: Refused) -> None:
     for command, output in (("compile", ("-o", "out")), ("explore", ("-o", "out")), ("compare", ())):
         assert refused(2, command, "absent.onnx", "--platform", "rpi4x2", "--executor", text, *output).startswith(line)
 
 
-def test_a_lost_process_is_replaced_and_results_keep_their_order(tmp_path: Path) -> None:
+def test_failed_process_is_replaced_and_results_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "armed").touch()
     with public.open_executor("processes=2") as pool:
         assert pool is not None
@@ -79,7 +79,7 @@ def test_a_lost_process_is_replaced_and_results_keep_their_order(tmp_path: Path)
             pool.map(farming.suicide, range(3))
 
 
-def test_compile_and_compare_come_to_the_same_with_processes(
+def test_compile_and_compare_are_the_same_with_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -117,7 +117,7 @@ def files(place: Path) -> dict[str, bytes]:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def test_dask_finds_the_same_front_though_a_worker_is_lost_and_a_lost_scheduler_is_told(
+def test_dask_finds_the_same_front_after_a_worker_fails_and_reports_a_failed_scheduler(
     boards: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     armed = tmp_path / "armed"
@@ -144,7 +144,7 @@ def test_dask_finds_the_same_front_though_a_worker_is_lost_and_a_lost_scheduler_
             pool.map(farming.killer, [scheduler] * 3)
 
 
-def test_a_cluster_that_cannot_be_used_is_told_in_a_line(
+def test_reports_an_unusable_cluster_in_one_line(
     boards: Cluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     monkeypatch.setattr(dask_executor, "CONNECT_TIMEOUT_S", 1.0)

@@ -16,7 +16,7 @@ from support.running import emit
 from dicompiler.cli.command_line import main
 
 
-def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> None:
+def test_keys_are_created_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> None:
     directory = emit(partial(), tmp_path / "artifact")
     assert main(["keys", str(directory)]) == 0
     place = tmp_path / "artifact.keys"
@@ -41,7 +41,7 @@ def test_keys_are_made_once_kept_and_renewed(tmp_path: Path, capsys: Any) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"artifact", "artifact.keys"}
 
 
-def test_days_are_bounded_and_an_end_that_is_near_is_told(tmp_path: Path) -> None:
+def test_days_are_limited_and_expiry_is_reported(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path / "artifact")
     for days in ("100000000", "36501", "0"):
         line = failed(2, "keys", str(directory), "--days", days)

@@ -42,7 +42,7 @@ class TestList:
         assert "─" in drawn
         assert "sockets" in drawn
 
-    def test_the_same_bytes_come_out_whatever_the_hash_seed(self) -> None:
+    def test_bytes_do_not_depend_on_the_hash_seed(self) -> None:
         assert command("list", "operators", PYTHONHASHSEED="1").stdout == (
             command("list", "operators", PYTHONHASHSEED="2").stdout
         )

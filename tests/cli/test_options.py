@@ -64,7 +64,7 @@ class TestCommandLines:
         assert line in refused(2, *(names.get(word, word) for word in arguments.split()))
 
     @pytest.mark.parametrize("command", ["run", "verify", "keys"])
-    def test_what_is_no_artifact(self, model: Path, tmp_path: Path, refused: Refused, command: str) -> None:
+    def test_rejects_a_path_without_artifact(self, model: Path, tmp_path: Path, refused: Refused, command: str) -> None:
         for place in (tmp_path, model, tmp_path / "none"):
             assert (
                 refused(1, command, place) == f"{place}: not an artifact of dicompiler: compile a model into it first"

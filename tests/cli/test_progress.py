@@ -49,7 +49,7 @@ def on_terminal(line: str, place: Path) -> tuple[str, str]:
         ("profile tiny.onnx --repeat 1 --tiles 1 --target none -o p.json", "measuring layer 1/"),
     ],
 )
-def test_progress_is_shown_on_a_terminal_and_goes_away(line: str, word: str, place: Path) -> None:
+def test_progress_is_shown_on_a_terminal_and_removed(line: str, word: str, place: Path) -> None:
     output, said = on_terminal(line, place)
     assert word in said
     assert "\x1b" not in output
@@ -57,7 +57,7 @@ def test_progress_is_shown_on_a_terminal_and_goes_away(line: str, word: str, pla
 
 
 @pytest.mark.parametrize("name", [name for name in LINES if name not in ("demo", "keys", "opt")])
-def test_nothing_is_said_into_pipes(name: str, place: Path) -> None:
+def test_pipes_get_no_progress(name: str, place: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dicompiler.cli", *LINES[name].split()],
         cwd=place,

@@ -115,7 +115,7 @@ class TestInputs:
             (None, "cannot be read: Is a directory"),
         ],
     )
-    def test_a_file_that_holds_no_arrays(
+    def test_rejects_a_file_without_arrays(
         self, artifact: Path, tmp_path: Path, refused: Refused, content: Any, words: str
     ) -> None:
         path = tmp_path / "x.npz"
@@ -135,7 +135,7 @@ class TestInputs:
         line = refused(1, "run", artifact, "--inputs", path, "--outputs", tmp_path / "y.npz")
         assert line.startswith(f"{path}: ") and words in line
 
-    def test_other_words_for_the_same_array(self, artifact: Path, tmp_path: Path, refused: Refused) -> None:
+    def test_accepts_equivalent_arrays(self, artifact: Path, tmp_path: Path, refused: Refused) -> None:
         np.savez(tmp_path / "x.npz", x=np.asfortranarray(self.IMAGE))
         assert main(["run", str(artifact), "--inputs", str(tmp_path / "x.npz")]) == 0
         for array in (self.IMAGE.astype(">f4"), np.array("hello"), self.IMAGE.astype([("a", "<f4")])):
@@ -143,7 +143,7 @@ class TestInputs:
             line = refused(1, "run", artifact, "--inputs", tmp_path / "x.npz")
             assert line == f"input 'x' must be of type float32, not {array.dtype}"
 
-    def test_nan_and_infinity_come_out_where_onnxruntime_puts_them(self, artifact: Path, tmp_path: Path) -> None:
+    def test_nan_and_infinity_match_onnxruntime(self, artifact: Path, tmp_path: Path) -> None:
         image = self.IMAGE.copy()
         image[0, 0, 3, 4], image[0, 1, 8, 2], image[0, 2, 10, 10] = np.nan, np.inf, -np.inf
         np.savez(tmp_path / "x.npz", x=image)

@@ -28,7 +28,7 @@ def endless(tmp_path: Path) -> Path:
     return tmp_path / "endless"
 
 
-def test_what_does_not_end_is_stopped_and_the_line_names_the_level_and_the_cause(endless: Path) -> None:
+def test_timeout_stops_verification_and_names_level_and_cause(endless: Path) -> None:
     line = failed(1, "verify", endless, "--timeout", "2")
     assert line == (
         "dicompiler: error: verify: exact: the whole model: not finished after 2 s in all: allow more time (--timeout)"

@@ -31,7 +31,7 @@ def test_the_core_provides_rules_cost_models_and_platforms_and_nothing_else(hook
     assert given == {"dicompiler_operators", "dicompiler_cost_models", "dicompiler_platforms"}
 
 
-def test_the_registry_hands_out_just_what_the_hooks_give(hooks: pluggy.HookRelay) -> None:
+def test_registry_contains_exactly_the_results_of_the_hooks(hooks: pluggy.HookRelay) -> None:
     (rules,), (costs,), (platforms,) = (
         hooks.dicompiler_operators(), hooks.dicompiler_cost_models(), hooks.dicompiler_platforms()
     )  # fmt: skip
@@ -42,14 +42,14 @@ def test_the_registry_hands_out_just_what_the_hooks_give(hooks: pluggy.HookRelay
     assert len(names) == len(set(names)) > 100
 
 
-def test_it_says_which_version_of_the_hooks_it_was_written_for() -> None:
+def test_plugin_states_the_version_of_the_hooks() -> None:
     assert builtins.dicompiler_api == hookspecs.API_VERSION
 
 
 class TestBuiltins:
     """What comes with dicompiler is loaded exactly once, installed or not."""
 
-    def test_the_tuple_for_checkouts_is_what_pyproject_states(self) -> None:
+    def test_builtin_plugins_match_pyproject(self) -> None:
         document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
         assert dict(BUILTIN_PLUGINS) == document["project"]["entry-points"]["dicompiler"]
 

@@ -66,9 +66,7 @@ class TestHooks:
         assert self.PROVIDED.keys() == PLUGIN_KINDS.keys()
 
     @pytest.mark.parametrize("kind", PLUGIN_KINDS)
-    def test_its_docstring_has_an_example_that_works(
-        self, kind: str, site: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_docstring_example_works(self, kind: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         documented = inspect.cleandoc(HOOKS[PLUGIN_KINDS[kind].hook].__doc__ or "")
         summary, _, example = documented.partition("\n\n")
         assert summary

@@ -52,7 +52,7 @@ def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) ->
     monkeypatch.setattr(pass_manager, "registry", lambda: plugins.Registry(passes=passes))
 
 
-def test_passes_run_in_order_and_the_last_result_comes_out() -> None:
+def test_passes_run_in_order() -> None:
     given = compilation()
     result = PassManager([Annotate("d1"), Rename("Abs"), Annotate("d2")]).run(given)
     assert result.plan is not None
@@ -61,7 +61,7 @@ def test_passes_run_in_order_and_the_last_result_comes_out() -> None:
     assert [node.op_type for node in given.model.proto.graph.node] == ["Relu", "Neg"]
 
 
-def test_a_pass_whose_needs_are_missing_names_them_and_the_pass_that_makes_them(
+def test_error_names_missing_fields_and_the_pass_that_provides_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def test_a_missing_platform_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> Non
         PassManager([NeedsPlatform()]).run(compilation())
 
 
-def test_an_illegal_model_is_reported_with_the_pass_that_made_it() -> None:
+def test_error_names_the_pass_that_made_an_invalid_model() -> None:
     with pytest.raises(DicompilerError) as caught:
         PassManager([Annotate(), Rename("NoSuchOperator")]).run(compilation())
     assert "after pass 'rename'" in str(caught.value)
@@ -98,7 +98,7 @@ def test_an_illegal_model_is_reported_with_the_pass_that_made_it() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_legality_is_checked_only_where_the_model_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validity_is_checked_only_if_the_model_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[str] = []
     check = Model.check
 
@@ -111,7 +111,7 @@ def test_legality_is_checked_only_where_the_model_changed(monkeypatch: pytest.Mo
     assert places == ["after pass 'rename'"]
 
 
-def test_instruments_see_what_goes_into_every_pass_and_what_comes_out() -> None:
+def test_instruments_see_inputs_and_results_of_every_pass() -> None:
     recorder, given = Recorder(), compilation()
     result = PassManager([Annotate(), Rename()], [recorder]).run(given)
     assert [call[:3] for call in recorder.calls] == [
@@ -125,7 +125,7 @@ def test_instruments_see_what_goes_into_every_pass_and_what_comes_out() -> None:
     assert recorder.calls[3][3] is result
 
 
-def test_instruments_see_a_failure_and_numbers_continue_where_asked() -> None:
+def test_instruments_see_failures_and_numbers_start_at_first_index() -> None:
     recorder = Recorder()
     with pytest.raises(DicompilerError, match="layer 'h' cannot be cut") as caught:
         PassManager([Annotate(), Breaks("input"), Rename()], [recorder], first_index=7).run(compilation())
@@ -151,7 +151,7 @@ def test_a_pass_that_breaks_inside_is_named_with_its_distribution(
     assert cause in str(failed.value)
 
 
-def test_a_pass_that_no_plugin_provides_is_named_with_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_module_of_an_unregistered_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     provide(monkeypatch)
     with pytest.raises(PassError, match=rf"pass 'breaks' of module {Breaks.__module__.replace('.', '[.]')}: KeyError"):
         PassManager([Breaks()]).run(compilation())
@@ -166,7 +166,7 @@ def test_pipeline_text_becomes_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         make_pipeline("annotate{devise=pi01}")
 
 
-def test_a_pass_without_run_cannot_be_made() -> None:
+def test_pass_without_run_cannot_be_instantiated() -> None:
     @dataclass(frozen=True)
     class Empty(Pass):
         name: ClassVar[str] = "empty"

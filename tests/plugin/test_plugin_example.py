@@ -159,7 +159,7 @@ class TestInstalled:
         latency = re.findall(r'"latency_s": ([0-9.e-]+)', slow)
         assert float(latency[0]) >= 8 * 0.05  # eight layers, one after another
 
-    def test_one_connects_to_what_its_target_wrote(self, tmp_path: Path, installed: Environment) -> None:
+    def test_connect_works_with_its_target(self, tmp_path: Path, installed: Environment) -> None:
         onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")
         words = "compile lenet.onnx --platform rpi4x2 --strategy modnn --target acme-inline -o out"
         installed.dicompiler(*words.split(), cwd=tmp_path)
@@ -175,7 +175,7 @@ print(*(report.device for report in session.reports))"""
         assert devices == "pi01 pi02"
 
 
-def test_taken_away_it_leaves_no_trace(tmp_path: Path) -> None:
+def test_uninstalling_leaves_no_trace(tmp_path: Path) -> None:
     made = environment(tmp_path / "venv")
     onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")
 
@@ -195,7 +195,7 @@ def test_taken_away_it_leaves_no_trace(tmp_path: Path) -> None:
     assert seen("after") == (lists, artifact)
 
 
-def test_it_needs_nothing_of_this_repository_but_the_package() -> None:
+def test_example_needs_only_the_package() -> None:
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     assert project["dependencies"] == ["dicompiler"]
     imported = {

@@ -41,7 +41,7 @@ def known() -> Registry:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("strategies", "bad-strategy"), ("targets", "bad-target")])
-def test_a_guarded_class_looks_like_the_class(kind: str, name: str) -> None:
+def test_wrapped_class_looks_like_the_class(kind: str, name: str) -> None:
     cls = known().find(kind, name).value
     plain: Any = inspect.unwrap(cls)
     assert cls is not plain and issubclass(cls, plain)
@@ -54,7 +54,7 @@ def test_a_guarded_class_looks_like_the_class(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, replace, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_stays_guarded(again: Any) -> None:
+def test_copy_stays_wrapped(again: Any) -> None:
     one = again(known().make("strategies", "bad-strategy{fault=type}"))
     assert one == bad.BadStrategy("type")
     with pytest.raises(PluginError) as caught:
@@ -62,7 +62,7 @@ def test_a_copy_stays_guarded(again: Any) -> None:
     assert str(caught.value) == f"strategy 'bad-strategy' {OF}: plan() returned dict instead of a Plan"
 
 
-def test_what_is_built_in_is_handed_out_as_it_is() -> None:
+def test_built_in_things_are_not_wrapped() -> None:
     for kind in PLUGIN_KINDS:
         for one in registry().entries(kind).values():
             assert not hasattr(one.value, "__guard__") and inspect.unwrap(one.value) is one.value
@@ -70,7 +70,7 @@ def test_what_is_built_in_is_handed_out_as_it_is() -> None:
     assert registry().resolve("cost_models", given) is given
 
 
-def test_an_instance_is_adopted_as_if_it_had_been_made_by_its_name() -> None:
+def test_resolve_wraps_an_instance_like_make() -> None:
     given = bad.BadStrategy("type")
     adopted = known().resolve("strategies", given)
     assert type(adopted) is known().find("strategies", "bad-strategy").value and adopted == given
@@ -78,7 +78,7 @@ def test_an_instance_is_adopted_as_if_it_had_been_made_by_its_name() -> None:
     assert type(given) is bad.BadStrategy
 
 
-def test_of_a_class_that_no_plugin_provides_exceptions_stay_and_wrong_results_name_the_module() -> None:
+def test_unregistered_class_keeps_exceptions_and_invalid_results_name_the_module() -> None:
     with pytest.raises(KeyError):
         compile(build_network("branches"), "rpi4x2", "single", cost=bad.Careful())
     wrong = r"^strategy 'bad-strategy' of module support.bad_plugins: plan\(\) returned dict "
@@ -89,7 +89,7 @@ def test_of_a_class_that_no_plugin_provides_exceptions_stay_and_wrong_results_na
         compile(build_network("branches"), "rpi4x2", "single", cost=bad.BadCost("negative"))
 
 
-def test_a_plugin_may_expect_its_own_exceptions_of_itself() -> None:
+def test_plugin_may_catch_its_own_exceptions() -> None:
     problem = load_problem(build_network("branches"), "rpi4x2")
     layers, devices = problem.layers, problem.platform.devices
     cost = plugins.make_entry(BAD, "cost_models", bad.Careful).value()
@@ -111,7 +111,7 @@ def test_wrong_arrays_of_seconds_name_the_cost_model(fault: str, text: str) -> N
         problem.cost_model.seconds_table(layers, layers.layers[0], [LayerShare()], devices)
 
 
-def test_a_problem_that_went_to_another_process_has_a_guarded_cost_model() -> None:
+def test_pickled_problem_has_a_wrapped_cost_model() -> None:
     problem = load_problem(
         build_network("branches"), "rpi4x3", cost=known().make("cost_models", "bad-cost{fault=negative}")
     )
@@ -121,7 +121,7 @@ def test_a_problem_that_went_to_another_process_has_a_guarded_cost_model() -> No
         there(plan)
 
 
-def test_auto_goes_on_where_a_third_partys_strategy_breaks() -> None:
+def test_auto_continues_if_a_third_party_strategy_fails() -> None:
     problem = load_problem(build_network("branches"), "rpi4x2")
     with temporarily_registered(bad.Breaking):
         auto = registry().make("strategies", "auto{tries=0 strategies=breaking,single}")
@@ -129,7 +129,7 @@ def test_auto_goes_on_where_a_third_partys_strategy_breaks() -> None:
 
 
 @pytest.mark.parametrize("function", ["piece", "reduction_length"])
-def test_a_rules_functions_name_the_plugin_where_they_break_and_can_be_pickled(function: str) -> None:
+def test_functions_of_a_rule_name_the_plugin_and_can_be_pickled(function: str) -> None:
     rule = plugins.make_entry(BAD, "operators", OperatorRule("Odd", bad.broken, reduction_length=bad.broken)).value
     again = pickle.loads(pickle.dumps(rule))
     assert again == rule
@@ -137,7 +137,7 @@ def test_a_rules_functions_name_the_plugin_where_they_break_and_can_be_pickled(f
         getattr(again, function)(None, (), None)
 
 
-def test_a_family_that_makes_no_platform_is_named() -> None:
+def test_error_names_a_family_that_returns_another_type() -> None:
     family = plugins.make_entry(BAD, "platforms", bad.bad_family("type")).value
     with pytest.raises(PluginError) as caught:
         family.find("badx2")
@@ -145,7 +145,7 @@ def test_a_family_that_makes_no_platform_is_named() -> None:
     assert str(caught.value) == text
 
 
-def test_nothing_but_the_registry_and_the_command_line_knows_of_guards() -> None:
+def test_only_the_registry_and_the_command_line_import_the_wrappers() -> None:
     root = Path(dicompiler.__file__).parent
     importing = re.compile(r"^\s*(from|import) .*\bplugin_wrappers\b(?! import describe_piece_error)", re.MULTILINE)
     found = {path for path in root.rglob("*.py") if importing.search(path.read_text(encoding="utf-8"))}

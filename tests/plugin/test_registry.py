@@ -68,7 +68,7 @@ class TestBroken:
             (PASS.format(name="x").replace('name = "x"', 'name = "x"\n        o: dict = 1'), "TypeError: Same.o: "),
         ],
     )
-    def test_it_is_one_warning_that_names_distribution_version_and_cause(
+    def test_broken_plugin_is_one_warning_with_distribution_version_and_cause(
         self, source: str, cause: str, site: Path
     ) -> None:
         install(site, "acme-broken", source, version="0.9", point="odd")
@@ -82,7 +82,7 @@ class TestBroken:
         assert {"good", "partition"} <= {*names}
         assert not {"x", "white space"} & {*names}
 
-    def test_a_misspelt_hook_is_a_warning_and_the_plugins_other_hooks_work(self, site: Path) -> None:
+    def test_misspelt_hook_is_a_warning_and_other_hooks_work(self, site: Path) -> None:
         install(
             site,
             "acme",
@@ -138,7 +138,7 @@ class TestDuplicates:
         assert "pass 'partition' comes from two plugins: dicompiler " in done.stderr
         assert " and acme 1.0 (plugin 'acme')" in done.stderr
 
-    def test_one_name_of_two_kinds_is_no_collision(self, site: Path) -> None:
+    def test_two_kinds_may_use_the_same_name(self, site: Path) -> None:
         install(site, "acme", PASS.format(name="single"))
         assert "single" in listed(site, "passes")
 
@@ -197,7 +197,7 @@ class TestRegistry:
         assert registry.make("passes", "tile-height").name == "tile-height"
 
 
-def test_looking_for_plugins_imports_no_solver_engine_or_plots() -> None:
+def test_loading_plugins_imports_no_solver_engine_or_plots() -> None:
     heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "pymoo", "scipy")
     code = "import sys; from dicompiler.plugin_api import registry; registry();"
     code += f"print({{*{heavy!r}}} & set(sys.modules))"

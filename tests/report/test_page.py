@@ -118,7 +118,7 @@ class TestPage:
         assert max(drawn) == pytest.approx(1e6, abs=2)
         assert any(abs(x - 1e6 * last.end / end) < 2 for x in drawn)
 
-    def test_running_with_a_log_changes_no_byte_of_the_artifact(self, tmp_path: Path) -> None:
+    def test_run_with_log_does_not_change_the_artifact(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "tiny")
         before = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
         assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
@@ -151,7 +151,7 @@ class TestPage:
             pages.append((place / "r.html").read_bytes())
         assert pages[0] == pages[1]
 
-    def test_the_plan_is_named_with_who_decided(self, lenet: Path, tmp_path: Path) -> None:
+    def test_page_names_the_strategy(self, lenet: Path, tmp_path: Path) -> None:
         assert "by strategy modnn, for latency" in render_report(load_report_data(lenet))
         dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
         assert "read from a file, for latency" in render_report(load_report_data(tmp_path / "given"))

@@ -73,7 +73,7 @@ def test_all_layers_devices_and_segments_are_drawn(chromium: Browser, page: Path
 
 
 @pytest.mark.parametrize("width", [PHONE, 768, 1280])
-def test_the_page_never_scrolls_sideways(chromium: Browser, page: Path, width: int) -> None:
+def test_page_does_not_scroll_horizontally(chromium: Browser, page: Path, width: int) -> None:
     chromium.open(page, width)
     assert chromium.value("document.documentElement.scrollWidth") <= width
     # What is wider than its box scrolls inside of it.

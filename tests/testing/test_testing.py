@@ -78,7 +78,7 @@ def test_there_is_a_check_for_every_kind() -> None:
     assert {*CHECKS} == {*PLUGIN_KINDS}
 
 
-def test_no_built_in_one_is_forgotten() -> None:
+def test_all_built_in_things_are_tested() -> None:
     assert built_in("strategies") == {*STRATEGIES, "coopai", "heads", "manual"}  # See their own tests.
     assert built_in("passes") == {"keep-states", *(text.partition("{")[0] for text in PASSES)}  # see its own tests
     assert built_in("cost_models") == {text.partition("{")[0] for text in COSTS}
@@ -188,17 +188,17 @@ def test_a_wrong_target_is_caught(fault: Any, text: str) -> None:
     assert text in error
 
 
-def test_a_target_that_does_not_take_the_replicas_it_promises_is_caught() -> None:
+def test_detects_a_target_that_refuses_replicas_it_declares() -> None:
     error = fails(check_target, bad.BadTarget("replicas"), FEW, splits=[])
     assert "with replicas: it declares that it supports replicas, but refuses them: bad-target: one role only" in error
 
 
-def test_a_target_that_forgets_the_states_that_it_promises_to_keep_is_caught() -> None:
+def test_detects_a_target_that_loses_states() -> None:
     error = fails(check_target, bad.BadTarget("keeps"), FEW, splits=[])
     assert "with a state: frame 1: output 'y' differs by " in error
 
 
-def test_a_target_that_does_not_survive_as_it_promises_is_caught() -> None:
+def test_detects_a_target_that_does_not_tolerate_failures_as_declared() -> None:
     error = fails(check_target, bad.BadTarget("survives"), FEW, splits=[])
     assert "with a failure plan: frame 0: output 'a' of the first sink differs by " in error
 
@@ -269,7 +269,7 @@ def test_a_wrong_platform_is_caught(fault: str, text: str) -> None:
     assert text in fails(check_platform_family, bad.bad_family(fault))
 
 
-def test_the_same_without_a_fault_pass() -> None:
+def test_plugins_without_faults_pass() -> None:
     check_strategy(bad.BadStrategy, THREE)
     check_target(bad.BadTarget, FEW, splits=["modnn"])
     check_pass(bad.BadPass)
@@ -278,7 +278,7 @@ def test_the_same_without_a_fault_pass() -> None:
     check_platform_family(bad.bad_family(""))
 
 
-def test_what_is_not_installed_can_be_named_inside() -> None:
+def test_temporary_registration_ends_with_the_context() -> None:
     with temporarily_registered(bad.BadStrategy, bad.bad_family("")) as inside:
         assert inside.make("strategies", "bad-strategy{fault=half}") == bad.BadStrategy("half")
         assert "badxN" in registry().platforms

@@ -15,7 +15,7 @@ from dicompiler.cli.file_io import read_npz, write_npz
 from dicompiler.ir.onnx.model import Model
 
 
-def test_no_command_writes_over_what_it_reads(tmp_path: Path) -> None:
+def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
     net, plan, log = tmp_path / "net.onnx", tmp_path / "plan.json", tmp_path / "run.json"
     Model.load(networks.build("lenet", 0)).save(net)
     before = net.read_bytes()
@@ -52,7 +52,7 @@ def test_npz_round_trip_keeps_names_and_gives_the_same_bytes(tmp_path: Path) -> 
         np.testing.assert_array_equal(read[name], array)
 
 
-def test_texts_are_stored_and_what_is_no_tensor_is_taken_apart_or_refused(tmp_path: Path) -> None:
+def test_stores_strings_and_splits_or_rejects_other_types(tmp_path: Path) -> None:
     write_npz(tmp_path / "x.npz", {"t": np.array(["a", "bc"], dtype=object)})
     assert read_npz(tmp_path / "x.npz")["t"].tolist() == ["a", "bc"]
     write_npz(tmp_path / "x.npz", {"s": [np.ones(1), np.zeros(2)], "none": None, "m": {"a": 1.0}})
@@ -65,7 +65,7 @@ def test_texts_are_stored_and_what_is_no_tensor_is_taken_apart_or_refused(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
 
 
-def test_what_is_no_npz_is_one_line(tmp_path: Path) -> None:
+def test_invalid_npz_is_one_line(tmp_path: Path) -> None:
     for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("cut.npz", b"PK\x03\x04 and no more")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(DicompilerError, match=f"{name}: not an npz file"):
@@ -78,7 +78,7 @@ def test_what_is_no_npz_is_one_line(tmp_path: Path) -> None:
         read_npz(tmp_path / "objects.npz")
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("before")
 

@@ -79,7 +79,7 @@ class TestStart:
     def test_version(self) -> None:
         assert command("--version").stdout == f"dicompiler {dicompiler.__version__}\n"
 
-    def test_the_package_offers_its_names_and_no_others(self) -> None:
+    def test_package_has_only_its_public_names(self) -> None:
         for name in dicompiler.__all__:
             assert getattr(dicompiler, name) is not None
             assert name in dir(dicompiler)
@@ -162,7 +162,7 @@ class TestEnds:
         )
 
     @pytest.mark.parametrize("place", [0, -1])
-    def test_debug_prints_the_traceback_wherever_it_stands(
+    def test_debug_prints_the_traceback_at_any_position(
         self, open_model: Path, tmp_path: Path, path: str, place: int
     ) -> None:
         arguments = ["opt", open_model, "-p", "break", "-o", tmp_path / "o.onnx"]
@@ -193,7 +193,7 @@ class TestEnds:
         )
         assert done.stderr.strip() == "dicompiler: interrupted"
 
-    def test_a_reader_that_goes_away_is_no_traceback(self) -> None:
+    def test_closed_pipe_is_not_a_traceback(self) -> None:
         read, write = os.pipe()
         os.close(read)
         with os.fdopen(write, "wb") as closed:

@@ -40,7 +40,7 @@ def lenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "lenet.onnx"
 
 
-def test_a_plan_keeps_the_wire_and_all_commands_say_it(lenet: Path, tmp_path: Path, call: Call) -> None:
+def test_plan_stores_wire_types_and_commands_print_them(lenet: Path, tmp_path: Path, call: Call) -> None:
     common, plan, build = (lenet, "--platform", "rpi4x2"), tmp_path / "p.json", tmp_path / "build"
     said = f"tensors are sent between devices as {WIRE}"
     asked = ("--wire-dtype", WIRE, "--wire-samples", lenet.with_name("s.npz"))
@@ -53,7 +53,7 @@ def test_a_plan_keeps_the_wire_and_all_commands_say_it(lenet: Path, tmp_path: Pa
     assert said in (tmp_path / "r.html").read_text()
 
 
-def test_passes_may_leave_a_plan_whose_tensors_travel_so(lenet: Path, tmp_path: Path, call: Call) -> None:
+def test_opt_applies_wire_types_to_the_plan_of_passes(lenet: Path, tmp_path: Path, call: Call) -> None:
     passes, out = "infer-shapes,form-layers,lop{layers=conv1 parts=2}", tmp_path / "o.onnx"
     asked = ("--wire-dtype", WIRE, "--wire-samples", lenet.with_name("s.npz"), "--save-plan", tmp_path / "p.json")
     assert "--platform" in call("opt", lenet, "-p", passes, *asked, "-o", out, code=2)
@@ -65,7 +65,7 @@ def test_passes_may_leave_a_plan_whose_tensors_travel_so(lenet: Path, tmp_path: 
     assert not (tmp_path / "q.onnx").exists()
 
 
-def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, call: Call) -> None:
+def test_compare_and_explore_count_narrowed_bytes(lenet: Path, tmp_path: Path, call: Call) -> None:
     common = (lenet, "--platform", "rpi4x2")
     sent = []
     for wire in ((), ("--wire-dtype", "float16")):
@@ -90,7 +90,7 @@ def test_compare_and_explore_count_what_travels_so(lenet: Path, tmp_path: Path, 
         (("--wire-samples", "s.npz"), "wire: samples are for int8 only"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_nothing_is_written(
+def test_invalid_options_are_one_line_and_write_nothing(
     lenet: Path, options: tuple[str, ...], expected: str, tmp_path: Path, call: Call
 ) -> None:
     printed = call("compile", lenet, "--platform", "rpi4x2", *options, "-o", tmp_path / "out", code=2)

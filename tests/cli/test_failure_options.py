@@ -35,7 +35,7 @@ def document(capsys: pytest.CaptureFixture[str], command: str, *words: object) -
     return found
 
 
-def test_compile_and_plan_say_what_surviving_costs(
+def test_compile_and_plan_print_the_cost_of_failure_plans(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common: Sequence[object] = (tiny, "--platform", "rpi4x3", "--strategy", "modnn", "--tolerate-failures", 1, "-o")
@@ -68,7 +68,7 @@ def test_compare_shows_the_worst_case(tiny: Path, capsys: pytest.CaptureFixture[
     assert [failure["failed"] for failure in rows[1]["failures"]] == [[], ["pi02"]]
 
 
-def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_plays_failures(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = (tiny, "--platform", "rpi4x3", "--strategy", "modnn", "--frames", 20, "--trace", tmp_path / "t.json")
     found = document(capsys, "simulate", *common, "--fail", "pi03@20ms-500ms", "--fail", "pi02@30ms")
     pieces = found["intervals"]
@@ -103,7 +103,7 @@ def test_simulate_plays_losses(tiny: Path, tmp_path: Path, capsys: pytest.Captur
         ),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_rejects_invalid_failures(
     tiny: Path, tmp_path: Path, line: str, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [{"MODEL": str(tiny), "OUT": str(tmp_path / "p.json")}.get(word, word) for word in line.split()]
@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_that_has_its_own_losses_takes_no_others(
+def test_rejects_failures_for_a_plan_with_failure_plans(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "p.json"

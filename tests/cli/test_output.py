@@ -52,7 +52,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_compile_and_run_tell_who_decided_the_prediction_and_what_to_try(
+def test_compile_and_run_print_strategy_prediction_and_advice(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -76,7 +76,7 @@ def test_compile_and_run_tell_who_decided_the_prediction_and_what_to_try(
     assert max(map(len, many.splitlines())) <= 80
 
 
-def test_json_says_what_the_terminal_says(
+def test_json_and_terminal_agree(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -88,7 +88,7 @@ def test_json_says_what_the_terminal_says(
             assert line in terminal
 
 
-def test_energy_stands_only_where_powers_are_given(
+def test_energy_is_shown_only_if_the_platform_has_powers(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -117,7 +117,7 @@ def test_a_table_that_is_too_wide_goes_on_below_itself(capsys: pytest.CaptureFix
     assert [line.split()[1:] for line in lines if line.startswith("b ")] == [list("0123"), list("4567"), ["8"]]
 
 
-def test_lists_fit_a_screen_and_show_options_with_help_and_platforms_with_their_rates(
+def test_lists_fit_80_columns_and_show_options_and_rates(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for kind in (*PLUGIN_KIND_NAMES, "networks"):
@@ -131,7 +131,7 @@ def test_lists_fit_a_screen_and_show_options_with_help_and_platforms_with_their_
     assert "(did you mean 'cpsat'?)" in command("list", "strategies", "cpsta").stderr
 
 
-def test_what_is_given_to_the_wrong_command_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     net = place / "net"
     main(["compile", str(place / "lenet.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", str(net)])
     model = net / "reference" / "model.onnx"

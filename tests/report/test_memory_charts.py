@@ -13,7 +13,7 @@ from dicompiler.driver.artifact import reopen_artifact
 
 class TestMemory:
     @pytest.mark.parametrize(("network", "strategy"), [("lenet", "modnn"), ("mobilenet_v2", "dp"), ("tiny", "single")])
-    def test_the_course_reaches_what_is_counted(self, tmp_path: Path, network: str, strategy: str) -> None:
+    def test_course_reaches_the_peak(self, tmp_path: Path, network: str, strategy: str) -> None:
         compilation, _, _ = reopen_artifact(made(tmp_path, network, strategy=strategy))
         assert compilation.program is not None
         used, courses = program_memory(compilation.program), memory_timeline(compilation.program)
