@@ -5,7 +5,17 @@ The profile package contains a copy of this file, so it imports only onnxruntime
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+Optimization = Literal["none", "basic", "extended", "all"]
+"""Graph optimization levels of onnxruntime.
+
+"all" is onnxruntime's default, the fastest level, and the one that users compare with. All levels up to "extended" give
+the same bits. "all" gives the same bits only for integer-valued floats.
+
+In networks in QDQ form only "all" computes on integers, if onnxruntime finds a pattern to fuse. It may find other
+patterns in the parts of a network than in the whole, and integers round differently (see `verify.tolerances`).
+"""
 
 
 def create_session(model: bytes, options: Any) -> Any:

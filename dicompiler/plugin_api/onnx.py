@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from dicompiler.plugin_api._lazy import lazy_module
 
 if TYPE_CHECKING:
+    from dicompiler.base.ort_session import Optimization
     from dicompiler.ir.node_origins import NodeOrigins
     from dicompiler.ir.onnx.graph import ConstantValues, ModelGraph, OpaqueAttribute, Variable, names_read
     from dicompiler.ir.onnx.graph_export import export_node
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.recurrent_states import read_states, write_states
     from dicompiler.verify.calibration_samples import Samples, read_samples
     from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
-    from dicompiler.verify.executor import Optimization, ProgramExecutor, run_model
+    from dicompiler.verify.executor import ProgramExecutor, run_model
     from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
 
 __all__ = [

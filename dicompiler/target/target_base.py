@@ -22,11 +22,11 @@ from dicompiler.target.run_records import DeviceStatus, InstalledDevice, RunOpti
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dicompiler.base.ort_session import Optimization
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.program import DeviceProgram, Program
     from dicompiler.verify.comparison import Check
-    from dicompiler.verify.executor import Optimization
     from dicompiler.verify.tolerances import Tolerance
 
 

@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import onnx
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError, did_you_mean, one_line
 from dicompiler.base.input_arrays import coerce_input
-from dicompiler.base.ort_session import create_session
+from dicompiler.base.ort_session import Optimization, create_session
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight, array_dtype, dtype_name, is_placeholder
 from dicompiler.ir.program import DeviceProgram, DeviceState, Program, Segment, TensorSpec, Transfer
@@ -26,15 +26,6 @@ from dicompiler.ir.recurrent_states import inputs_with_states, read_state_pieces
 from dicompiler.ir.regions import to_slices
 from dicompiler.verify.deadline import run_interruptibly
 
-Optimization = Literal["none", "basic", "extended", "all"]
-"""Graph optimization levels of onnxruntime.
-
-"all" is onnxruntime's default, the fastest level, and the one that users compare with. All levels up to "extended" give
-the same bits. "all" gives the same bits only for integer-valued floats.
-
-In networks in QDQ form only "all" computes on integers, if onnxruntime finds a pattern to fuse. It may find other
-patterns in the parts of a network than in the whole, and integers round differently (see `tolerances`).
-"""
 _LEVELS = {"none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL"}
 _NON_NUMPY_TYPES = ("bfloat16", "float8", "float4", "int4", "int2")
 """Types that onnxruntime computes with but does not exchange with NumPy."""

@@ -9,12 +9,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.ort_session import Optimization
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import is_fixed_size
 from dicompiler.ir.recurrent_states import read_states
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import graph_inputs, random_inputs
-from dicompiler.verify.executor import Optimization, check_inputs, with_initial_states
+from dicompiler.verify.executor import check_inputs, with_initial_states
 from dicompiler.verify.index_inputs import find_value_limits, limit_values
 from dicompiler.verify.lookup_tables import check_indices
 from dicompiler.verify.non_tensor_inputs import random_non_tensor_inputs, to_ort_inputs

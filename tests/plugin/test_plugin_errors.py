@@ -49,7 +49,9 @@ class Decides(Strategy):
             "file": lambda: open("/nowhere/at/all"),
             "none": lambda: None,
             "unknown": lambda: problem.build_plan({**whole, first: (Part("pi07"),)}),
-            "outside": lambda: problem.build_plan({**whole, first: (Part("pi01", ((0, 1), (0, 99), (0, 99), (0, 99))),)}),
+            "outside": lambda: problem.build_plan(
+                {**whole, first: (Part("pi01", ((0, 1), (0, 99), (0, 99), (0, 99))),)}
+            ),
             "garbage": lambda: problem.build_plan({**whole, first: ("pi01",)}),
             "forgets": lambda: problem.build_plan({first: whole[first]}),
             "says": lambda: (_ for _ in ()).throw(DicompilerError("bad-strategy: no plan: take another")),
