@@ -132,11 +132,7 @@ def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
 def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str, Coefficients]:
     """Return the coefficients of every kind, and of all kinds together under `*`.
 
-    Args:
-        samples: (kind, FLOPs, bytes, seconds) of measured pieces.
-
-    Returns:
-        Coefficients by kind.
+    Samples are (kind, FLOPs, bytes, seconds) of measured pieces.
     """
     rows = list(samples)
     kinds = dict.fromkeys(kind for kind, *_ in rows)
@@ -145,17 +141,11 @@ def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str,
 
 
 def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
-    """Fit coefficients of at least 0 by weighted least squares.
+    """Fit coefficients of at least 0 to (FLOPs, bytes, seconds) of pieces, by weighted least squares.
 
     Squares are divided by the measured time: absolute errors would ignore short pieces, and relative errors would
     favour predictions that are too low. The non-negative optimum is found by trying every choice of coefficients that
     are zero.
-
-    Args:
-        samples: (FLOPs, bytes, seconds) of measured pieces.
-
-    Returns:
-        The coefficients.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     targets = np.sqrt(rows[:, 2])

@@ -61,15 +61,9 @@ class LinkScheduler(Generic[T]):
         self.departures: list[tuple[float, Flow[T], int]] = []
 
     def flow(self, key: tuple[object, object], hosts: tuple[str, str], shares: tuple[float, float]) -> Flow[T]:
-        """Return the flow between two ends.
+        """Return the flow between two ends (`key`).
 
-        Args:
-            key: The two ends.
-            hosts: Sending and receiving host.
-            shares: Largest share of each host's link (of a medium the first) that the flow can take.
-
-        Returns:
-            The flow, created if needed.
+        `shares` are the largest shares of each host's link (of a medium the first) that the flow can take.
         """
         if key not in self._flows:
             ends = (("out", hosts[0]), ("in", hosts[1])) if self._switch else (("all", ""),)

@@ -177,14 +177,8 @@ def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
 def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
     """Return the largest number of bytes that the tensors made inside a segment take at once.
 
-    The inputs and outputs of a node are live at the same time, and outputs of the segment live to its end.
-
-    Args:
-        segment: The segment.
-        sizes: Bytes by tensor name (`segment_value_sizes`).
-
-    Returns:
-        The peak in bytes.
+    The inputs and outputs of a node are live at the same time, and outputs of the segment live to its end. `sizes` are
+    those of `segment_value_sizes`.
     """
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}

@@ -52,17 +52,7 @@ def count_flops(
 ) -> int:
     """Return the floating-point operations of a part of a layer, counted as in `AnalyticModel`.
 
-    Args:
-        layers: The layers of the network.
-        layer: The layer.
-        region: Region of the layer's output; None for all of it.
-        reduce: Range of the reduction axis if the part is a partial sum.
-        merge: Number of partial sums that the part adds up; 0 if it computes from inputs.
-        pools: Whether to count pools and reductions.
-        elementwise: Whether to count activations, additions and the like.
-
-    Returns:
-        Number of floating-point operations.
+    The arguments are those of `count_operations`. Pools (with reductions) and element-wise operators can be excluded.
     """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 

@@ -252,13 +252,7 @@ class Profile(Memoizing):
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
         """Return the seconds without an empty call by size along a cut; None if nothing was measured along it.
 
-        Args:
-            signature: Signature of the layer.
-            cut: The cut.
-            extent: Size at which the piece is the whole layer; it adds the last point.
-
-        Returns:
-            The curve, or None.
+        At size `extent` the piece is the whole layer, which adds the last point.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:

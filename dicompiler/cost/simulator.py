@@ -209,9 +209,7 @@ class _EventSimulator:
     def _start_frames(self, now: float, done: Iterable[int] = ()) -> None:
         """Start the next frame, and further ones while a frame has no outputs to wait for.
 
-        Args:
-            now: Time in seconds.
-            done: Devices that are free now and have not continued.
+        `done` are devices that are free now and have not continued.
         """
         while self.released < self.frame_count:
             role = self.roles[self.released % len(self.roles)]

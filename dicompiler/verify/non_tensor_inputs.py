@@ -21,17 +21,10 @@ _EXTRA_STRINGS = ("", "alpha", "beta gamma", "ünïcødé")
 
 
 def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = False) -> dict[str, Any]:
-    """Draw a value for each input of variable size.
+    """Draw a value for each input of variable size, by name.
 
-    Strings are drawn from those that the network knows and a few others.
-
-    Args:
-        model: The network.
-        seed: Seed of the random values.
-        integers_only: Draw integers for the numbers in sequences, maps and optional values.
-
-    Returns:
-        Values by input name.
+    Strings are drawn from those that the network knows and a few others. With `integers_only` the numbers in sequences,
+    maps and optional values are integers.
     """
     types = _non_tensor_types(model)
     strings = known_strings(model) if types else ()

@@ -201,13 +201,7 @@ def _build_caches(
     """Make the caches of a GroupQueryAttention from other nodes.
 
     Row `seqlens_k` of a cache is the new one, those before it come from the old cache, and those after it are zeros.
-
-    Args:
-        preceding: The nodes in front of the attention.
-        key: Shape of the keys.
-        new_shape: Shape of the new cache.
-        extra: Rows that the new cache has more than the old one.
-        dtype: ONNX type of the cache.
+    The new cache has `new_shape`, which is `extra` rows longer than the old one.
     """
     node, key_heads = preceding.node, preceding.node.attrs["kv_num_heads"]
     at = preceding.add("Reshape", node.inputs[5], preceding.add_constant([key[0], 1, 1, 1]))

@@ -95,13 +95,7 @@ def _unfuse_matmul(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo])
 def axis_order(rank: int, batch: Any, last: Any) -> list[int]:
     """Return the order of axes in which an operand is a stack of matrices. A vector stays.
 
-    Args:
-        rank: Rank of the operand.
-        batch: Whether its rows come before the batch axes.
-        last: Whether rows and columns are transposed.
-
-    Returns:
-        The order of the axes.
+    batch: its rows come before the batch axes. last: its rows and columns are transposed.
     """
     axes = list(range(rank))
     if batch:

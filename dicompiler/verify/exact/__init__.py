@@ -241,15 +241,8 @@ def _with_new_constants(
 ) -> Model:
     """Return the model with prepared nodes that read `arrays`, and replacements for excluded nodes.
 
-    A constant that is read in two ways becomes two constants.
-
-    Args:
-        facts: Facts about the network.
-        arrays: The integer constants, by the place that reads them.
-        replacements: Values of the outputs of excluded nodes, by tensor name.
-
-    Returns:
-        The check model.
+    A constant that is read in two ways becomes two constants. `replacements` are the values of the outputs of excluded
+    nodes, by tensor name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)

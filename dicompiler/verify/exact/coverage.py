@@ -62,13 +62,7 @@ def _find_weight(
 ) -> tuple[int, NDArray[Any]] | None:
     """Return a node's constant weight: its input and its numbers; None if there is none.
 
-    Args:
-        facts: Facts about the check model.
-        node: The node.
-        makers: Nodes that read constants alone, by their first output.
-
-    Returns:
-        The index of the input and its numbers, or None.
+    `makers` are the nodes that read constants alone, by their first output.
     """
     index = weight_index(facts, node)
     if index is not None:

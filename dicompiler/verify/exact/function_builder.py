@@ -119,14 +119,7 @@ def attribute_constant(
 ) -> NodeProto:
     """Return a Constant node that takes its value from an attribute of the calling node.
 
-    Args:
-        name: Name of the constant.
-        value: Attribute of Constant to set, such as "value_int".
-        attribute: Attribute of the calling node.
-        attribute_type: Type of that attribute.
-
-    Returns:
-        The Constant node.
+    `value` is the attribute of Constant to set, such as "value_int".
     """
     node = helper.make_node("Constant", [], [name])
     refer_attribute(node, value, attribute, attribute_type)

@@ -130,13 +130,7 @@ class GraphFacts:
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
     """Return the facts about a network. Types are inferred on a copy without weights.
 
-    Args:
-        model: The network.
-        rules: Operator rules. By default the built-in ones.
-        layers: The layers of the network: they tell which nodes are never cut, and add inferred shapes.
-
-    Returns:
-        The facts.
+    The layers tell which nodes are never cut, and add inferred shapes. The built-in rules are the default.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)

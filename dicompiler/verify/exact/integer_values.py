@@ -92,15 +92,9 @@ def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule)
 def integer_inputs(
     model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: MagnitudeSchedule
 ) -> dict[str, Array]:
-    """Return integer inputs: -inputs … inputs as floats, 0 … 3 as integers, or bools.
+    """Return integer inputs by name: -inputs … inputs as floats, 0 … 3 as integers, or bools.
 
-    Args:
-        model_inputs: (ONNX type, shape) by input name.
-        seed: Seed of the check model.
-        schedule: Limits of the values.
-
-    Returns:
-        Arrays by input name.
+    `model_inputs` are (ONNX type, shape) by name.
     """
     feed = {}
     for name, (dtype, shape) in model_inputs.items():
