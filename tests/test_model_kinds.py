@@ -144,7 +144,7 @@ class TestVersions:
     def test_ir_version(self, version: int) -> None:
         proto = onnx.ModelProto()
         proto.CopyFrom(convolutions(f'ir_version: {version}, opset_import: ["": 9]').to_proto())
-        if version == 3:  # there every initializer is an input
+        if version == 3:  # In IR version 3 every initializer is an input.
             for tensor in proto.graph.initializer:
                 proto.graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -347,7 +347,7 @@ class TestLarge:
     """Models over 2 GB, which no protobuf message can hold."""
 
     def test_model_over_2_gb_with_external_data(self, tmp_path: Path) -> None:
-        rows, width = 2**24 + 2**18, 32  # 2.2 GB, on disk a hole but for its last row
+        rows, width = 2**24 + 2**18, 32  # 2.2 GB, a sparse file except for its last row
         with (tmp_path / "table.bin").open("wb") as file:
             file.truncate(rows * width * 4)
             file.seek((rows - 1) * width * 4)
@@ -371,7 +371,9 @@ class TestLarge:
         plan = Plan({"found": (Part("d0"),), "y": halves}, ("d0",), ("d1",))
         program = lower(replace(prepared, plan=plan, platform=uniform_platform(3))).program
         assert program is not None
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB: the table was not touched
+        assert (
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
+        )  # in KiB: the table was not read into memory
         assert max(weight.nbytes for weight in program.weights.values()) == rows * width * 4
         (lookup,) = program.devices[0].segments
         at = np.array([0, rows - 1, 5])

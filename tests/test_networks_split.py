@@ -17,7 +17,7 @@ from dicompiler import networks
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.partition.tiling import exit_layer
 
-#: Options, random sets for each fused kind, and how many layers each of ALL cuts.
+#: Options, random sets for each fused kind, and the number of layers that each of ALL cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "tiny": ({}, 20, (12, 9, 9, 12, 6, 2, 9, 9)),
     "quirks": ({}, 20, (15, 11, 11, 14, 2, 0, 11, 11)),
@@ -39,7 +39,7 @@ def case(name: str) -> Case:
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "dicompiler")  # a part that nobody reads is a warning
+    caplog.set_level(logging.ERROR, "dicompiler")  # Unread parts give warnings.
 
 
 @pytest.mark.parametrize(("name", "kind", "cut"), [entry for entry in MATRIX if entry[2]])

@@ -50,7 +50,7 @@ def test_inner_devices_get_and_give_strings_directly(name: str, tmp_path: Path) 
     inputs = {value.name for value in made.program.inputs if not value.is_fixed_size}
     given = [set(device.sources) & inputs for device in made.program.devices]
     assert set().union(*given) == inputs
-    assert not given[0] | given[3]  # who reads none of them is given none
+    assert not given[0] | given[3]  # A device that reads none of them gets none.
 
 
 def test_strings_come_from_json_and_npz(tmp_path: Path) -> None:

@@ -82,7 +82,9 @@ def test_devices_store_only_their_rows(target: str, tmp_path: Path) -> None:
     assert max(weight.nbytes for weight in result.program.weights.values()) == 8_000
     for device in result.program.devices:
         names = [node.name for segment in device.segments for node in segment.model.graph.node]
-        assert sum("?" in name for name in names) == TABLE_LOOKUP_NODE_COUNT - 1  # the last makes what the layer makes
+        assert (
+            sum("?" in name for name in names) == TABLE_LOOKUP_NODE_COUNT - 1
+        )  # The last one makes the layer's output.
     verified = result.verify()
     assert verified.passed, verified
     wrong, told = (

@@ -162,7 +162,7 @@ def test_time_is_at_least_reading_weights() -> None:
     by_rate = 2 * count_macs(layers, product) / 1e9
     assert [AnalyticModel().seconds(layers, product, LayerShare(), one) for one in (wide, unknown)] == [by_rate] * 2
     assert AnalyticModel().seconds(layers, product, LayerShare(), narrow) == 4 * 16 * 8 / 1e6
-    half = LayerShare(((0, 1), (0, 2), (0, 4)))  # columns halve the weights, rows do not
+    half = LayerShare(((0, 1), (0, 2), (0, 4)))  # Cutting columns halves the weights, cutting rows does not.
     assert AnalyticModel().seconds(layers, product, half, narrow) == 4 * 16 * 4 / 1e6
     row = LayerShare(((0, 1), (0, 1), (0, 8)))
     assert AnalyticModel().seconds(layers, product, row, narrow) == 4 * 16 * 8 / 1e6

@@ -53,7 +53,7 @@ def test_memory_of_handmade_program() -> None:
     found = program_memory(chained())
     # a, inside its second segment: x, t, u and z, and s, which is still being sent.
     assert found["a"] == MemoryUse(0, 400 + 400 + 400 + 800, 400)
-    # b: v and y; s is there from the start and is read by v's node only after that.
+    # b: v and y; s exists from the start and is read by v's node only after that.
     assert found["b"] == MemoryUse(0, 800 + 800, 800)
     assert found["b"].total == 2400
 
@@ -61,7 +61,7 @@ def test_memory_of_handmade_program() -> None:
 def test_buffers_count_for_every_frame_in_flight() -> None:
     one, three = program_memory(chained(), 1), program_memory(chained(), 3)
     assert three["b"].buffers == 3 * one["b"].buffers
-    # Two more frames may rest between a's segments, each with s and t beside its input.
+    # Two more frames may be between a's segments, each with s and t in addition to its input.
     assert three["a"].activations == one["a"].activations + 2 * (800 + 400)
 
 
@@ -111,7 +111,7 @@ def test_bounds_values_of_executor(strategy: str) -> None:
         )
     weights = {entry.device: entry.weights for entry in result.metrics.devices}
     for name, use in found.items():
-        # Shapes of Reshape nodes and indices of Slices come on top of the network's own constants.
+        # Shapes of Reshape nodes and bounds of Slices are added to the network's constants.
         assert weights[name] <= use.weights <= weights[name] + 4096
 
 
@@ -153,10 +153,10 @@ def test_counts_weights_of_all_roles_and_buffers_in_flight() -> None:
     alone, shared = program_memory(one.program), program_memory(both.program)
     assert shared["a"].weights == shared["b"].weights == alone["a"].weights
     image, classes = 4 * 32 * 32, 4 * 10
-    # One frame: at most what the role that computes there takes.
+    # One frame: at most the memory of the role that computes there.
     assert shared["a"] == alone["a"]
     assert shared["b"].buffers == image
-    # Of three at once two may be in one role; in the other a holds the input to be sent and the outputs to come.
+    # Of three frames in flight two may be in one role; in the other a stores the input to send and the outputs.
     three = program_memory(both.program, 3)
     assert three["a"].buffers == 2 * image + (image + classes)
     assert three["b"].buffers == 2 * image

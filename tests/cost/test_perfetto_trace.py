@@ -19,7 +19,7 @@ def test_trace_has_every_span_on_its_track() -> None:
     document = json.loads(dumps(simulation, ["d0", "d1", "d2"]))
     drawn = [event for event in document["traceEvents"] if event["ph"] == "X"]
     messages = sum(span.kind == "message" for span in simulation.spans)
-    assert len(drawn) == len(simulation.spans) + messages  # a message is drawn at both ends
+    assert len(drawn) == len(simulation.spans) + messages  # Messages are drawn at both ends.
     assert {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"} == {
         "d0",
         "d1",

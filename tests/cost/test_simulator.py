@@ -34,7 +34,7 @@ from dicompiler_passes.form_layers import form_layers
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # Both share d0's line out, 1–5; d1 and d2 5–8; both share its line in, 8–12; d0 12–13.
+        # Both share d0's outgoing link, 1–5; d1 and d2 5–8; both share its incoming link, 8–12; d0 12–13.
         ("switch", 13.0),
         ("shared", 13.0),
         ("gateway", 13.0),
@@ -51,16 +51,16 @@ def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Worklo
 @pytest.mark.parametrize(
     ("runtime", "cores", "expected"),
     [
-        # d0 0–1, sends until 1.5 and 2; from then both share the line: 1.5–5 and 2–5.5; d1 5–8, d2 5.5–8.5, each 0.5
+        # d0 0–1, sends until 1.5 and 2; from then both share the link: 1.5–5 and 2–5.5; d1 5–8, d2 5.5–8.5, each 0.5
         # more to send; back 8.5–12 and 9–12.5; d0 12.5–13.5.
         (RuntimeCosts(send=0.5), 1, 13.5),
         # d1 and d2 take 0.25 before they begin, d0 for each of both, which come at once.
         (RuntimeCosts(receive=0.25), 1, 13.75),
-        # A second more for each message on its line: 1–7; 7–10; back 10–16; d0 16–17.
+        # One second more for each message on its link: 1–7; 7–10; back 10–16; d0 16–17.
         (RuntimeCosts(gap=1.0), 1, 17.0),
         # Each message comes half a second later: 1–5, 5.5–8.5, back until 12.5, 13–14.
         (RuntimeCosts(latency=0.5), 1, 14.0),
-        # A tenth more travels: 1–5.4, 5.4–8.4, back until 12.8; d0 12.8–13.8.
+        # A tenth more bytes are sent: 1–5.4, 5.4–8.4, back until 12.8; d0 12.8–13.8.
         (RuntimeCosts(header_share=0.1), 1, 13.8),
     ],
 )
@@ -110,7 +110,7 @@ def test_slow_link_leaves_bandwidth_to_others() -> None:
     slow = cluster(3)
     slow = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
     times = {span.peer: span.end for span in simulate(both, slow).spans if span.kind == "message"}
-    assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}  # each at 1 / 1.25 of its own speed
+    assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}  # Each has 1 / 1.25 of its own speed.
 
 
 def test_counts_latency_message_cost_and_host_bandwidth() -> None:
@@ -215,7 +215,7 @@ def check_sums(simulation: SimulationResult) -> None:
         for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
             spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
             seconds, sum_ = sum(span.seconds for span in spans), simulation.total_seconds(kind, device, peer)
-            # A message that shares its lines is longer on its way than it occupies them.
+            # A message that shares its links takes longer than the time for which it occupies them.
             assert sum_ == pytest.approx(seconds) or (kind == "message" and sum_ < seconds)
         waits = [span for span in simulation.spans if span.kind == "wait" and span.device == device]
         assert sum(simulation.waits.get(device, {}).values()) == pytest.approx(sum(span.seconds for span in waits))
@@ -288,15 +288,15 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
 
 def test_frames_go_to_the_roles_in_turn() -> None:
     platform = cluster(3)
-    # Line out of d0: two at once, 0–4 and 4–8. d1: 4–7, 8–11; d2 as well: the line is what binds.
+    # Outgoing link of d0: two at once, 0–4 and 4–8. d1: 4–7, 8–11, like d2: the link is the bottleneck.
     found = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([7, 7, 11, 11])
     assert found.period_s == pytest.approx(2)
     assert [span.device for span in found.spans if span.kind == "compute"] == ["d1", "d2", "d1", "d2"]
-    # Of one device alone the computing binds: 2–5, 5–8, 8–11, 11–14.
+    # With one device the computing is the bottleneck: 2–5, 5–8, 8–11, 11–14.
     alone = simulate(one_by_one(3, 1), platform, frames=4, in_flight=4)
     assert [end for _, end in alone.frames] == pytest.approx([5, 8, 11, 14])
-    # Two frames in flight: the third and fourth are given at 7.
+    # Two frames in flight: the third and fourth start at 7.
     two = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=2)
     assert [end for _, end in two.frames] == pytest.approx([7, 7, 14, 14])
 

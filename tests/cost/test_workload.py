@@ -126,7 +126,9 @@ def test_counts_slices_and_joins(label: AxisLabel) -> None:
     given = [
         (box, box.origin) for box in made.routing.received_boxes if box.origin is not None and box.origin.task is None
     ]
-    uncounted = sum(box.region != origin.region for box, origin in given)  # of the network's input, no part computes it
+    uncounted = sum(
+        box.region != origin.region for box, origin in given
+    )  # a piece of the network's input, which no part computes
     assert times == nodes - uncounted > 2
     free, costly = (
         build_workload(
@@ -150,7 +152,7 @@ def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     layers[names[0]] = tile_layer(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
     (seen, before), (routing, after) = (problem.workload(problem.build_plan(layers)) for problem in (wide, narrow))
     ends, times = {"pi01": 0, "pi02": 0}, {"pi01": 0, "pi02": 0}
-    for box in routing.received_boxes:  # the network's input is narrowed by no task
+    for box in routing.received_boxes:  # No task narrows the network's input.
         nbytes = seen.nbytes(held(box))
         assert box.origin is not None
         for device, counts in ((box.device, True), (box.origin.device, box.origin.task is not None)):

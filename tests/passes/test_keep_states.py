@@ -138,7 +138,7 @@ def test_names_index_beyond_table() -> None:
         DicompilerError, match=r"^input 'cache_position': 4 at \[0\] is not a row of 'past_key_values.0.key'"
     ):
         prepare_inputs(model, given)
-    fused = prepare(Model.load(bert_fused())).model  # tables that a fused operator reads
+    fused = prepare(Model.load(bert_fused())).model  # The tables are inputs of a fused operator.
     ids = {name: np.zeros((1, 8), np.int32) for name in ("input_ids", "token_type_ids", "mask")}
     with pytest.raises(
         DicompilerError, match=r"^input 'token_type_ids': 2 at \[0, 3\] is not a row of 'c2', which has 2 rows: "

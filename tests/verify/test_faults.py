@@ -30,7 +30,7 @@ from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 
 NETWORKS: dict[str, dict[str, Any]] = {"tiny": {}, "quirks": {}, "resnet18": {"size": 64, "width": 0.125}}
-#: Every part of these plans is read: where each device sums all partial sums, it computes more than it reads.
+#: Every part of these plans is read. With merge=all devices would compute parts that are not read.
 PIPELINES = {
     "height": "tile-height{parts=4}",
     "grid": "tile-grid{rows=2 columns=2}",
@@ -97,7 +97,7 @@ def test_catches_fault_in_placed_model(name: str, kind: str) -> None:
     assert tried >= 11
 
 
-# --- rules that are wrong -----------------------------------------------------------------------------------------
+# --- wrong rules -------------------------------------------------------------------------------------------------
 
 Spoil = Callable[[Operation, Interval | None, Piece], Piece]
 

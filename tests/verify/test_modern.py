@@ -63,7 +63,7 @@ PARTS = {
 
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in PARTS.items() for name in names.split()])
 def test_parts_of_every_layer_are_exact(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)  # parts that nobody reads
+    caplog.set_level(logging.ERROR)  # warnings about unread parts
     layers = case(name).layers
     check = checked(name, case(name).plan(next(iter(splits(layers, [kind], 0)))), seeds=(0,))
     assert check.passed and check.applies, check.detail
@@ -144,7 +144,7 @@ def _mixed(form: str) -> onnx.ModelProto:
             y = net.op("Softmax", net.op("Cast", net.linear(x, width, width), to=kind))
             y = net.op("Sub", y, net.op("ReduceMean", y, net.ints(-1)))
             x = net.op("Cast", net.op("Sigmoid", y), to=TensorProto.FLOAT)
-    else:  # weights in eight bits that are no integers
+    else:  # weights in 8-bit floating-point types
         values = net.random.standard_normal((width, width)).astype(helper.tensor_dtype_to_np_dtype(17))
         net.weights.append(numpy_helper.from_array(values, "eight"))
         for _ in range(2):

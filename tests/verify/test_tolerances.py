@@ -53,7 +53,7 @@ def test_computed_scale_allows_share_of_range() -> None:
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        # As converters to float16 leave it that keep the types of inputs and outputs.
+        # Converters to float16 that keep the types of inputs and outputs write such models.
         (
             "{ a = Cast <to = 10> (x) b = Sigmoid (a) y = Cast <to = 1> (b) }",
             {"y": Tolerance(RELATIVE_TOLERANCES["float16"])},
@@ -62,7 +62,7 @@ def test_computed_scale_allows_share_of_range() -> None:
             "{ a = Cast <to = 16> (x) b = Cast <to = 1> (a) y = Exp (b) }",
             {"y": Tolerance(RELATIVE_TOLERANCES["bfloat16"])},
         ),
-        # Weights in float16 were rounded before anything was computed.
+        # Weights in float16 were rounded before the computation.
         ("<float16[4] w = {1, 2, 3, 4}> { a = Cast <to = 1> (w) y = Add (x, a) }", {}),
         ("{ a = Cast <to = 11> (x) b = Exp (a) y = Cast <to = 1> (b) }", {}),
     ],

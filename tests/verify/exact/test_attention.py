@@ -129,7 +129,7 @@ def test_finds_mask_of_another_part() -> None:
             try:
                 found = check(name, axis, other_slices)
             except AssertionError:
-                continue  # the mask is not cut with this axis
+                continue  # The mask is not cut along this axis.
             assert shape and not found.passed, (name, axis)
             tried += 1
     assert tried >= 15

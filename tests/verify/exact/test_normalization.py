@@ -88,7 +88,7 @@ NUMBERS = np.random.default_rng(5)
 
 
 NORM_FAULTS = [
-    # operator, attributes, shape of x, of its vectors; the axis that is cut, and where; the input and its axis, how far
+    # operator, attributes, shapes of x and of its vectors; cut axis and position; input, its axis, and offset
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (0, 1, 1)),
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (1, 0, 1)),
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (2, 0, 1)),
@@ -130,7 +130,7 @@ def test_catches_wrong_slice(
         need = piece.needs[index]
         assert need is not None
         start, stop = need[along]
-        if stop - start == extent:  # the whole, which the operator is given where nothing is cut
+        if stop - start == extent:  # the whole input if nothing is cut
             return piece
         step = by if stop + by <= extent else -by
         moved = (*need[:along], (start + step, stop + step), *need[along + 1 :])
