@@ -133,13 +133,13 @@ def test_command_prints_ram_and_flash(tmp_path: Path, capsys: pytest.CaptureFixt
     line += ["--target", "tflm", "-o", str(tmp_path / "out")]
     assert main(line) == 0
     shown = capsys.readouterr().out
-    assert "RAM of the fullest device: " in shown and "uncut: 12" in shown
+    assert "RAM of the fullest device: " in shown and "of a device with the whole network: 12" in shown
     assert "multiplications: 1.0" in shown and "ram 32 bit estimate" in shown
     assert main([*line, "--json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]
     (device,) = memory["devices"]
     assert device["ram"] <= device["ram_limit"] == 64 * KIB and device["flash"] <= device["flash_limit"] == 2048 * KIB
-    assert memory["uncut_ram"] > 112 * KIB and 1 < memory["multiplications"] < 1.2
+    assert memory["single_device_ram"] > 112 * KIB and 1 < memory["multiplication_ratio"] < 1.2
     assert main([*line, "--strategy", "single"]) == 2
     assert "--fit decides itself" in capsys.readouterr().err
 
