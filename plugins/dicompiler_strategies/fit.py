@@ -36,8 +36,7 @@ class Fit(Strategy):
     name: ClassVar[str] = "fit"
 
     fewest_boards: bool = field(
-        default=False,
-        metadata={"help": "prefer fewer boards over fewer tiles one after another on a board"},
+        default=False, metadata={"help": "prefer fewer boards over fewer tiles one after another on a board"}
     )
     tiles: int = field(default=64, metadata={"help": "largest number of tiles one after another on a board"})
 

@@ -61,8 +61,7 @@ class ExplorationOptions:
         ),
     )
     encoding: Literal["split", "naive", "tiles"] = field(
-        default="split",
-        metadata=_help_metadata("runs of layers; a device for each layer; a choice for each layer"),
+        default="split", metadata=_help_metadata("runs of layers; a device for each layer; a choice for each layer")
     )
     population: int = field(default=100, metadata=_help_metadata("plans of a generation"))
     generations: int | None = field(

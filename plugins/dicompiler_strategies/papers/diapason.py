@@ -28,12 +28,7 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import Plan, Problem, Strategy
 from dicompiler.plugin_api.search import missing_memory
 from dicompiler_strategies.gradient.objective_tables import check_objective
-from dicompiler_strategies.gradient.strategy import (
-    Initialisation,
-    Partition,
-    check_descent_options,
-    memory_error,
-)
+from dicompiler_strategies.gradient.strategy import Initialisation, Partition, check_descent_options, memory_error
 from dicompiler_strategies.papers.partition_opportunities import OpportunitySpace, build_space
 from dicompiler_strategies.tables.choice_footprints import Floats
 

@@ -82,12 +82,7 @@ def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) 
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
-    return {
-        "o": inputs + K * (N - 1),
-        "i": M * (N - 1) + N * K * (N - 1),
-        "f": inputs,
-        "s": N * K * (N - 1),
-    }[scheme]
+    return {"o": inputs + K * (N - 1), "i": M * (N - 1) + N * K * (N - 1), "f": inputs, "s": N * K * (N - 1)}[scheme]
 
 
 def solve_ilp(
