@@ -141,7 +141,7 @@ def test_command_prints_ram_and_flash(tmp_path: Path, capsys: pytest.CaptureFixt
     assert device["ram"] <= device["ram_limit"] == 64 * KIB and device["flash"] <= device["flash_limit"] == 2048 * KIB
     assert memory["single_device_ram"] > 112 * KIB and 1 < memory["multiplication_ratio"] < 1.2
     assert main([*line, "--strategy", "single"]) == 2
-    assert "--fit decides itself" in capsys.readouterr().err
+    assert "--fit is a strategy" in capsys.readouterr().err
 
 
 def test_finds_a_plan_without_a_target() -> None:
