@@ -1,6 +1,8 @@
 """Device failures that a plan tolerates, the problem that remains, and its metrics.
 
-text → FailureSelection Problem + failed devices → Problem Problem + Plan with failure plans → FailureMetrics
+text → FailureSelection
+Problem + failed devices → Problem
+Problem + Plan with failure plans → FailureMetrics
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The problem that a strategy solves: layers, platform, cost model and objective.
 
-LayerGraph + Platform + CostModel + objective → Problem Problem + Plan → Metrics
+LayerGraph + Platform + CostModel + objective → Problem
+Problem + Plan → Metrics
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It works on any layer graph, with several tensor forms.
 
-CandidateRuns + RunPricing → the cheapest path of runs that covers all layers, in layer order
+    CandidateRuns + RunPricing → the cheapest path of runs that covers all layers, in layer order
 """
 
 from __future__ import annotations

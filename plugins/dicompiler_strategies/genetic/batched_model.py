@@ -1,6 +1,7 @@
 """A model that evaluates thousands of whole-layer plans at once: the first level of the search.
 
-Problem → BatchedModel BatchedModel + assignments (plans, layers) → PlanEstimates: times, bytes, memory and energy
+Problem → BatchedModel
+BatchedModel + assignments (plans, layers) → PlanEstimates: times, bytes, memory and energy
 """
 
 from __future__ import annotations

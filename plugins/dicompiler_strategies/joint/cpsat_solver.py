@@ -2,7 +2,7 @@
 
 The model has a Boolean for each choice and for each pair of choices on an edge.
 
-RelaxedProblem → a better selection, a better bound, or the proof that there is none
+    RelaxedProblem → a better selection, a better bound, or the proof that there is none
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The joint problem in numbers: costs to minimise, and loads with limits.
 
-CostTables + objective → JointModel JointModel + selection → value and loads
+CostTables + objective → JointModel
+JointModel + selection → value and loads
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Times of transfers as arrays: how long the network's links and the runtimes at their ends are busy.
 
-Problem → LinkLoads LinkLoads + bytes from device to device → seconds until everything has arrived
+Problem → LinkLoads
+LinkLoads + bytes from device to device → seconds until everything has arrived
 """
 
 from __future__ import annotations
