@@ -243,7 +243,7 @@ def main(
         try:
             with dicompiler.connect(net, options) as session:
                 assert isinstance(session, ClusterSession)
-                watch.begun = session.begun_s
+                watch.begun = session.opened_at
                 steps = fail_devices(boards, watch, rng, moments, way, heartbeat, device, in_flight == 1, end_s)
 
                 def step() -> Iterator[None]:

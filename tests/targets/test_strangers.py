@@ -78,7 +78,7 @@ def append(name: str, text: str) -> Callable[[Path], None]:
     return change
 
 
-@pytest.mark.parametrize("name", ["runtime/play.py", "runtime/__init__.py", "runtime/own.py", "numpy.py"])
+@pytest.mark.parametrize("name", ["runtime/executor.py", "runtime/__init__.py", "runtime/own.py", "numpy.py"])
 def test_another_runtime_is_refused(name: str, artifact: Path, refused: Refused) -> None:
     path = artifact / "pi02" / name
     path.write_text((path.read_text() if path.exists() else "") + mark(artifact.parent))

@@ -142,9 +142,9 @@ def run_artifact(
         tuple(map(artifact.first_outputs, outputs)),
         session.reports,
         tuple(outputs),
-        tuple(frame.end_s - frame.start_s for frame in finished),
-        finished[-1].end_s - finished[0].start_s if finished else 0.0,
+        tuple(frame.finished_at - frame.sent_at for frame in finished),
+        finished[-1].finished_at - finished[0].sent_at if finished else 0.0,
         tuple(session.events),
-        tuple(frame.waited_s for frame in finished),
+        tuple(frame.queue_wait_s for frame in finished),
         access.connector is not None and access.connector.is_remote,
     )

@@ -38,9 +38,9 @@ class InFlightFrame:
 
     Attributes:
         inputs: The inputs, as long as the frame may have to be sent again.
-        start_s: When it was sent first (time.perf_counter).
-        end_s: When its last output arrived (time.perf_counter).
-        begun_s: When the first device started to compute it (time.perf_counter), as far as known.
+        sent_at: When it was sent first (time.perf_counter).
+        finished_at: When its last output arrived (time.perf_counter).
+        computing_since: When the first device started to compute it (time.perf_counter), as far as known.
         number: Its number, which changes when it is sent again.
         role: Its role.
         active_devices: The devices that take part in it.
@@ -51,9 +51,9 @@ class InFlightFrame:
     """
 
     inputs: Mapping[str, Any] | None
-    start_s: float
-    end_s: float = 0.0
-    begun_s: float = math.inf
+    sent_at: float
+    finished_at: float = 0.0
+    computing_since: float = math.inf
     number: int = -1
     role: RoleIO = field(init=False, repr=False)
     active_devices: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ class InFlightFrame:
     finished_devices: set[str] = field(default_factory=set)
 
     @property
-    def waited_s(self) -> float:
+    def queue_wait_s(self) -> float:
         """Seconds between sending it and the start of its computation."""
-        return max(0.0, min(self.begun_s, self.end_s) - self.start_s)
+        return max(0.0, min(self.computing_since, self.finished_at) - self.sent_at)
 
 
 class FailOnce:
@@ -105,7 +105,7 @@ class ClusterSession(Session):
         in_flight: Frames that may be in flight.
         reports: The reports of the devices, after the session was closed normally.
         events: Failures, takeovers and returns so far.
-        begun_s: When the session was opened (time.perf_counter).
+        opened_at: When the session was opened (time.perf_counter).
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ClusterSession(Session):
         self._roles = artifact.roles
         self._resets_states = False
         self._in_flight_frames = dict[int, InFlightFrame]()
-        self.begun_s, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
+        self.opened_at, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
         self._change_deadline = math.inf
         self._caller_s, self._left_at = 0.0, math.inf
         count = len({*artifact.devices} - {*options.start_manually, *options.start_without})
@@ -412,7 +412,7 @@ class ClusterSession(Session):
         if event.header.type is MessageType.OUTPUT:
             frame.outputs[event.device][event.header.index] = event.payload
             frame.missing_outputs -= 1
-            frame.end_s = event.received_at
+            frame.finished_at = event.received_at
             if not frame.missing_outputs:
                 frame.inputs = None
                 self._finished_frames += 1
@@ -420,7 +420,7 @@ class ClusterSession(Session):
         else:
             frame.finished_devices.add(event.device)
             if event.header.index:
-                frame.begun_s = min(frame.begun_s, event.received_at - event.header.index / 1e6)
+                frame.computing_since = min(frame.computing_since, event.received_at - event.header.index / 1e6)
         if frame.missing_outputs == 0 and len(frame.finished_devices) == len(frame.active_devices):
             del self._in_flight_frames[frame.number]
             self._window.finish(frame.number)
@@ -431,7 +431,7 @@ class ClusterSession(Session):
         """Log a failure, takeover or return; a failure is reported when its reason is final."""
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
-        at_s = time.perf_counter() - self.begun_s
+        at_s = time.perf_counter() - self.opened_at
         event = RunEvent(kind, device, reason, down, at_s, self._finished_frames, replayed_frames, interruption_s)
         self._event_log.add(event, is_final=kind != "failure")
 

@@ -70,15 +70,15 @@ class SendPacing:
         self._unacknowledged_bytes = unacknowledged_bytes
         self.allowed = INITIAL_UNACKED_BYTES
         self.pause_s = MIN_PAUSE_S
-        self._before, self._given, self._at = 0, 0, time.monotonic()
+        self._unacked_before_send, self._unacked_after_send, self._sent_at = 0, 0, time.monotonic()
 
     def sendable_bytes(self, size: int) -> int:
         """Return how many of `size` bytes may be sent now; 0: none, ask again after `pause_s`."""
-        if self._given + size <= MIN_UNACKED_BYTES:  # So few bytes need no measurement.
-            self._before = self._given
+        if self._unacked_after_send + size <= MIN_UNACKED_BYTES:  # So few bytes need no measurement.
+            self._unacked_before_send = self._unacked_after_send
             return size
-        self._before = self._update_rate()
-        free = self.allowed - self._before
+        self._unacked_before_send = self._update_rate()
+        free = self.allowed - self._unacked_before_send
         if free < min(size, self.allowed // 2):
             self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
             return 0
@@ -87,15 +87,16 @@ class SendPacing:
 
     def record_sent(self, count: int) -> None:
         """Record that `count` bytes of those allowed were sent."""
-        self._given, self._at = self._before + count, time.monotonic()
+        self._unacked_after_send, self._sent_at = self._unacked_before_send + count, time.monotonic()
 
     def _update_rate(self) -> int:
         """Update the limit from the bytes acknowledged since the last send; return the unacknowledged bytes."""
-        unacknowledged, seconds = self._unacknowledged_bytes(), max(1e-6, time.monotonic() - self._at)
-        carried = int((self._given - unacknowledged) / seconds * MAX_UNACKED_S)
-        if carried > self.allowed < 2 * self._given:  # At most double it, because links accept a burst at once.
+        unacknowledged, seconds = self._unacknowledged_bytes(), max(1e-6, time.monotonic() - self._sent_at)
+        carried = int((self._unacked_after_send - unacknowledged) / seconds * MAX_UNACKED_S)
+        if carried > self.allowed < 2 * self._unacked_after_send:
+            # Links accept a burst at once, so the limit is at most doubled.
             self.allowed = min(carried, 2 * self.allowed, MAX_UNACKED_BYTES)
-        elif unacknowledged and self._given > MIN_UNACKED_BYTES and seconds > MAX_UNACKED_S / 2:
+        elif unacknowledged and self._unacked_after_send > MIN_UNACKED_BYTES and seconds > MAX_UNACKED_S / 2:
             # The link was never idle, so this is its speed.
             self.allowed = max(MIN_UNACKED_BYTES, carried)
         return unacknowledged
