@@ -117,7 +117,7 @@ def absent(keys: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (expired, "its certificate has expired: create new ones with 'dicompiler keys'"),
         (foreign, "its certificate does not belong to this cluster: create new ones"),
@@ -126,13 +126,13 @@ def absent(keys: Path) -> None:
     ],
 )
 def test_reports_wrong_expired_or_missing_certificate(
-    artifact: Path, tmp_path: Path, failing: Failing, change: Callable[[Path], None], words: str
+    artifact: Path, tmp_path: Path, failing: Failing, change: Callable[[Path], None], message: str
 ) -> None:
     keys = tmp_path / "keys"
     make_keys(["pi01", "pi02"], keys)
     change(keys)
     line = failing(artifact, "--keys", keys)
-    assert line.startswith("device 'pi02': ") and words in line
+    assert line.startswith("device 'pi02': ") and message in line
 
 
 def test_reports_missing_coordinator_keys(artifact: Path, tmp_path: Path, failing: Failing) -> None:
@@ -166,7 +166,7 @@ CUT = """        if message_type is MessageType.TENSOR and self._is_writing:
 
 
 @pytest.mark.parametrize(
-    ("file", "old", "new", "words"),
+    ("file", "old", "new", "message"),
     [
         ("protocol", "frame, header.length)\n", "frame, header.length + (header.type == 6))\n", "expected"),
         ("protocol", "header.type, 0, header", "header.type, int(header.type == 6), header", "with flags 1"),
@@ -181,22 +181,22 @@ def test_reports_corrupted_or_truncated_message(
     file: str,
     old: str,
     new: str,
-    words: str,
+    message: str,
 ) -> None:
     tamper(f"runtime/{file}.py", old, new)
     line = failing(artifact)
-    assert line.startswith("device 'pi0") and "pi02" in line and words in line
+    assert line.startswith("device 'pi0") and "pi02" in line and message in line
 
 
 @pytest.mark.parametrize(
-    ("sign", "words"),
+    ("sign", "message"),
     [
         (signal.SIGKILL, "device 'pi02': its process was ended by signal 9 (SIGKILL)"),
         (signal.SIGSTOP, "device 'pi02': no data received for 0.9 s"),
     ],
     ids=["killed", "stopped"],
 )
-def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign: signal.Signals, words: str) -> None:
+def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign: signal.Signals, message: str) -> None:
     def strike() -> None:
         pid = wait_until(lambda: pids(artifact).get("pi02"))
         time.sleep(1.5)
@@ -206,11 +206,11 @@ def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign:
     thread.start()
     line = failing(artifact, "--frames", "1000000", "--heartbeat", "0.3")
     thread.join()
-    assert line.startswith(words)
+    assert line.startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file: compile it again"),
         (lambda device: (device / "manifest.json").write_text("{"), "pi02/manifest.json: it has 1 bytes instead of"),
@@ -220,10 +220,10 @@ def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign:
     ],
 )
 def test_reports_incomplete_device_directory(
-    artifact: Path, failing: Failing, change: Callable[[Path], object], words: str
+    artifact: Path, failing: Failing, change: Callable[[Path], object], message: str
 ) -> None:
     change(artifact / "pi02")
-    assert words in failing(artifact)
+    assert message in failing(artifact)
 
 
 @pytest.mark.parametrize(

@@ -496,9 +496,9 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
             struck.append(send_signal(single_failures, "b", signal.SIGKILL))
 
     wait_until(lambda: not pids(single_failures.directory))  # Of earlier runs.
-    given = FailingFrames(single_failures.frames(3) * 200, 100, strike)
-    result = SocketsTarget().run(single_failures.directory, given, RunOptions(timeout_s=60, in_flight=4))
-    assert len(result.outputs) == len(given) and len(struck) == 1
+    inputs = FailingFrames(single_failures.frames(3) * 200, 100, strike)
+    result = SocketsTarget().run(single_failures.directory, inputs, RunOptions(timeout_s=60, in_flight=4))
+    assert len(result.outputs) == len(inputs) and len(struck) == 1
     log = json.loads(json.dumps(run_document(single_failures.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["failure", "takeover"]

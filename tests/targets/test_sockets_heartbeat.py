@@ -32,13 +32,13 @@ FOUND_S = 3.75 * HEARTBEAT_S
 def test_names_stopped_device_in_time(victim: str, tmp_path: Path) -> None:
     made = halo()
     session = dicompiler.connect(emit(made, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
-    words = rf"^device '{victim}': no data received for 1\.2 s: it has stopped, or the network to it is down$"
+    message = rf"^device '{victim}': no data received for 1\.2 s: it has stopped, or the network to it is down$"
     stream = session.stream([made[2]] * 1_000_000)
     for _ in range(20):
         next(stream)
     stopped = time.monotonic()
     os.kill(pids(tmp_path)[victim], signal.SIGSTOP)
-    with pytest.raises(RunError, match=words):
+    with pytest.raises(RunError, match=message):
         list(stream)
     assert time.monotonic() - stopped < FOUND_S + LIMIT_S
     assert pids(tmp_path) == {}

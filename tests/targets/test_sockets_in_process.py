@@ -40,24 +40,24 @@ def compiled(network: Any, directory: Path) -> Path:
 
 def test_matches_device_process_without_starting_one(tmp_path: Path) -> None:
     artifact = compiled(networks.build("lenet", 1), tmp_path / "a")
-    given = [{"input": np.random.default_rng(i).random((1, 1, 32, 32), "float32")} for i in range(4)]
-    ran = SocketsTarget().run(artifact, given, RunOptions(timeout_s=60))
-    used = np.empty_like(given[0]["input"])
+    inputs = [{"input": np.random.default_rng(i).random((1, 1, 32, 32), "float32")} for i in range(4)]
+    ran = SocketsTarget().run(artifact, inputs, RunOptions(timeout_s=60))
+    used = np.empty_like(inputs[0]["input"])
 
     def source() -> Iterator[dict[str, Any]]:
-        for frame in given:
+        for frame in inputs:
             used[:] = frame["input"]  # The source reuses its array.
             yield {"input": used}
 
-    given[0]["input"].setflags(write=False)
+    inputs[0]["input"].setflags(write=False)
     with dicompiler.connect(artifact) as session:
         assert pids(artifact) == {}
         with pytest.raises(DicompilerError, match=r"^input 'input' is missing"):
             session.infer({})
-        found = [session.infer(given[0]), *session.stream(source()), *session.stream(given)]
-    for outputs, wanted in zip(found, [ran.outputs[0], *ran.outputs, *ran.outputs], strict=True):
-        assert outputs.keys() == wanted.keys()
-        assert all(np.array_equal(outputs[name], wanted[name]) and outputs[name].flags.writeable for name in wanted)
+        found = [session.infer(inputs[0]), *session.stream(source()), *session.stream(inputs)]
+    for outputs, expected in zip(found, [ran.outputs[0], *ran.outputs, *ran.outputs], strict=True):
+        assert outputs.keys() == expected.keys()
+        assert all(np.array_equal(outputs[name], expected[name]) and outputs[name].flags.writeable for name in expected)
     (own,), (report,) = session.reports, ran.reports
     assert (own.device, len(own.segments_s), own.sent_bytes) == (report.device, len(report.segments_s), {})
     assert own.compute_s == pytest.approx(sum(own.segments_s)) and own.peak_memory_bytes > report.peak_memory_bytes / 2
@@ -75,29 +75,29 @@ def test_keeps_and_resets_states(tmp_path: Path) -> None:
         found = [session.infer(frame) for frame in frames]
         session.reset()
         found += session.stream(frames)
-    for outputs, wanted in zip(found, [*fed_back(model, frames)] * 2, strict=True):
-        assert all(np.array_equal(outputs[name], wanted[name]) for name in outputs)
+    for outputs, expected in zip(found, [*fed_back(model, frames)] * 2, strict=True):
+        assert all(np.array_equal(outputs[name], expected[name]) for name in outputs)
 
 
 def test_rejects_index_outside_table_and_continues(tmp_path: Path) -> None:
-    words = r"^input 'x': {} at \[0\] is not a row of 't', which has 4 rows: give "
+    message = r"^input 'x': {} at \[0\] is not a row of 't', which has 4 rows: give "
     artifact = compiled(GATHER, tmp_path / "a")
     for number in (4, -5, 2**40):
-        with pytest.raises(DicompilerError, match=words.format(number)):
+        with pytest.raises(DicompilerError, match=message.format(number)):
             SocketsTarget().run(artifact, [{"x": np.array([number])}], RunOptions(timeout_s=60))
     with dicompiler.connect(artifact) as session:
         for number in (-1, 3):
-            with pytest.raises(DicompilerError, match=words.format(9)):
+            with pytest.raises(DicompilerError, match=message.format(9)):
                 session.infer({"x": np.array([9])})
             assert session.infer({"x": np.array([number])})["y"] == [4]
 
 
 def test_errors_match_device_process_and_end_session(tmp_path: Path) -> None:
     artifact, bad = compiled(SUM, tmp_path / "a"), {"x": np.array([9], np.int64)}
-    with pytest.raises(RunError) as told:
+    with pytest.raises(RunError) as reported:
         SocketsTarget().run(artifact, [bad], RunOptions(timeout_s=60))
     with dicompiler.connect(artifact) as session:
-        with pytest.raises(RunError, match=f"^{re.escape(str(told.value))}$"):
+        with pytest.raises(RunError, match=f"^{re.escape(str(reported.value))}$"):
             session.infer(bad)
         with pytest.raises(RunError, match=r"^the session has ended: device 'pi01': segment .* out of data bounds"):
             session.infer(bad)
@@ -109,7 +109,7 @@ def test_errors_match_device_process_and_end_session(tmp_path: Path) -> None:
 
 
 def test_stops_frame_after_timeout(tmp_path: Path) -> None:
-    session, begun = dicompiler.connect(compiled(COUNT, tmp_path / "a"), timeout=1), time.monotonic()
+    session, start = dicompiler.connect(compiled(COUNT, tmp_path / "a"), timeout=1), time.monotonic()
     with pytest.raises(RunError, match=r"^device 'pi01': did not finish within 1 s: allow more time \(--timeout\)$"):
         session.infer({"x": np.ones(1, np.float32)})
-    assert 1 <= time.monotonic() - begun < 6
+    assert 1 <= time.monotonic() - start < 6

@@ -121,10 +121,10 @@ def test_serves_clients_in_turn_and_rejects_unknown_ones(
         wait_until(lambda: idle(directory))
         assert open_files(before) == descriptors
         with dicompiler.connect(directory, timeout=60) as session:
-            words = (
+            message = (
                 r"^device 'a' at 127\.0\.0\.1:\d+: it serves another client, 127\.0\.0\.1, since .*: wait until that"
             )
-            with pytest.raises(RunError, match=words):
+            with pytest.raises(RunError, match=message):
                 dicompiler.connect(directory, timeout=60)
             assert np.array_equal(session.infer(made[2])["out"], right["out"])
 
@@ -186,8 +186,8 @@ def test_resident_device_fails_and_returns(tmp_path: Path) -> None:
 
             one.stream(session, plot())
         assert kinds(session) == [("failure", "c"), ("takeover", "c"), ("return", "c")]
-        told = {status.device: status for status in cluster.status(RunOptions())}
-        assert told["a"].runs == told["c"].runs == 1 and told["a"].frames > told["c"].frames > 0
+        reported = {status.device: status for status in cluster.status(RunOptions())}
+        assert reported["a"].runs == reported["c"].runs == 1 and reported["a"].frames > reported["c"].frames > 0
 
 
 def test_limits_log_size(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_tls_serves_one_of_two_clients_and_rejects_unknown_ones(tmp_path: Path) 
         errors = [str(one) for one in found if isinstance(one, RunError)]
         assert len(errors) == 2 and len(found) == 4
         assert all(
-            "device 'a' at" in words and "it serves another client, 127.0.0.1, since" in words for words in errors
+            "device 'a' at" in message and "it serves another client, 127.0.0.1, since" in message for message in errors
         )
         right = [one for one in found if not isinstance(one, RunError)]
         assert np.array_equal(right[0], right[1])

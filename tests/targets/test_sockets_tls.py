@@ -109,7 +109,7 @@ def outdated(device: Path) -> None:
     sign_revocation_list(device, device.parent.parent, -datetime.timedelta(hours=1))
 
 
-def gone(device: Path) -> None:
+def missing(device: Path) -> None:
     (device / "key.pem").unlink()
 
 
@@ -131,7 +131,7 @@ def gone(device: Path) -> None:
         ),
         (outdated, "keys/devices/b: crl.pem, the list of revoked certificates, has expired: create new ones with"),
         (of_a, "device 'b' has the certificate of 'dicompiler:device:a': give each device its own keys"),
-        (gone, "key.pem is missing: create keys with 'dicompiler keys'"),
+        (missing, "key.pem is missing: create keys with 'dicompiler keys'"),
     ],
 )
 def test_reports_wrong_keys_in_one_line(change: Any, words: str, keys: Path, tmp_path: Path) -> None:
