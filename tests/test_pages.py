@@ -105,6 +105,13 @@ def test_python_of_a_page_is_python_and_toml_loads() -> None:
     assert hosts_from_toml(hosts).locate_device("pi04", "pi04", "net").python == "dicompiler/bin/python"
 
 
+def test_pages_that_the_code_refers_to_exist() -> None:
+    for package in ("dicompiler", "passes", "targets", "plugins", "tests", "benchmarks"):
+        for path in (ROOT / package).rglob("*.py"):
+            for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text(encoding="utf-8")):
+                assert (ROOT / page).is_file(), f"{path.relative_to(ROOT)}: {page}"
+
+
 MAX_WORDS_PER_1000 = {"what": 2.0, "who|whom|whose": 0.5, "where": 2.0, "anew|beside|nobody": 0.5, "told|tells": 0.2}
 """Words that often stand for a missing noun or verb, and their allowed rate over all pages."""
 

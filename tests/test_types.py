@@ -1,4 +1,4 @@
-"""The Python code in README.md and docs/tutorial.md passes type checkers in their strict modes."""
+"""The Python code in README.md and docs/start/tutorial.md passes type checkers in their strict modes."""
 
 from __future__ import annotations
 

@@ -210,7 +210,7 @@ class Emulation:
 
 IN_FLIGHT_PER_DEVICE = 3
 """Default number of frames in flight per device. With two, devices still wait for each other in networks whose frames
-pass all devices layer by layer (docs/how-to/stream.md)."""
+pass all devices layer by layer (docs/use/stream.md)."""
 MAX_IN_FLIGHT = 1024
 """Maximum number of frames in flight that targets accept."""
 

@@ -2,7 +2,7 @@
 
 They find errors that no library detects, or only after it has used all memory.
 
-The limits are listed in docs/limits.md.
+The limits are listed in docs/reference/limits.md.
 """
 
 from __future__ import annotations

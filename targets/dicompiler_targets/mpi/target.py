@@ -31,7 +31,7 @@ RUNTIME_COSTS = RuntimeCosts(
     coalesced_share=0.1,
     in_order=True,
 )
-"""Fitted to exchanges of boards that the reference host emulated (docs/prediction.md)."""
+"""Fitted to exchanges of boards that the reference host emulated (docs/understand/cost-models.md)."""
 RANK_BASE_BYTES = 40 << 20
 """Memory of MPI, onnxruntime and two threads, measured on x86-64 Linux with glibc, Open MPI 5.0 and onnxruntime
 1.31."""

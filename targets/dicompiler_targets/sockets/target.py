@@ -31,7 +31,7 @@ RUNTIME_COSTS = RuntimeCosts(
     header_share=0.05,
     coalesced_share=0.1,
 )
-"""Measured on the reference host: fitted to exchanges between emulated boards (docs/prediction.md)."""
+"""Measured on the reference host: fitted to exchanges between emulated boards (docs/understand/cost-models.md)."""
 PROCESS_BYTES = 63 << 20
 """Memory of Python, numpy, onnxruntime and the runtime's threads.
 
