@@ -58,7 +58,7 @@ def _make_link(match: re.Match[str], page_path: str) -> str:
 
 
 def _make_reference(match: re.Match[str]) -> str:
-    """Return a mkdocstrings directive for each public name of a module: functions, classes, then constants and types."""
+    """Return a mkdocstrings directive for each public name of a module: functions, classes, then others."""
     module = import_module(match[1])
     values = {name: getattr(module, name) for name in module.__all__}
     functions = [name for name, value in values.items() if isroutine(value)]

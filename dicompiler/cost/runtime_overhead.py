@@ -185,9 +185,10 @@ def runtime_slowdown(device: Device) -> float:
     """Return how many times longer a device takes for a runtime's work than the reference host, at least 1.
 
     It is the fourth root of the ratio of the cores' compute rates: 2.5 on a Raspberry Pi 4, and 3.4 on a Pi 3. The
-    exponent lies between two facts (docs/understand/cost-models.md). Plain code takes 6 times as long on a Pi 4 (Geekbench 5 of one
-    core: about 1500 and 270 points). Exchanges over TCP in C++ are reported to take no longer there than here, where
-    waking a processor and system calls go through a hypervisor. A profile that was measured on the board is better.
+    exponent lies between two facts (docs/understand/cost-models.md). Plain code takes 6 times as long on a Pi 4
+    (Geekbench 5 of one core: about 1500 and 270 points). Exchanges over TCP in C++ are reported to take no longer there
+    than here, where waking a processor and system calls go through a hypervisor. A profile that was measured on the
+    board is better.
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0
     return float(max(1.0, cores**0.25))

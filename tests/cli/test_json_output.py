@@ -1,4 +1,4 @@
-"""--json of every command has the shape that docs/formats.md shows; progress is for terminals alone."""
+"""--json of every command has the shape that docs/reference/formats shows; progress is for terminals alone."""
 
 from __future__ import annotations
 
