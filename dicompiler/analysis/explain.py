@@ -188,7 +188,7 @@ def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> boo
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """Return the effect of splitting one layer whose inputs and outputs are on the device `home`."""
+    """Return the effect of splitting one layer with inputs and outputs on the device `home`."""
     layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
     whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
     parts_s = [

@@ -309,7 +309,7 @@ class _ModelPartitioner:
 
 @dataclass(frozen=True)
 class _VerifiedRun:
-    """A run whose outputs are compared.
+    """A run of which the outputs are compared.
 
     Attributes:
         frames: Inputs of each frame.
@@ -371,7 +371,7 @@ def _compare_outputs(
         model: The reference model.
         inputs: Inputs of each frame: one frame for each role, or consecutive frames if the model has states.
         result: The result of the run.
-        target: The target, whose tolerances count.
+        target: The target, which defines tolerances.
         extra_tolerance: Share of max|reference| that is allowed in addition to the tolerances of target and type.
         failed: Devices that the run was started without.
     """

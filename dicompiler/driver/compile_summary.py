@@ -28,7 +28,7 @@ class CompileSummary:
 
     Attributes:
         strategy: Name of the strategy; empty if the plan was given.
-        chosen_strategy: The strategy whose plan was chosen, if `strategy` compares several.
+        chosen_strategy: The strategy that made the chosen plan, if `strategy` compares several.
         device_count: Number of devices that compute.
         latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
         input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.

@@ -229,7 +229,7 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without parts whose output is not read, except parts of layers with partial sums."""
+    """Return the plan without parts that are not read, except parts of layers with partial sums."""
     routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
     dropped = set(routing.dropped_tasks)
     layers = {}

@@ -68,7 +68,7 @@ def prepare(
     infer_shapes = Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})
     specs = [Spec("normalise"), infer_shapes]
     if quantize_samples is not None:
-        # Quantization needs static shapes, and creates tensors whose shapes are not known yet.
+        # Quantization needs static shapes, and creates tensors of unknown shapes.
         specs += [Spec.from_mapping("quantise", {"samples": str(quantize_samples)}), Spec("infer-shapes")]
     if state:
         states = (state,) if isinstance(state, str) else tuple(state)
@@ -97,7 +97,7 @@ def load_problem(
         objective: As for `compile`.
         cost: As for `compile`.
         wire_dtype: As for `compile`.
-        target: The target whose runtime costs count. None: messages and calls cost nothing.
+        target: The target that defines the runtime costs. None: messages and calls cost nothing.
         state: As for `compile`.
     """
     cost_model: CostModel = registry().resolve("cost_models", cost)
@@ -143,7 +143,7 @@ def make_problem(
         state: A state with layers and platform.
         objective: Quantity to minimize.
         cost: The cost model. Default: `analytic`.
-        target: The target whose runtime costs count. None: messages and calls cost nothing.
+        target: The target that defines the runtime costs. None: messages and calls cost nothing.
     """
     layers, platform = state.layers, state.platform
     assert layers is not None and platform is not None

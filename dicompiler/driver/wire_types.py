@@ -76,7 +76,7 @@ def measure_wire_ranges(state: PipelineState, samples: Path) -> Plan:
 
 
 def warn_not_narrowed(state: PipelineState) -> None:
-    """Warn once of sent tensors whose type cannot be narrowed as requested."""
+    """Warn once of sent tensors that cannot be narrowed as requested."""
     routing = state.routing
     assert routing is not None
     sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}

@@ -62,7 +62,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
     A segment is called after the device's other segments, as in a frame, so that its weights come from the same memory.
 
     Args:
-        target: The target, whose calls are timed.
+        target: The target; its calls are timed.
         program: The program.
         inputs: Arrays by the names of the graph inputs.
         long: Measure for LONG_TIMING_S.

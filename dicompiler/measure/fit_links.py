@@ -159,9 +159,9 @@ class _LinkFit:
 
     Attributes:
         platform: The platform to start from.
-        figures: The figures, whose coordinates are an array in this order.
-        workloads: Workloads whose pauses were observed.
-        typical_frames: Workloads whose frame time is known.
+        figures: The figures; their coordinates are an array in this order.
+        workloads: Workloads with observed pauses.
+        typical_frames: Workloads with known frame times.
         observed: All pauses of all runs, then the weighted typical frame times.
     """
 

@@ -88,7 +88,7 @@ def write_package(
             cut is timed.
         device: The platform's devices that the profile is for. Default: the one with the name of the host on which it
             is measured.
-        targets: Targets whose runtimes are measured.
+        targets: Targets of the measured runtimes.
 
     Raises:
         UsageError: The runtime of a target cannot be measured.

@@ -206,7 +206,7 @@ def missing_memory(problem: Problem, plan: Plan) -> dict[str, int]:
         plan: The plan.
 
     Returns:
-        Host name → missing bytes, only for hosts whose memory does not suffice.
+        Host name → missing bytes, only for hosts with too little memory.
     """
     limits = {host.name: host.memory for host in problem.platform.hosts}
     return {name: n - limits[name] for name, n in needed_memory(problem, plan).items() if n > limits[name]}

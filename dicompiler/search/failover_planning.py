@@ -321,7 +321,7 @@ class _FailoverSearch:
     def _find_swap(
         self, picked: Mapping[FailedDevices, _PlanOption], missing: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
-        """Return the failure whose plan should be replaced, and the new plan.
+        """Return the failure of the plan to replace, and the new plan.
 
         Of the replacements that free all missing bytes, the one that costs the least time is taken; otherwise the one
         that frees most bytes. None if none frees any.

@@ -38,7 +38,7 @@ class MeasuredMetrics(Metrics):
     """Metrics of a real run.
 
     Attributes:
-        device_energy_j: Device → energy in J for a frame of a stream, for the devices whose power was measured.
+        device_energy_j: Device → energy in J for a frame of a stream, for the devices with measured power.
     """
 
     device_energy_j: Mapping[str, float] = field(default_factory=dict)

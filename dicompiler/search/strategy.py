@@ -21,7 +21,7 @@ INTERRUPTED_NOTE = "the search was interrupted"
 class Strategy(ABC):
     """Base class of all strategies.
 
-    A subclass is a frozen dataclass whose fields are the options of the strategy. The first line of its docstring is
+    A subclass is a frozen dataclass; its fields are the options of the strategy. The first line of its docstring is
     its summary in `dicompiler list strategies`.
 
     Attributes:

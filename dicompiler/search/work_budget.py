@@ -136,7 +136,7 @@ class WorkBudget:
         self.spend(seconds)
 
     def note(self) -> str:
-        """Return the note for a plan whose search was cut off.
+        """Return the note for the plan of an incomplete search.
 
         Returns:
             The note, or "" if the budget was never exceeded.

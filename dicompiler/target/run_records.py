@@ -234,7 +234,7 @@ class RunOptions:
     Attributes:
         in_flight: Maximum number of frames in flight; 0: the default for the number of devices. A device's receive
             buffers take this many times the bytes that it receives for one frame.
-        kept_frames: Number of frames whose outputs are kept; None: all.
+        kept_frames: Number of frames of which the outputs are kept; None: all.
         heartbeat_s: Seconds between two heartbeats. A device that misses three of them has failed.
         keys: Directory made by `dicompiler keys`; connections then use TLS.
         listen: HOST:PORT at which devices reach this process; port 0: any. Default: loopback, or with `hosts` the

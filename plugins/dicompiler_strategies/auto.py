@@ -111,7 +111,7 @@ class _AutoSearch:
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
-        self.refined: EvaluatedPlan | None = None  # The best plan whose neighbours were tried.
+        self.refined: EvaluatedPlan | None = None  # The best plan with neighbours that were tried.
         self.errors: dict[str, DicompilerError] = {}
 
     def run(self) -> None:

@@ -93,7 +93,7 @@ def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
 
 
 def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the output channels of a convolution whose weights are dequantised first."""
+    """Return the output channels of a convolution with dequantised weights."""
     if work.node.op != "Conv" or work.piece is None or layers.tensors[work.node.inputs[1]].is_constant:
         return 0
     return work.piece.out[1][1] - work.piece.out[1][0]

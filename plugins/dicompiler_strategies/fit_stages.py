@@ -278,7 +278,7 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, used, partial.shared_flash, (*partial.stages, stage))
 
     def _add_channel_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with a layer whose weights are too large for one board, cut by channels."""
+        """Return the plan with a layer that has too many weights for one board, cut by channels."""
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
         if end != start + 1 or count < 2 or partial.used_flash + partial.shared_flash + whole.flash <= board.flash:

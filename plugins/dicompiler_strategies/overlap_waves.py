@@ -64,7 +64,7 @@ class _TaskOrder:
 
     Attributes:
         routing: The routing.
-        sending_tasks: Tasks whose output is sent.
+        sending_tasks: Tasks that send their output.
         local_inputs: Task → tasks on its device that it reads since the device last waited for another device.
         late_tasks: Tasks that do not contribute to anything that their device sends before it waits again.
         waiting_tasks: Tasks that read received pieces.

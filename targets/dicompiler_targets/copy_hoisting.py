@@ -99,7 +99,7 @@ class Assembly:
 
 @dataclass(frozen=True)
 class HoistedSegment:
-    """A segment whose data movement has been hoisted.
+    """A segment without its data movement, which has been hoisted.
 
     Attributes:
         segment: The rest, which the model computes; None if the segment only moves data.

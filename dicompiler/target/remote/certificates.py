@@ -2,7 +2,7 @@
 
 A cluster has a certificate authority of its own. It signs a certificate for the coordinator and one for each device.
 Each of them gets a directory with ca.pem, crl.pem (revoked certificates), cert.pem and key.pem, which TLS needs on both
-sides of every connection. The keys are kept outside of artifacts, whose bytes do not depend on them.
+sides of every connection. The keys are kept outside of artifacts, so that artifacts do not depend on them.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def make_keys(
         days: Validity of the certificates in days.
         renew: Whether to create all keys again, including the authority's. The old ones are no longer accepted. With
             `revoke`, only the keys of these devices are created again, by the same authority.
-        revoke: Devices whose certificates are no longer accepted by those who have the new crl.pem.
+        revoke: Devices with certificates that are no longer accepted with the new crl.pem.
 
     Returns:
-        Names of the coordinator and devices whose keys were created.
+        Names of the coordinator and devices with new keys.
 
     Raises:
         DicompilerError: The directory contains something else, or its authority cannot be used.

@@ -64,7 +64,7 @@ class GraphFacts:
         rules: Operator rules.
         tensors: Types, shapes and small constant values of all tensors.
         relaxation: How the check model is made.
-        whole_nodes: Names of nodes whose layers no plan cuts.
+        whole_nodes: Names of nodes of layers that no plan cuts.
     """
 
     model: Model

@@ -61,7 +61,7 @@ class NetworkFlows:
     """All tensors of a network.
 
     Attributes:
-        live_layers: Positions of the layers whose output is read.
+        live_layers: Positions of the layers that are read.
         flows: Tensors of these layers and of the network's inputs.
         weights: (bytes of constants, positions of the layers that hold them); several layers if they share them.
     """
@@ -72,7 +72,7 @@ class NetworkFlows:
 
 
 def find_flows(layers: LayerGraph) -> NetworkFlows:
-    """Return the flows of a network whose layers are computed whole."""
+    """Return the flows of a network with whole layers."""
     tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
     live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}

@@ -155,7 +155,7 @@ class _PriceSearch:
                 raised, step = raised + step * unit * (excess > 0), step * 1.2
 
     def drop_choices(self, prices: Floats) -> None:
-        """Drop every choice whose least total at these prices is above the best known value."""
+        """Drop every choice if its least total at these prices is above the best known value."""
         node, edge = self.model.priced_tables(prices)
         is_limited = np.isfinite(self.model.load_limits)
         constant = float(prices[is_limited] @ self.model.load_limits[is_limited])

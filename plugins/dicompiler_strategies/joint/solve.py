@@ -28,7 +28,7 @@ log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
 """Relative gap at which a value counts as proven: the largest error from rounding to integers."""
 AMPLE_COPIES = 8  # Copies of a tensor that a device may hold: received, joined, partial sums, buffers.
-MAX_LIMITED_LAYERS = 4  # Layers whose tensors the model itself keeps within the limits.
+MAX_LIMITED_LAYERS = 4  # Layers with tensors that the model itself keeps within the limits.
 MAX_MEMORY_ROUNDS = 12  # Rounds of solving again with more memory left for activations.
 
 
@@ -134,7 +134,7 @@ class _JointSearch:
         return self._solve_least_memory(bound)
 
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
-        """Return the layer whose tensors take most memory on one of these hosts."""
+        """Return the layer with the largest tensors on one of these hosts."""
         host_numbers = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
         largest = [
             held[c][host_numbers].max() for held, c in zip(activation_bytes(self.tables), selection, strict=True)

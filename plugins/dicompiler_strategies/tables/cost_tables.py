@@ -204,7 +204,7 @@ def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 
 
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
-    """Return the positions of layers whose outputs are sent in one message with another layer's output.
+    """Return the positions of layers with outputs that are sent in one message with another layer's output.
 
     These are matrix products that read the same tensor as another product. The first product of a tensor pays for the
     message, the others join it. Queries usually stay on their device; if they are sent, they join the keys as well.

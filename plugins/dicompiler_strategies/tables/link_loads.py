@@ -125,7 +125,7 @@ class LinkLoads:
         return busy + waited
 
     def uniform_seconds(self, count: Ints | Floats) -> Floats:
-        """Return the seconds until this many bytes have arrived on a uniform network, whoever sends them."""
+        """Return the seconds until this many bytes have arrived on a uniform network, the sender them."""
         rate, latency = self._rate_and_latency
         return count * rate + latency * (count > 0)
 

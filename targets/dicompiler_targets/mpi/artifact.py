@@ -158,7 +158,7 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
     Args:
         artifact: The artifact.
         directory: The directory of the outputs.
-        kept_frames: Number of frames whose outputs were to be kept.
+        kept_frames: Number of frames of which the outputs are kept.
         role: The role of the run.
     """
     sinks = sum(call[0] == "output" for rank in artifact.program["ranks"] for call in rank["roles"][role])

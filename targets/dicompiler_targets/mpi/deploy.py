@@ -108,7 +108,7 @@ class PackageState:
         package: Absolute path of the package.
         stamp: Its stamp; empty if there is none.
         mpi_version: Output of `mpirun --version`.
-        intact_files: Names of the files whose content is correct.
+        intact_files: Names of the files with correct content.
     """
 
     package: str
@@ -235,7 +235,7 @@ def _run_once(
         finally:
             monitor.stop()
         for host in hosts:
-            # After a failure, the frames whose outputs are on another unreachable host are computed again.
+            # After a failure, the frames with outputs on another unreachable host are computed again.
             with contextlib.suppress(ssh.UnreachableHost) if failure is not None else contextlib.nullcontext():
                 _fetch_outputs(commands, host, scratch / "outputs")
         if failure is not None:

@@ -72,7 +72,7 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """Return the number of frames whose outputs are kept."""
+    """Return the number of frames of which the outputs are kept."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 

@@ -78,7 +78,7 @@ class SocketsArtifact:
         outputs: Descriptions of the outputs.
         files: Size and digest of each file.
         states: Descriptions of the states.
-        table_indices: By input, the tables whose rows it selects.
+        table_indices: By input, the tables of which it selects rows.
     """
 
     directory: Path

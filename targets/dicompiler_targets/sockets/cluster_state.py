@@ -320,7 +320,7 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Handle an event of the cluster; return True if it concerns a frame and the session must handle it.
 
-        Raise RunError if a device failed whose failure is not covered.
+        Raise RunError if no plan covers the failure of a device.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
@@ -354,7 +354,7 @@ class ClusterState:
     def poll(self) -> None:
         """Check processes, suspicions and returning devices, if the last check was POLL_INTERVAL_S ago.
 
-        Raise RunError if a device failed whose failure is not covered.
+        Raise RunError if no plan covers the failure of a device.
         """
         now = time.monotonic()
         if now < self._polled_at + POLL_INTERVAL_S:

@@ -83,7 +83,7 @@ managed = sys.prefix == getattr(sys, "base_prefix", sys.prefix) and os.path.exis
 print(PREFIX + json.dumps({"versions": versions, "errors": errors, "directories": directories, "managed": managed}))
 """
 RUN_PYTHON_SCRIPT = 'cd / && "$1" - "$2" "$3"'
-# The subshell and `exit` keep a shell running, whose exit code tells the signal that ended the device.
+# The subshell and `exit` keep a shell running; its exit code tells the signal that ended the device.
 START_SCRIPT = '(cd "$1" && shift && exec "$@"); exit $?'
 
 

@@ -111,7 +111,7 @@ def _role_document(
     hoisted: Sequence[HoistedSegment],
     first_transfer: int,
 ) -> Json:
-    """Return the part of a manifest about one role, whose transfers are numbered from `first_transfer`."""
+    """Return the part of a manifest about one role, with transfers numbered from `first_transfer`."""
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)
     ]

@@ -110,7 +110,7 @@ def format_root_cause(failures: Sequence[DeviceFailure], devices: Mapping[str, D
 class EventLog:
     """The failures, takeovers and returns of a run, reported in order to the log and to `on_event`.
 
-    An event whose reason is not known yet delays all later ones.
+    An event without a known reason delays all later ones.
 
     Attributes:
         events: The reported events.
@@ -190,7 +190,7 @@ class FailedProcesses:
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 
     def poll(self) -> None:
-        """Kill processes whose time is over, and remove those that have ended; never waits."""
+        """Kill processes after their time limit, and remove those that have ended; never waits."""
         now = time.monotonic()
         for failed in tuple(self._processes):
             process = failed.process

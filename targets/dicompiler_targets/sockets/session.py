@@ -97,7 +97,7 @@ class FailOnce:
 
 
 class ClusterSession(Session):
-    """A session whose devices are processes, on this host or others. Use it from one thread at a time.
+    """A session with devices as processes, on this host or others. Use it from one thread at a time.
 
     Attributes:
         artifact: The artifact.
@@ -350,7 +350,7 @@ class ClusterSession(Session):
             self._log_takeover()
 
     def _next_finished_frame(self, reader: FrameReader, waiting: deque[InFlightFrame]) -> InFlightFrame | None:
-        """Return the next frame whose outputs have arrived, None after the last; send further frames meanwhile."""
+        """Return the next frame with complete outputs, None after the last; send further frames meanwhile."""
         while True:
             while reader.queue and not self._is_full():
                 if (inputs := reader.take()) is not None:

@@ -149,7 +149,7 @@ class DeviceDaemon:
         counters["failures"] += device.failed_peers
 
     def status(self) -> dict[str, Any]:
-        """Return the status report, whose keys are fields of DeviceStatus."""
+        """Return the status report; its keys are fields of DeviceStatus."""
         with self._condition:
             counters, device = dict(self._counters), self._device
             client = {"client": self._client, "client_since": self._client_since} if self._client else {}

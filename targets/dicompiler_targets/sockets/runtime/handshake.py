@@ -121,7 +121,7 @@ class ConnectionAcceptor(ConnectionQueue):
         threading.Thread(target=self._accept_all, daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting, and drop connections whose handshake is not complete."""
+        """Stop accepting, and drop connections with incomplete handshakes."""
         with self._lock:
             self._closed = True
             for connection in self._greeting:

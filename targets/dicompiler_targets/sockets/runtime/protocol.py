@@ -152,7 +152,7 @@ class MessageReader:
         self._view = memoryview(self._buffer)
         self._start = self._end = 0  # The unread part of the buffer.
         self._expects_payload = False  # The source was told to expect more than one byte.
-        self._header: MessageHeader | None = None  # Header of the message whose payload is being read.
+        self._header: MessageHeader | None = None  # Header of the message that is being read.
         self._payload: Any = None
         self._filled = 0
         self.has_received = True

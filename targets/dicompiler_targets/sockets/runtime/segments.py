@@ -428,7 +428,7 @@ class BufferPool:
 
 
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
-    """Return type and shape of the small tensors of segments whose shape is known."""
+    """Return type and shape of the small tensors of known shape in segments."""
     found: dict[str, tuple[str, Sequence[int]]] = {}
     known = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
     known += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]

@@ -1,4 +1,4 @@
-"""Encoding of values whose size no plan knows: strings, sequences, maps and optional values.
+"""Encoding of values of unknown size: strings, sequences, maps and optional values.
 
 A Python value as onnxruntime returns it (arrays, lists, dicts, numbers, None) ⇔ an array of bytes: 8 bytes with the
 length of a JSON text, the JSON text that describes the structure, then the elements of all tensors. Strings are UTF-8.
