@@ -14,6 +14,7 @@ import pytest
 from support.distributions import command, distribution, listed
 
 from dicompiler.base.errors import UsageError
+from dicompiler.base.version import package_version
 from dicompiler.plugin.entry_points import Plugin
 from dicompiler.plugin.registry import load_plugins
 
@@ -127,7 +128,8 @@ class TestDuplicates:
         install(site, "acme-other", PASS.format(name="Tile_Height"), version="1.5")
         done = command(site, "list", "passes")
         assert done.returncode == 1
-        names = "pass 'tile-height' of dicompiler 0.1.0 (plugin 'passes') and 'Tile_Height' of acme-other 1.5"
+        built_in = f"pass 'tile-height' of dicompiler {package_version()} (plugin 'passes')"
+        names = f"{built_in} and 'Tile_Height' of acme-other 1.5"
         assert names in done.stderr
         assert " differ only by case, '-', '_' or '.'; uninstall one or " in done.stderr
 
