@@ -75,9 +75,9 @@ class Fake:
         self.socket = listener.accept()[0]
         self.control = MessageChannel(Connection(self.socket))
         self.hello = self.control.receive_greeting(self.end)
-        self.lines = EventLoop(heartbeat_s)
+        self.loop = EventLoop(heartbeat_s)
         self.control.start(
-            self.lines, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
+            self.loop, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
 
     def meet(self, listener: socket.socket, message: Mapping[str, Any]) -> socket.socket:
@@ -122,7 +122,7 @@ def fake(directory: Path, device: str = "a", heartbeat_s: float = 60) -> Iterato
             one.process.kill()
             one.process.communicate()
             one.control.close()
-            one.lines.close()
+            one.loop.close()
 
 
 def control(directory: Path) -> str:

@@ -61,7 +61,7 @@ def test_a_client_needs_numpy_only(tmp_path: Path) -> None:
 
 def test_a_client_of_boards_needs_what_the_page_says(tmp_path: Path) -> None:
     """It gets as far as ssh, which nobody answers."""
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "client.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "start" / "install.md").read_text()
     (said,) = re.findall(r"^pip install numpy (.*)$", page, re.MULTILINE)
     artifact = emit(partial(), tmp_path)
     devices = json.loads((artifact / "artifact.json").read_text())["devices"]

@@ -153,7 +153,9 @@ def test_rejects_peer_with_other_weights(artifact: Path, tmp_path: Path, failing
     shutil.rmtree(artifact / "pi02")
     shutil.copytree(retrained / "pi02", artifact / "pi02")
     line = failing(artifact)
-    assert line.startswith(f"{artifact}/pi02/manifest.json: ") and line.endswith(": compile it again, or copy it again")
+    assert line.startswith(f"{artifact}/pi02/manifest.json: ") and line.endswith(
+        ": compile the model again, or copy the file again"
+    )
     reseal(artifact)
     assert "the manifest of pi02 belongs to another artifact" in failing(artifact)
 
@@ -212,7 +214,7 @@ def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file: compile it again"),
+        (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file: compile the model again"),
         (lambda device: (device / "manifest.json").write_text("{"), "pi02/manifest.json: it has 1 bytes instead of"),
         (lambda device: (device / "weights.bin").unlink(), "device 'pi02': file weights.bin is missing: copy the"),
         (lambda device: (device / "weights.bin").write_bytes(b""), "device 'pi02': file weights.bin has 0 bytes"),

@@ -104,7 +104,7 @@ def test_a_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> No
     for number, what in enumerate(flips(sockets, KINDS, 700, 1)):
         device = what.split()[-1].split("/")[0]
         by_device = device in names and device_refuses(sockets / device)
-        assert by_device or refuses(lambda: artifacts._open_artifact(sockets, weights=True)), what
+        assert by_device or refuses(lambda: artifacts._open_artifact(sockets, with_weights=True)), what
         if number % 7 == 0:  # deploy reads all files
             assert refuses(lambda: check_files(sockets, files := load_artifact(sockets)["files"], files)), what
 
@@ -136,7 +136,7 @@ def test_flips_of_an_mpi_artifact_are_refused(mpi: Path, harness: Path) -> None:
     for what in flips(mpi, KINDS + MPI_KINDS, 300, 2):
         package, device, *_ = [*what.split()[-1].split("/"), "", ""]
         by_rank = package.startswith("pi") and package == device and rank_refuses(package, device)
-        opened = by_rank or refuses(lambda: artifacts._open_artifact(mpi, weights=True))
+        opened = by_rank or refuses(lambda: artifacts._open_artifact(mpi, with_weights=True))
         assert opened or refuses(lambda: MpiArtifact.load(mpi)), what
 
 

@@ -248,7 +248,7 @@ def test_rejects_strings_between_devices(tmp_path: Path) -> None:
     made = failing()
     object.__setattr__(made[0].transfers[0].value, "dtype", onnx.TensorProto.STRING)
     with pytest.raises(
-        DicompilerError, match=r"^tensor 'x': its bytes are not known before the run, so it cannot be sent"
+        DicompilerError, match=r"^tensor 'x': its size is not known before the run, so it cannot be sent"
     ):
         emit(made, tmp_path)
 

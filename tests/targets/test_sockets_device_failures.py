@@ -502,7 +502,7 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
     log = json.loads(json.dumps(run_document(single_failures.directory, result, RunOptions(in_flight=4))))
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["failure", "takeover"]
-    assert log["replays"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
+    assert log["replayed_frames"] == sum(event.replayed_frames for event in result.events) and log["interrupted_s"] > 0
 
 
 def test_device_suspected_by_others_fails(start_messages: StartMessages, single_failures: Survivor) -> None:

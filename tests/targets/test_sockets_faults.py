@@ -177,7 +177,9 @@ def test_rejects_directory_of_another_artifact(tmp_path: Path) -> None:
     emit(halo(channels=5), tmp_path / "2")
     (tmp_path / "1" / "b").rename(tmp_path / "old")
     (tmp_path / "2" / "b").rename(tmp_path / "1" / "b")
-    with pytest.raises(DicompilerError, match=r"1/b/manifest\.json: .*: compile it again, or copy it again$"):
+    with pytest.raises(
+        DicompilerError, match=r"1/b/manifest\.json: .*: compile the model again, or copy the file again$"
+    ):
         SocketsTarget().run(tmp_path / "1", [halo()[2]], RunOptions(timeout_s=60))
     assert pids(tmp_path / "1") == {}
 

@@ -46,7 +46,7 @@ def test_token_is_not_on_command_line(tmp_path: Path) -> None:
     directory, lines = emit(made, tmp_path), []
 
     def act(message: str) -> None:
-        token = Hostile(directory, "b", message).member.token
+        token = Hostile(directory, "b", message).credentials.token
         assert len(token) == 32
         lines.extend(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids(directory).values())
         assert not any(token in line for line in lines)
@@ -91,7 +91,7 @@ def test_reports_early_bye_at_once(tmp_path: Path) -> None:
         hostile.greet()
         hostile.heard(MessageType.PEERS)
         peer = hostile.welcome("a")
-        peer.start(hostile.lines, lambda _: None, lambda *_: None, lambda _: None)
+        peer.start(hostile.loop, lambda _: None, lambda *_: None, lambda _: None)
         hostile.control.send(MessageType.READY)
         hostile.heard(MessageType.BEGIN_FRAME)
         peer.send(MessageType.BYE)

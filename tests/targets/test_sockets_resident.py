@@ -161,7 +161,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
             dicompiler.connect(directory, timeout=60)
         assert main(["status", str(directory)]) == 1
         printed = capfd.readouterr().out
-        assert column(printed, "serves")["b"] == "-"
+        assert column(printed, "client")["b"] == "-"
         assert column(printed, "error")["b"].startswith("Connection refused: start")
     with pytest.raises(UsageError, match="it has no resident devices"):
         open_service(directory, RunOptions()).status()
