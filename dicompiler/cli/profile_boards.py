@@ -44,7 +44,7 @@ def profile_boards(options: ProfileBoardsOptions, output: Path, as_json: bool, p
     """Measure the boards, write the platform and the profiles, and print the results.
 
     Args:
-        asked: The options.
+        options: The options.
         output: File of the platform; the profiles are written to a directory next to it.
         as_json: Whether to print JSON.
         pack: Writes the package that measures into an empty directory.

@@ -310,8 +310,8 @@ def _memory_error(need: HostMemoryNeed, purpose: str, remedy: str) -> Dicompiler
 
     Args:
         need: The need that exceeds its limit.
-        what: Words that say which memory is needed and why; "" if the need was measured.
-        remedy: Words that say how to fix it.
+        purpose: Text that says which memory is needed and why; "" if the need was measured.
+        remedy: Text that says how to fix it.
     """
     needed, excess, limit = map(
         format_bytes, (need.needed_bytes, need.needed_bytes - need.limit_bytes, need.limit_bytes)

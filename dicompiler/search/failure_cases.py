@@ -49,7 +49,7 @@ class FailureSelection:
         """Return the selection that a user's value describes.
 
         Args:
-            given: A number (2 or "2"), "hosts", a comma-separated list of devices, or a selection.
+            value: A number (2 or "2"), "hosts", a comma-separated list of devices, or a selection.
 
         Returns:
             The selection; an empty one for None.

@@ -347,7 +347,7 @@ def _concat_assemblies(parts: Sequence[Assembly], axis: int) -> Assembly:
 
 
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
-    """Return the tensors that are only moved on their way to the segment's outputs.
+    """Return the tensors that are only moved before they become outputs of the segment.
 
     Their sources must not be read by other nodes of the segment, unless they are outputs too. Otherwise, a source
     would have to be stored for longer.

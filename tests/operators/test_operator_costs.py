@@ -225,7 +225,12 @@ OTHERS = [
     *(Node(op, [IMAGE, *ABOUT, IMAGE, *ABOUT, *ABOUT], [IMAGE], EACH, ORT) for op in ("QLinearAdd", "QLinearMul")),
     *(Node(f"QLinear{op}", [IMAGE, *ABOUT, *ABOUT], [IMAGE], EACH, ORT) for op in ("Sigmoid", "LeakyRelu", "Softmax")),
     Node(
-        "QLinearConcat", [*ABOUT, IMAGE, *ABOUT, IMAGE, *ABOUT], [(1, 8, 8, 8)], OpCost(other_flops=512), ORT, {"axis": 1}
+        "QLinearConcat",
+        [*ABOUT, IMAGE, *ABOUT, IMAGE, *ABOUT],
+        [(1, 8, 8, 8)],
+        OpCost(other_flops=512),
+        ORT,
+        {"axis": 1},
     ),
     *(Node(op, [IMAGE, *ABOUT], [IMAGE], EACH) for op in ("QuantizeLinear", "DequantizeLinear")),
     Node("SkipLayerNormalization", [(2, 3, 8), (2, 3, 8), (8,), (8,)], [(2, 3, 8)], OpCost(other_flops=2 * 48), ORT),

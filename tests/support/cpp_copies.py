@@ -52,7 +52,7 @@ extern "C" int run(const void* copies) {
 
 
 def prepared(copies: Sequence[StridedCopy], memory: Mapping[str | int, Any]) -> Callable[[], bool]:
-    """Return a function that makes the copies between arrays, which must not move; it returns False if one is refused."""
+    """Return a function that copies between arrays, which must not move; it returns False if a copy is refused."""
     library = load_library()
     numbers: list[int] = []
     for copy in copies:

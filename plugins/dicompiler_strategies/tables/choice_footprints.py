@@ -190,7 +190,7 @@ class _FootprintBuilder:
 
 
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
-    """Return the states that a layer reads, with indices -1, -2, …
+    """Return the states that a layer reads, with negative indices from -1 down.
 
     Negative indices do not collide with those of its inputs.
     """

@@ -403,7 +403,7 @@ def _generate_main_function(document: Json, placements: Sequence[RankPlacement])
     return [
         "int main(int argc, char** argv) {",
         "    const dicompiler::Program program{",
-        "        // Device, host, threads, whether it is a GPU, its functions (frame i is executed by function i mod n).",
+        "        // Device, host, threads, whether it is a GPU, its functions (frame i uses function i mod n).",
         "        {",
         *(f"            {line}" for line in devices),
         "        },",

@@ -324,8 +324,7 @@ def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[s
 
 
 def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, Path]:
-    """Return the files of a host's package, and onnxruntime's headers, which the host may lack, by path in the
-    package."""
+    """Return the files of a host's package by path, with onnxruntime's headers, which the host may lack."""
     names = [name for name in artifact.files if name.startswith(f"{host.host}/")]
     files = {name.removeprefix(f"{host.host}/"): artifact.directory / name for name in names}
     headers = sorted(find_include_directory().glob("*.h"))

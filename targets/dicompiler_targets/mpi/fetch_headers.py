@@ -1,5 +1,6 @@
-"""Fetches onnxruntime's C++ headers with apt, without installing them: `python3 -m
-dicompiler_targets.mpi.fetch_headers`.
+"""Download of onnxruntime's C++ headers with apt, without installing them.
+
+    python3 -m dicompiler_targets.mpi.fetch_headers
 
 Debian before version 13 has no package of them. The package of Debian 13 is downloaded from the mirrors that this
 machine's apt uses, and unpacked into a directory that the target searches. The library is that of the Python package.

@@ -109,7 +109,7 @@ def test_partial_sums_of_excluded_layer_equal_whole() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "p, i = TopK <axis = 2> (s, k) q = Cast <to = 1> (i) y = Add (p, q)",  # Two tensors leave it, so it is never cut.
+        "p, i = TopK <axis = 2> (s, k) q = Cast <to = 1> (i) y = Add (p, q)",  # Never cut: it has two outputs.
         "y = Softmax (s) c = Cast <to = 1> (i)",
     ],
 )
