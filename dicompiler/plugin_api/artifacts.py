@@ -41,35 +41,12 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ARTIFACT_FORMAT",
-    "DEVICES_DIRECTORY",
-    "SENDABLE_TYPES",
-    "CopyFunction",
-    "DeviceLocation",
-    "DeviceState",
-    "DeviceStatus",
-    "Emulation",
-    "Hosts",
-    "InstalledDevice",
-    "Json",
-    "RunEvent",
-    "SegmentCall",
-    "TimelineEntry",
-    "check_files",
-    "check_index_range",
-    "coerce_input",
-    "describe_artifact",
-    "describe_transfer",
-    "describe_value",
-    "file_digest",
-    "format_checksummed_json",
-    "format_json",
-    "load_artifact",
-    "load_plan",
-    "make_file_record",
-    "read_checksummed_json",
-    "ssh",
-]
+    "ARTIFACT_FORMAT", "DEVICES_DIRECTORY", "SENDABLE_TYPES", "CopyFunction", "DeviceLocation", "DeviceState",
+    "DeviceStatus", "Emulation", "Hosts", "InstalledDevice", "Json", "RunEvent", "SegmentCall", "TimelineEntry",
+    "check_files", "check_index_range", "coerce_input", "describe_artifact", "describe_transfer", "describe_value",
+    "file_digest", "format_checksummed_json", "format_json", "load_artifact", "load_plan", "make_file_record",
+    "read_checksummed_json", "ssh",
+]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers report names that are not imported above
     __getattr__, __dir__ = lazy_module(__name__)

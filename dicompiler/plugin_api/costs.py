@@ -17,30 +17,11 @@ if TYPE_CHECKING:
     from dicompiler.ir.wire_dtype import sent_dtype, sent_nbytes
 
 __all__ = [
-    "FREE_RUNTIME",
-    "AnalyticModel",
-    "DeviceFootprint",
-    "DeviceMetrics",
-    "Metrics",
-    "OpCost",
-    "OpCounts",
-    "RuntimeCosts",
-    "constant_sizes",
-    "cost_per_input",
-    "cost_per_output",
-    "count_lookup_copies",
-    "count_macs",
-    "count_operations",
-    "count_task_macs",
-    "peak_nbytes",
-    "program_memory",
-    "segment_value_sizes",
-    "sent_dtype",
-    "sent_nbytes",
-    "weight_regions",
-    "whole_tensor",
-    "zero_cost",
-]
+    "FREE_RUNTIME", "AnalyticModel", "DeviceFootprint", "DeviceMetrics", "Metrics", "OpCost", "OpCounts",
+    "RuntimeCosts", "constant_sizes", "cost_per_input", "cost_per_output", "count_lookup_copies", "count_macs",
+    "count_operations", "count_task_macs", "peak_nbytes", "program_memory", "segment_value_sizes", "sent_dtype",
+    "sent_nbytes", "weight_regions", "whole_tensor", "zero_cost",
+]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers report names that are not imported above
     __getattr__, __dir__ = lazy_module(__name__)

@@ -33,42 +33,13 @@ if TYPE_CHECKING:
     from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
 
 __all__ = [
-    "STAND_IN_DOMAIN",
-    "Check",
-    "ConstantValues",
-    "ModelGraph",
-    "Node",
-    "NodeOrigins",
-    "OpaqueAttribute",
-    "Optimization",
-    "ProgramExecutor",
-    "Samples",
-    "TensorInfo",
-    "Tolerance",
-    "Variable",
-    "Weight",
-    "array_dtype",
-    "captured_names",
-    "check_tensor_size",
-    "compare_value",
-    "copy_without",
-    "dtype_name",
-    "export_node",
-    "graph_inputs",
-    "is_fixed_size",
-    "is_placeholder",
-    "is_random",
-    "names_read",
-    "quantized_tolerances",
-    "random_inputs",
-    "raw_nbytes",
-    "read_samples",
-    "read_states",
-    "run_model",
-    "to_dense",
-    "unique_name",
+    "STAND_IN_DOMAIN", "Check", "ConstantValues", "ModelGraph", "Node", "NodeOrigins", "OpaqueAttribute",
+    "Optimization", "ProgramExecutor", "Samples", "TensorInfo", "Tolerance", "Variable", "Weight", "array_dtype",
+    "captured_names", "check_tensor_size", "compare_value", "copy_without", "dtype_name", "export_node",
+    "graph_inputs", "is_fixed_size", "is_placeholder", "is_random", "names_read", "quantized_tolerances",
+    "random_inputs", "raw_nbytes", "read_samples", "read_states", "run_model", "to_dense", "unique_name",
     "write_states",
-]
+]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers report names that are not imported above
     __getattr__, __dir__ = lazy_module(__name__)

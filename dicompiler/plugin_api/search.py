@@ -31,28 +31,11 @@ if TYPE_CHECKING:
     from dicompiler.search.work_budget import DEFAULT_BUDGET_S, BudgetExceeded, WorkBudget
 
 __all__ = [
-    "AUTODICE_OBJECTIVES",
-    "DEFAULT_BUDGET_S",
-    "INTERRUPTED_NOTE",
-    "MIN_SPLIT_GAIN",
-    "OBJECTIVES",
-    "BudgetExceeded",
-    "MeasuredMetrics",
-    "ParetoFront",
-    "ParetoPoint",
-    "ProgressCallback",
-    "WorkBudget",
-    "check_constraints",
-    "check_measured_memory",
-    "check_objectives",
-    "fits_constraints",
-    "free_memory",
-    "missing_memory",
-    "needed_memory",
-    "objective_terms",
-    "objective_values",
-    "used_memory",
-]
+    "AUTODICE_OBJECTIVES", "DEFAULT_BUDGET_S", "INTERRUPTED_NOTE", "MIN_SPLIT_GAIN", "OBJECTIVES", "BudgetExceeded",
+    "MeasuredMetrics", "ParetoFront", "ParetoPoint", "ProgressCallback", "WorkBudget", "check_constraints",
+    "check_measured_memory", "check_objectives", "fits_constraints", "free_memory", "missing_memory",
+    "needed_memory", "objective_terms", "objective_values", "used_memory",
+]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers report names that are not imported above
     __getattr__, __dir__ = lazy_module(__name__)

@@ -16,18 +16,9 @@ if TYPE_CHECKING:
     from dicompiler.base.version import package_version
 
 __all__ = [
-    "CapturedOutput",
-    "Memoizing",
-    "check_type",
-    "did_you_mean",
-    "format_bytes",
-    "load_json",
-    "memoized",
-    "memory_limit",
-    "one_line",
-    "package_version",
-    "read_text",
-]
+    "CapturedOutput", "Memoizing", "check_type", "did_you_mean", "format_bytes", "load_json", "memoized",
+    "memory_limit", "one_line", "package_version", "read_text",
+]  # fmt: skip
 
 if not TYPE_CHECKING:  # type checkers report names that are not imported above
     __getattr__, __dir__ = lazy_module(__name__)

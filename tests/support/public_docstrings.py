@@ -16,8 +16,10 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+from pydoclint.utils.violation import Violation
 from pydoclint.visitor import Visitor
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +58,7 @@ def violations() -> Iterator[str]:
     """Yield one line for each violation: file, line, name, rule and message."""
     for value, (path, name) in public_definitions().items():
         node = _definitions(path)[name]
-        for line, text in sorted({*_missing(value, node), *_pydoclint(node)}):
+        for line, text in sorted({*_missing(value, node), *_pydoclint(value, node)}):
             yield f"{path.relative_to(ROOT)}:{line}: {text}"
 
 
@@ -87,7 +89,15 @@ def _public_part(node: ast.ClassDef) -> ast.ClassDef:
     return ast.copy_location(ast.ClassDef(**part), node)
 
 
-def _pydoclint(node: Definition) -> Iterator[tuple[int, str]]:
+def _is_property(value: Any, node: Definition, violation: Violation) -> bool:
+    """Return True if the violation is a missing Returns section of a property; pydoclint knows only `@property`."""
+    names = [method.name for method in _public_methods(node) if method.lineno == violation.line]
+    attributes = [inspect.getattr_static(value, name) for name in names]
+    functions = FunctionType | classmethod | staticmethod
+    return violation.fullErrorCode == "DOC201" and any(not isinstance(attribute, functions) for attribute in attributes)
+
+
+def _pydoclint(value: Any, node: Definition) -> Iterator[tuple[int, str]]:
     visitor = Visitor(
         style="google",
         argTypeHintsInDocstring=False,
@@ -100,7 +110,7 @@ def _pydoclint(node: Definition) -> Iterator[tuple[int, str]]:
         node = _public_part(node)
     visitor.visit(node)
     for violation in visitor.violations:
-        if violation.fullErrorCode not in IGNORED:
+        if violation.fullErrorCode not in IGNORED and not _is_property(value, node, violation):
             text = re.sub(r" *\((Please read|Or could be)[^)]*\)\.?", "", violation.msg)
             yield violation.line, f"{violation.fullErrorCode} {text}"
 
