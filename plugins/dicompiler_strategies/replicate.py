@@ -66,8 +66,8 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:
-        alone = [sum(seconds[team[0].name]) for team in teams]
-        order = deal_frames(alone, MAX_REPLICAS)
+        single_seconds = [sum(seconds[team[0].name]) for team in teams]
+        order = deal_frames(single_seconds, MAX_REPLICAS)
         if len(order) != groups or set(order) != set(range(groups)):
             yield _replicated_plan(problem, teams, order, seconds)
 
@@ -98,13 +98,13 @@ def deal_frames(seconds: Sequence[float], max_frames: int) -> tuple[int, ...]:
     of at most `max_frames` frames, the one with the least max over d of seconds[d] · frames of d / frames is taken; of
     equal ones the shortest.
     """
-    taken = [0] * len(seconds)
-    order: list[int] = []
+    frame_counts = [0] * len(seconds)
+    turns: list[int] = []
     best, length = float("inf"), 0
     for _ in range(max_frames):
-        order.append(min(range(len(seconds)), key=lambda d: (taken[d] + 1) * seconds[d]))
-        taken[order[-1]] += 1
-        period = max(t * each for t, each in zip(taken, seconds, strict=True)) / len(order)
+        turns.append(min(range(len(seconds)), key=lambda d: (frame_counts[d] + 1) * seconds[d]))
+        frame_counts[turns[-1]] += 1
+        period = max(t * each for t, each in zip(frame_counts, seconds, strict=True)) / len(turns)
         if period < best * (1 - 1e-9):
-            best, length = period, len(order)
-    return tuple(order[:length])
+            best, length = period, len(turns)
+    return tuple(turns[:length])

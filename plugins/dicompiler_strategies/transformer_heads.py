@@ -80,14 +80,14 @@ class Heads(Strategy):
             raise DicompilerError(f"heads: {_explain_no_attention(problem)}: use another strategy")
         search = CandidateSearch(problem, self.name, budget)
         devices = len(problem.platform.computing_devices)
-        alike = len({device.rate for device in problem.platform.computing_devices}) == 1
+        has_equal_rates = len({device.rate for device in problem.platform.computing_devices}) == 1
         for count in self.device_counts or sorted({devices, -(-devices // 2)} - {1}, reverse=True):
-            for shares in ("equal",) if alike else ("equal", "rate"):
+            for shares in ("equal",) if has_equal_rates else ("equal", "rate"):
                 if search.best is not None and budget.is_exceeded():
                     break
-                filled = WorkBudget()
-                cost_tables = reduced_choices(problem, count, shares, filled)
-                budget.spend(filled.spent_s)
+                table_budget = WorkBudget()
+                cost_tables = reduced_choices(problem, count, shares, table_budget)
+                budget.spend(table_budget.spent_s)
                 if search.try_plans((plan, "heads") for plan in _candidate_plans(cost_tables)):
                     best = cost_tables
         if search.best is None:
@@ -137,10 +137,10 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
     First come the choices with the least weights on the fullest device. If memory is not the objective, rows alone and
     all choices follow, because without barriers rows may be better.
     """
-    least = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weight_bytes]
-    every = [np.arange(count) for count in cost_tables.choice_counts]
-    memory = cost_tables.problem.objective == "memory"
-    for kept in (least,) if memory else (least, _row_choices(cost_tables), every):
+    fewest_weights = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weight_bytes]
+    all_choices = [np.arange(count) for count in cost_tables.choice_counts]
+    is_memory = cost_tables.problem.objective == "memory"
+    for kept in (fewest_weights,) if is_memory else (fewest_weights, _row_choices(cost_tables), all_choices):
         yield from _optimal_plans(cost_tables, kept)
 
 
@@ -166,5 +166,5 @@ def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]
     node = [seconds[numbers] for seconds, numbers in zip(nodes, kept, strict=True)]
     edge = restrict_edges(cost_tables.edge_seconds, kept)
     for scale in LAMBDAS:
-        _, chosen = minimise_exactly(order, node, {key: scale * table for key, table in edge.items()})
-        yield cost_tables.plan(to_original_numbers(kept, chosen))
+        _, selection = minimise_exactly(order, node, {key: scale * table for key, table in edge.items()})
+        yield cost_tables.plan(to_original_numbers(kept, selection))

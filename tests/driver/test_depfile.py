@@ -165,7 +165,7 @@ PLUGIN = """
         start: str = field(default="", metadata={"file": True})
 
         def plan(self, problem):
-            return problem.plan({layer.name: [Part("pi01")] for layer in problem.layers.layers})
+            return problem.build_plan({layer.name: [Part("pi01")] for layer in problem.layers.layers})
 
     @hookimpl
     def dicompiler_strategies():

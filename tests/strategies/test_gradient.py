@@ -81,14 +81,14 @@ def branched() -> LayerGraph:
     )
 
 
-def optimum(land: ObjectiveTables) -> float:
+def optimum(tables: ObjectiveTables) -> float:
     """Return the exact minimum over all selections."""
     return minimise_exactly(
-        build_elimination_order([len(own) for own in land.node], list(land.edge)), land.node, land.edge
+        build_elimination_order([len(own) for own in tables.node], list(tables.edge)), tables.node, tables.edge
     )[0]
 
 
-def random_landscape(seed: int, sizes: tuple[int, ...], limits: int = 0) -> ObjectiveTables:
+def random_tables(seed: int, sizes: tuple[int, ...], limits: int = 0) -> ObjectiveTables:
     """Random tables over a chain with one shortcut."""
     rng = np.random.default_rng(seed)
     pairs = [*itertools.pairwise(range(len(sizes))), (0, len(sizes) - 1)]
@@ -109,21 +109,21 @@ def test_strategy_is_built_in_and_options_can_be_parsed() -> None:
     assert instantiate(Diapason, spec) == expected
 
 
-def expected_cost(land: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
+def expected_cost(tables: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
     """Return the cost (restarts,) of probabilities (restarts, n).
 
     It is Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess.
     """
-    rows = np.split(p, np.cumsum([len(costs) for costs in land.node])[:-1], axis=1)
-    cost = p @ np.concatenate(land.node) + memory * land.relative_excess(p @ np.concatenate(land.weights))
-    return cost + sum(np.einsum("ri,ij,rj->r", rows[a], table, rows[b]) for (a, b), table in land.edge.items())
+    rows = np.split(p, np.cumsum([len(costs) for costs in tables.node])[:-1], axis=1)
+    cost = p @ np.concatenate(tables.node) + memory * tables.relative_excess(p @ np.concatenate(tables.weights))
+    return cost + sum(np.einsum("ri,ij,rj->r", rows[a], table, rows[b]) for (a, b), table in tables.edge.items())
 
 
 @pytest.mark.parametrize("limits", [0, 2])
 def test_relaxed_gradient_equals_finite_differences(limits: int) -> None:
-    land = random_landscape(1, (3, 4, 2, 5), limits)
-    land = dataclasses.replace(land, limits=land.limits * 0.6)
-    relaxed = FlatTables(land)
+    tables = random_tables(1, (3, 4, 2, 5), limits)
+    tables = dataclasses.replace(tables, limits=tables.limits * 0.6)
+    relaxed = FlatTables(tables)
     memory = 0.7
     W = np.random.default_rng(2).normal(size=(3, 14))
     p = relaxed.softmax(W)
@@ -133,7 +133,7 @@ def test_relaxed_gradient_equals_finite_differences(limits: int) -> None:
     for column in range(W.shape[1]):
         step = np.zeros_like(W)
         step[:, column] = 1e-6
-        up, down = (expected_cost(land, relaxed.softmax(W + sign * step), memory) for sign in (1, -1))
+        up, down = (expected_cost(tables, relaxed.softmax(W + sign * step), memory) for sign in (1, -1))
         assert found[:, column] == pytest.approx((up - down) / 2e-6, abs=1e-7)
 
 
@@ -270,13 +270,13 @@ def test_unequal_devices_and_branches_are_within_3_percent(kind: str) -> None:
 def test_descent_and_local_search_usually_find_the_optimum() -> None:
     hits, plain = 0, 0
     for seed in range(20):
-        land = random_landscape(seed, (6, 5, 7, 6, 5, 6))
-        decoded = minimise_relaxation(land, DescentSettings(restarts=8, seed=seed))
-        polished = LocalSearch(land).run(decoded)
-        assert land.values(polished)[0] <= land.values(decoded).min()
-        assert land.values(polished).tolist() == sorted(land.values(polished))
-        plain += bool(land.values(decoded).min() <= optimum(land) * (1 + 1e-9))
-        hits += bool(land.values(polished)[0] <= optimum(land) * (1 + 1e-9))
+        tables = random_tables(seed, (6, 5, 7, 6, 5, 6))
+        decoded = minimise_relaxation(tables, DescentSettings(restarts=8, seed=seed))
+        polished = LocalSearch(tables).run(decoded)
+        assert tables.values(polished)[0] <= tables.values(decoded).min()
+        assert tables.values(polished).tolist() == sorted(tables.values(polished))
+        plain += bool(tables.values(decoded).min() <= optimum(tables) * (1 + 1e-9))
+        hits += bool(tables.values(polished)[0] <= optimum(tables) * (1 + 1e-9))
     assert hits >= 18
     assert plain >= 8  # Optima that the relaxation finds without local search.
 
@@ -284,12 +284,12 @@ def test_descent_and_local_search_usually_find_the_optimum() -> None:
 def test_keeps_memory_limits_if_possible() -> None:
     near = 0
     for seed in range(10):
-        land = random_landscape(seed, (5, 5, 5, 5), limits=2)
+        tables = random_tables(seed, (5, 5, 5, 5), limits=2)
         every = np.array(list(itertools.product(range(5), repeat=4)))
-        fitting = every[land.relative_excess(land.weight_loads(every)) == 0]
-        best = LocalSearch(land).run(minimise_relaxation(land, DescentSettings(restarts=8)))[:1]
-        assert land.relative_excess(land.weight_loads(best))[0] == 0
-        near += bool(land.values(best)[0] <= 1.1 * land.values(fitting).min())
+        fitting = every[tables.relative_excess(tables.weight_loads(every)) == 0]
+        best = LocalSearch(tables).run(minimise_relaxation(tables, DescentSettings(restarts=8)))[:1]
+        assert tables.relative_excess(tables.weight_loads(best))[0] == 0
+        near += bool(tables.values(best)[0] <= 1.1 * tables.values(fitting).min())
     assert near >= 8
 
 
@@ -353,7 +353,7 @@ def test_same_seed_gives_same_plan() -> None:
     for strategy in (QUICK, Diapason(initialisation="random", restarts=3, seed=5)):
         assert strategy.plan(problem) == strategy.plan(problem)
     starts = [
-        minimise_relaxation(random_landscape(0, (9,) * 6), DescentSettings(restarts=4, iterations=1, seed=seed))
+        minimise_relaxation(random_tables(0, (9,) * 6), DescentSettings(restarts=4, iterations=1, seed=seed))
         for seed in (0, 1)
     ]
     assert (starts[0] != starts[1]).any()

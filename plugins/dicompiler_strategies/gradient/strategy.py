@@ -219,11 +219,11 @@ def _search_objective(
         starts = np.concatenate((descended, starts))
     if not len(starts):
         return None
-    polish = LocalSearch(tables, budget)
+    search = LocalSearch(tables, budget)
     try:
-        best = (polish.rank(starts) if stopped else polish.run(starts))[:_MAX_OTHER_SELECTIONS]
+        best = (search.rank(starts) if stopped else search.run(starts))[:_MAX_OTHER_SELECTIONS]
     except KeyboardInterrupt:
-        best, stopped = polish.rank(starts)[:_MAX_OTHER_SELECTIONS], True
+        best, stopped = search.rank(starts)[:_MAX_OTHER_SELECTIONS], True
     fits = bool(tables.relative_excess(tables.weight_loads(best[:1]))[0] == 0)
     first, *others = (to_original_numbers(tables.kept_choices, selection) for selection in best.tolist())
     return BestSelection(first, float(tables.values(best[:1])[0]), fits, tuple(others), stopped)

@@ -93,17 +93,18 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
         return None
     # A layer that only one end of the range needs contributes just some of the channels (a Concat). A layer of which
     # both ends together do not need everything is cut for another reason (a row is picked). Neither is in the run.
-    ends = [_demanded_regions(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
+    both_ends = [_demanded_regions(layers, last, at) if length > 1 else {} for at in ((0, 1), (length - 1, length))]
     whole = frozenset(
         name
-        for name in ends[0].keys() & ends[1].keys()
-        if bounding_region(end[name] for end in ends) == full_region(output_shape(layers, layers.layer_by_name[name]))
+        for name in both_ends[0].keys() & both_ends[1].keys()
+        if bounding_region(last_end[name] for last_end in both_ends)
+        == full_region(output_shape(layers, layers.layer_by_name[name]))
     )
-    found, end = (_demanded_regions(layers, last, at, whole) for at in ((0, 1), (length - 1, length)))
-    chosen = tuple(layers.layer_by_name[name] for name in found if name in end)
+    first_end, last_end = (_demanded_regions(layers, last, at, whole) for at in ((0, 1), (length - 1, length)))
+    chosen = tuple(layers.layer_by_name[name] for name in first_end if name in last_end)
     extents = {length}
     for layer in chosen:
-        cuts = zip(output_shape(layers, layer), found[layer.name], strict=True)
+        cuts = zip(output_shape(layers, layer), first_end[layer.name], strict=True)
         pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}  # The number of heads.
         extents.update(n for n in pieces if length % n == 0)
     places = {layer.output: i for i, layer in enumerate(chosen)}
@@ -126,9 +127,11 @@ def _cut_run(layers: LayerGraph, run: ChannelRun, weights: tuple[float, ...]) ->
     if len(cuts) == 1:
         return cuts[0]
     loads = [_device_loads(layers, run, weights, cut) for cut in cuts]
-    most = MAX_LOAD_RATIO * min(max(load) for load in loads)
-    near = [i for i, load in enumerate(loads) if max(load) <= most]
-    return cuts[min(near, key=lambda i: sum(load * weight for load, weight in zip(loads[i], weights, strict=True)))]
+    max_load = MAX_LOAD_RATIO * min(max(load) for load in loads)
+    acceptable = [i for i, load in enumerate(loads) if max(load) <= max_load]
+    return cuts[
+        min(acceptable, key=lambda i: sum(load * weight for load, weight in zip(loads[i], weights, strict=True)))
+    ]
 
 
 def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], units: int) -> ChannelRunCut:
@@ -143,9 +146,11 @@ def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float],
     """Return the multiplications of each device divided by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
-        own = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
+        operations = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
         pairs = zip(run.cut_layers, regions, strict=True)
-        loads.append((own + sum(count_macs(layers, layer, region) for layer, region in pairs if region)) / weight)
+        loads.append(
+            (operations + sum(count_macs(layers, layer, region) for layer, region in pairs if region)) / weight
+        )
     return loads
 
 
@@ -168,20 +173,20 @@ def _demanded_regions(
     is needed.
     """
     demands: dict[str, Region] = {}
-    waiting: list[int] = []
+    open_positions: list[int] = []
 
     def demand(needs: Mapping[TensorKey, Region]) -> None:
         for key, need in needs.items():
             producer = layers.producer.get(key.tensor)
             if producer is not None:
                 if key.tensor not in demands:
-                    heapq.heappush(waiting, -layers.position[producer.name])
+                    heapq.heappush(open_positions, -layers.position[producer.name])
                 demands[key.tensor] = bounding_region((demands.get(key.tensor), need)) or need
 
     demand(_needed_regions(layers, last, interval))
     found: dict[str, Region] = {}
-    while waiting:
-        layer = layers.layers[-heapq.heappop(waiting)]
+    while open_positions:
+        layer = layers.layers[-heapq.heappop(open_positions)]
         need = demands.get(layer.output)
         if layer.whole_reason or need is None or (inside is not None and layer.name not in inside):
             continue

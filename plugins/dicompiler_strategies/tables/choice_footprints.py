@@ -170,17 +170,17 @@ class _FootprintBuilder:
         device = self.problem.platform.device(part.device)
         region = None if self.layer.whole_reason else probe.region
         # The analytic model depends on these two properties only, so that equal devices share an entry.
-        known = (
+        device_key = (
             (device.rate, device.memory_bandwidth) if type(self.problem.cost_model) is AnalyticModel else device.name
         )
-        key = region, part.reduce, merge, known
+        key = region, part.reduce, merge, device_key
         if key not in self.known_seconds:
             share = LayerShare(region, part.reduce, merge)
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
         if part.reduce is None:  # A lookup in the whole table needs no copies.
             return self.known_seconds[key]
-        around = count_lookup_copies(self.problem.layers, probe.task)
-        return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*around)
+        copied = count_lookup_copies(self.problem.layers, probe.task)
+        return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*copied)
 
     @cached_property
     def _partial_element_bytes(self) -> int:

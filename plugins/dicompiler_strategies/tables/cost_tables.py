@@ -249,7 +249,7 @@ class _TableFiller:
 
     def __init__(self, problem: Problem, options: ChoiceSet, budget: WorkBudget) -> None:
         self.problem, self.options, self.budget = problem, options, budget
-        self.lines = build_link_loads(problem)
+        self.link_loads = build_link_loads(problem)
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
@@ -258,29 +258,29 @@ class _TableFiller:
 
     def fill(self) -> CostTables:
         layers = self.problem.layers
-        filled_layers = [self._layer_footprint(i) for i in range(len(layers.layers))]
-        prints = tuple(footprint for _, footprint in filled_layers)
-        filled = {edge: self._edge_arrays(prints, edge, slots) for edge, slots in find_edges(layers).items()}
-        nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(prints)]
+        pairs = [self._layer_footprint(i) for i in range(len(layers.layers))]
+        footprints = tuple(footprint for _, footprint in pairs)
+        edges = {edge: self._edge_arrays(footprints, edge, slots) for edge, slots in find_edges(layers).items()}
+        nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(footprints)]
         for (i, j), slots in find_state_edges(layers).items():  # Pieces of a state that are read elsewhere are sent.
-            seconds, sent = self._edge_arrays(prints, (i, j), slots)
+            seconds, sent = self._edge_arrays(footprints, (i, j), slots)
             if i == j:
                 nodes[i] = nodes[i][0] + seconds.diagonal(), nodes[i][1] + sent.diagonal()
             else:
-                edge, both = ((i, j), (seconds, sent)) if i < j else ((j, i), (seconds.T, sent.T))
-                before = filled.get(edge, (0.0, 0.0))
-                filled[edge] = both[0] + before[0], both[1] + before[1]
+                edge, arrays = ((i, j), (seconds, sent)) if i < j else ((j, i), (seconds.T, sent.T))
+                known = edges.get(edge, (0.0, 0.0))
+                edges[edge] = arrays[0] + known[0], arrays[1] + known[1]
         return CostTables(
             self.problem,
             self.options,
-            tuple(chosen for chosen, _ in filled_layers),
+            tuple(chosen for chosen, _ in pairs),
             tuple(seconds for seconds, _ in nodes),
-            {edge: seconds for edge, (seconds, _) in filled.items()},
-            tuple(footprint.partial_seconds + footprint.final_seconds for footprint in prints),
-            tuple(footprint.weight_bytes for footprint in prints),
+            {edge: seconds for edge, (seconds, _) in edges.items()},
+            tuple(footprint.partial_seconds + footprint.final_seconds for footprint in footprints),
+            tuple(footprint.weight_bytes for footprint in footprints),
             tuple(sent for _, sent in nodes),
-            {edge: sent for edge, (_, sent) in filled.items()},
-            prints,
+            {edge: sent for edge, (_, sent) in edges.items()},
+            footprints,
         )
 
     def _layer_footprint(self, i: int) -> tuple[tuple[Choice, ...], ChoiceFootprint]:
@@ -290,21 +290,21 @@ class _TableFiller:
             self.budget.spend_or_raise()
             layer_choices = list_choices(self.problem, layer, self.options)
             places = len(layer_choices) * len(self.problem.platform.devices)
-            self.budget.spend(places / FILLED_PARTS_PER_S[self.lines.is_uniform])
+            self.budget.spend(places / FILLED_PARTS_PER_S[self.link_loads.is_uniform])
             self.footprints[key] = layer_choices, build_footprint(self.problem, layer, layer_choices)
         return self.footprints[key]
 
     def _edge_arrays(
-        self, prints: Sequence[ChoiceFootprint], edge: LayerEdge, slots: TensorSlots
+        self, footprints: Sequence[ChoiceFootprint], edge: LayerEdge, slots: TensorSlots
     ) -> tuple[Floats, Floats]:
-        producer, consumer = prints[edge[0]], prints[edge[1]]
-        lines = self.lines.coalesced if edge[0] in self.coalesced_layers else self.lines
-        key = producer, consumer, slots, lines is self.lines
+        producer, consumer = footprints[edge[0]], footprints[edge[1]]
+        links = self.link_loads.coalesced if edge[0] in self.coalesced_layers else self.link_loads
+        key = producer, consumer, slots, links is self.link_loads
         if key not in self.edge_arrays:
             self.budget.spend_or_raise()
-            flows = flows_on_edge(self.problem.layers, edge, slots, prints)
+            flows = flows_on_edge(self.problem.layers, edge, slots, footprints)
             self.edge_arrays[key] = transfer_arrays(
-                lines, flows, (len(producer.final_seconds), len(consumer.final_seconds))
+                links, flows, (len(producer.final_seconds), len(consumer.final_seconds))
             )
         return self.edge_arrays[key]
 
@@ -313,31 +313,31 @@ class _TableFiller:
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
             self.node_arrays[footprint] = (
-                self.lines.transfer_seconds(merged),
+                self.link_loads.transfer_seconds(merged),
                 merged.sum(axis=(1, 2)).astype(np.float64),
             )
         seconds, sent = self.node_arrays[footprint]
         inputs, outputs = flows_at_ends(self.problem, self.problem.layers.layers[i], footprint)
-        there = np.zeros(len(seconds))
+        arrival_s = np.zeros(len(seconds))
         for flow in inputs:
-            time, moved = transfer_arrays(self.lines, [flow], (1, len(seconds)))
-            there, sent = there + time[0], sent + moved[0]
-        seconds = seconds + self._compute_seconds(footprint, there)
+            time, moved_bytes = transfer_arrays(self.link_loads, [flow], (1, len(seconds)))
+            arrival_s, sent = arrival_s + time[0], sent + moved_bytes[0]
+        seconds = seconds + self._compute_seconds(footprint, arrival_s)
         for flow in outputs:
-            time, moved = transfer_arrays(self.lines, [flow], (len(seconds), 1))
-            seconds, sent = seconds + time[:, 0], sent + moved[:, 0]
+            time, moved_bytes = transfer_arrays(self.link_loads, [flow], (len(seconds), 1))
+            seconds, sent = seconds + time[:, 0], sent + moved_bytes[:, 0]
         return seconds, sent
 
-    def _compute_seconds(self, footprint: ChoiceFootprint, there: Floats) -> Floats:
+    def _compute_seconds(self, footprint: ChoiceFootprint, arrival_s: Floats) -> Floats:
         """Return the seconds (choices,) until the slowest device has computed.
 
-        `there` (choices,) are the seconds until the network's inputs arrive; with runtime costs the source does not
+        `arrival_s` (choices,) are the seconds until the network's inputs arrive; with runtime costs the source does not
         wait.
         """
-        waits = np.ones(len(self.problem.platform.devices), bool)
-        if there.any() and self.lines.runtime is not None:
+        is_waiting = np.ones(len(self.problem.platform.devices), bool)
+        if arrival_s.any() and self.link_loads.runtime is not None:
             source, _ = source_and_sink(self.problem)
-            waits = np.array([device.name not in source for device in self.problem.platform.devices])
+            is_waiting = np.array([device.name not in source for device in self.problem.platform.devices])
 
         def slowest(which: NDArray[np.bool_]) -> Floats:
             partial, final = (
@@ -346,7 +346,7 @@ class _TableFiller:
             )
             return np.asarray(partial + final)
 
-        return np.asarray(np.maximum(slowest(~waits), there + slowest(waits)))
+        return np.asarray(np.maximum(slowest(~is_waiting), arrival_s + slowest(is_waiting)))
 
 
 def flows_on_edge(
@@ -367,8 +367,11 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
         if tensor in layers.inputs and slot in footprint.needs:
-            there, first = whole_tensor_boxes(problem, tensor, source), whole_tensor_boxes(problem, tensor, source[:1])
-            inputs.append((there, first, footprint.needs[slot], element_bytes(layers, tensor)))
+            holders, first_holder = (
+                whole_tensor_boxes(problem, tensor, source),
+                whole_tensor_boxes(problem, tensor, source[:1]),
+            )
+            inputs.append((holders, first_holder, footprint.needs[slot], element_bytes(layers, tensor)))
     outputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.outputs):
         if tensor in layers.delivered_outputs and slot in footprint.produced:
@@ -377,17 +380,17 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
     return inputs, outputs
 
 
-def transfer_arrays(lines: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
+def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
     """Return the seconds and bytes, both (producer choices, consumer choices), of the flows of one edge."""
-    seconds, moved = np.zeros(shape), np.zeros(shape)
+    seconds, sent_bytes = np.zeros(shape), np.zeros(shape)
     if not flows:
-        return seconds, moved
-    if lines.is_uniform:
+        return seconds, sent_bytes
+    if links.is_uniform:
         missing = reduce(np.add, (missing_bytes(*flow) for flow in flows))
         total = missing.sum(axis=-1)
-        seconds = lines.uniform_seconds(total)
-        if lines.runtime is not None:
-            seconds = seconds + lines.runtime.gathering_seconds(
+        seconds = links.uniform_seconds(total)
+        if links.runtime is not None:
+            seconds = seconds + links.runtime.gathering_seconds(
                 missing, *_holders_and_largest(flows), _needed_bytes(flows)
             )
         return seconds, total.astype(np.float64)
@@ -395,16 +398,16 @@ def transfer_arrays(lines: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
     step = max(1, _MAX_BLOCK_ELEMENTS // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
-        sent = reduce(
+        between = reduce(
             np.add,
             (
                 bytes_between_devices(held[start:stop], shares[start:stop], needs, item)
                 for held, shares, needs, item in flows
             ),
         )
-        seconds[start:stop] = lines.transfer_seconds(sent, _needed_bytes(flows))
-        moved[start:stop] = sent.sum(axis=(2, 3))
-    return seconds, moved
+        seconds[start:stop] = links.transfer_seconds(between, _needed_bytes(flows))
+        sent_bytes[start:stop] = between.sum(axis=(2, 3))
+    return seconds, sent_bytes
 
 
 def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:

@@ -159,16 +159,16 @@ def build_link_loads(problem: Problem) -> LinkLoads:
     devices = platform.devices
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
     switch = platform.network.kind == "switch"
-    count = 2 * len(hosts) if switch else 1
-    taken = np.zeros((len(devices) ** 2, count))  # 1 if the pair uses the link.
+    link_count = 2 * len(hosts) if switch else 1
+    uses_link = np.zeros((len(devices) ** 2, link_count))  # 1 if the pair uses the link.
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
         if sender.host != receiver.host:
-            taken[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
-    byte, once, latency = pair_times(problem)
-    seconds, message = taken * byte[:, None], taken * once[:, None]
-    apart = ~np.eye(len(devices), dtype=bool).ravel()
-    same = count == 1 and not message.any() and len(set(seconds[apart, 0])) <= 1
-    uniform = bool(same and len(set(latency[apart])) <= 1)
+            uses_link[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
+    byte_s, message_s, latency = pair_times(problem)
+    seconds, message = uses_link * byte_s[:, None], uses_link * message_s[:, None]
+    is_other_device = ~np.eye(len(devices), dtype=bool).ravel()
+    is_single_rate = link_count == 1 and not message.any() and len(set(seconds[is_other_device, 0])) <= 1
+    uniform = bool(is_single_rate and len(set(latency[is_other_device])) <= 1)
     return LinkLoads(
         seconds, message, latency, uniform, build_runtime_arrays(problem) if problem.runtime_costs else None
     )
@@ -198,11 +198,15 @@ def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
     Pairs are numbered sender · devices + receiver. Bytes include the message headers. The latency includes that of the
     receiver's runtime, which is all there is within a host.
     """
-    byte, once, latency = problem.platform.transfer_times.reshape(3, -1)
+    byte_s, message_s, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)
     headers, gap = (np.repeat(_runtime_cost_array(problem, name), count) for name in ("header_share", "gap"))
-    woken = (_runtime_cost_array(problem, "latency") * ~np.eye(count, dtype=bool)).ravel()
-    return byte * (1 + headers), np.where(byte > 0, once + gap, 0.0), np.where(byte > 0, latency, 0.0) + woken
+    runtime_latency = (_runtime_cost_array(problem, "latency") * ~np.eye(count, dtype=bool)).ravel()
+    return (
+        byte_s * (1 + headers),
+        np.where(byte_s > 0, message_s + gap, 0.0),
+        np.where(byte_s > 0, latency, 0.0) + runtime_latency,
+    )
 
 
 def _runtime_cost_array(problem: Problem, name: str) -> Floats:
