@@ -25,7 +25,7 @@ from dicompiler_strategies.genetic.exploration import explore
 from dicompiler_strategies.papers.autodice import Autodice
 
 PLANS = 40_000
-LEAST = 20_000
+MIN_PLANS_PER_S = 20_000
 VARIANTS = {
     "naive, one stage": {"encoding": "naive", "stages": 1},
     "split points, one stage": {"encoding": "split", "stages": 1},
@@ -45,8 +45,8 @@ def speed(tables: BatchedModel) -> float:
 def reference(tables: BatchedModel) -> list[float]:
     """Return the fixed reference point: for each objective the worst plan on a single device."""
     layers, devices = tables.seconds.shape
-    alone = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
-    return [float(alone.objective(name).max()) for name in AUTODICE_OBJECTIVES]
+    estimates = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
+    return [float(estimates.objective(name).max()) for name in AUTODICE_OBJECTIVES]
 
 
 def main() -> int:
@@ -57,32 +57,33 @@ def main() -> int:
     parser.add_argument("--population", type=int, default=100)
     parser.add_argument("--generations", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=10)
-    given = parser.parse_args()
-    problem = Problem(formed(build(given.network)), Platform.load(given.platform))
+    arguments = parser.parse_args()
+    problem = Problem(formed(build(arguments.network)), Platform.load(arguments.platform))
     tables = build_batched_model(problem)
     rate = speed(tables)
     print(
-        f"{given.network} on {given.platform}: {len(problem.layers.layers)} layers, {rate:.0f} pipeline plans a second"
+        f"{arguments.network} on {arguments.platform}: {len(problem.layers.layers)} layers, "
+        f"{rate:.0f} pipeline plans per second"
     )
     worst = np.array(reference(tables))
     volumes: dict[str, list[float]] = {}
     for name, variant in VARIANTS.items():
         evaluations = []
-        for seed in range(given.seeds):
+        for seed in range(arguments.seeds):
             options = Autodice(
-                population=given.population, generations=given.generations, measured=0, seed=seed, **variant
+                population=arguments.population, generations=arguments.generations, measured=0, seed=seed, **variant
             )
             front = explore(problem, options)
             points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])
             volumes.setdefault(name, []).append(float(HV(ref_point=np.ones(3))(points / worst)))
             evaluations.append(front.evaluations)
-        own = sorted(volumes[name])
+        found = volumes[name]
         print(
-            f"{name:<26} hypervolume median {statistics.median(own):.4f}, {own[0]:.4f} to {own[-1]:.4f}; "
+            f"{name:<26} hypervolume median {statistics.median(found):.4f}, {min(found):.4f} to {max(found):.4f}; "
             f"evaluations {statistics.median(evaluations):.0f}"
         )
-    naive, one, many = (statistics.median(own) for own in volumes.values())
-    return 0 if rate >= LEAST and naive < one < many else 1
+    naive, single_stage, all_stages = map(statistics.median, volumes.values())
+    return 0 if rate >= MIN_PLANS_PER_S and naive < single_stage < all_stages else 1
 
 
 if __name__ == "__main__":

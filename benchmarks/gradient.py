@@ -42,31 +42,36 @@ def row(layers: LayerGraph, count: int, seeds: int) -> bool:
     """Print the row of one number of devices, and return True if the default is close enough."""
     problem = Problem(layers, setting(count), AnalyticModel(pools=False, elementwise=False, weights=False))
     start = perf_counter()
-    found = build_cost_tables(problem, Gradient().choice_set(problem))
-    made = perf_counter()
+    tables = build_cost_tables(problem, Gradient().choice_set(problem))
+    filled = perf_counter()
     exact, _ = minimise_exactly(
-        build_elimination_order([len(own) for own in found.node_seconds], list(found.edge_seconds)),
-        found.node_seconds,
-        found.edge_seconds,
+        build_elimination_order([len(choices) for choices in tables.node_seconds], list(tables.edge_seconds)),
+        tables.node_seconds,
+        tables.edge_seconds,
     )
     eliminated = perf_counter()
-    best = [Gradient(seed=seed).search_tables(found).value for seed in range(seeds)]
+    best = [Gradient(seed=seed).search_tables(tables).value for seed in range(seeds)]
     searched = perf_counter()
-    (land,) = build_objective_tables(found, "latency")
-    bare = [float(land.values(minimise_relaxation(land, DescentSettings(seed=seed))).min()) for seed in range(seeds)]
-    again = perf_counter()
+    (objective,) = build_objective_tables(tables, "latency")
+    descended = [
+        float(objective.values(minimise_relaxation(objective, DescentSettings(seed=seed))).min())
+        for seed in range(seeds)
+    ]
+    relaxed = perf_counter()
     printed = problem.estimate(Diapason().plan(problem)).latency_s
     done = perf_counter()
-    drawn = [
+    random_starts = [
         problem.estimate(Diapason(initialisation="random", seed=seed).plan(problem)).latency_s for seed in range(seeds)
     ]
 
     def gap(value: float) -> str:
         return f"{100 * (value / exact - 1):8.2f}"
 
-    times = f"{made - start:7.2f} {eliminated - made:7.2f} {(searched - eliminated) / seeds:7.2f} {done - again:7.2f}"
-    gaps = f"{gap(max(best))} {gap(mean(bare))} {gap(printed)} {gap(mean(drawn))}"
-    print(f"{count:7} {found.size:7} {exact:8.4f} {gaps} {times}", flush=True)
+    times = (
+        f"{filled - start:7.2f} {eliminated - filled:7.2f} {(searched - eliminated) / seeds:7.2f} {done - relaxed:7.2f}"
+    )
+    gaps = f"{gap(max(best))} {gap(mean(descended))} {gap(printed)} {gap(mean(random_starts))}"
+    print(f"{count:7} {sum(tables.choice_counts):7} {exact:8.4f} {gaps} {times}", flush=True)
     return max(best) <= exact * (1 + MAX_GAP_PERCENT / 100)
 
 
@@ -76,18 +81,19 @@ def main() -> int:
     parser.add_argument("network", nargs="?", default="vgg16", choices=("vgg16", *(n for n in NAMES if n != "vgg16")))
     parser.add_argument("--devices", nargs="+", type=int, default=list(range(2, 9)))
     parser.add_argument("--seeds", type=int, default=3)
-    given = parser.parse_args()
-    layers = vgg16() if given.network == "vgg16" else formed(build(given.network))
+    arguments = parser.parse_args()
+    layers = vgg16() if arguments.network == "vgg16" else formed(build(arguments.network))
     print(
-        f"{given.network}, {len(layers.layers)} layers, {given.seeds} seeds. Gap to the optimum over the same choices:"
+        f"{arguments.network}, {len(layers.layers)} layers, {arguments.seeds} seeds. "
+        "Gap to the optimum over the same choices:"
     )
     print(
         "gradient (worst seed), without local search (mean), diapason, diapason with random weights (mean), in percent;"
     )
     print("seconds: tables, elimination, search over the tables, diapason from start to plan")
     print("devices choices  optimum gradient  descent diapason   random  tables   exact  search diapason")
-    near = [row(layers, count, given.seeds) for count in given.devices]
-    return 0 if all(near) else 1
+    results = [row(layers, count, arguments.seeds) for count in arguments.devices]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

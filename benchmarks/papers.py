@@ -57,11 +57,11 @@ def longest_path(layers: LayerGraph) -> list[Layer]:
         multiplies = 0 if layer.whole_reason else int(count_macs(layers, layer) > 0)
         length[layer.name] = multiplies + (length[best.name] if best else 0)
     ends = [layers.producer[name] for name in layers.outputs if name in layers.producer]
-    at: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
+    last: Layer | None = max(ends, key=lambda layer: length[layer.name], default=None)
     path = []
-    while at is not None:
-        path.append(at)
-        at = before[at.name]
+    while last is not None:
+        path.append(last)
+        last = before[last.name]
     return path[::-1]
 
 
@@ -74,8 +74,8 @@ def coopai(name: str, graph: LayerGraph) -> None:
     best, base = best_k(many), best_k(single)
     print(line(f"{name}: blocks, k = 1…10", blocks, (len(result.blocks) for result in many)))
     print(line(f"{name}: best k of MLS, SLS", counts, (best.k, base.k)))
-    found = (_saved(best, base), _saved(best, many[0]))
-    print(line(f"{name}: % saved to SLS, one device", saved, (f"{value:.2f}" for value in found)))
+    percentages = (_saved(best, base), _saved(best, many[0]))
+    print(line(f"{name}: % saved to SLS, one device", saved, (f"{value:.2f}" for value in percentages)))
     print(line(f"{name}: seconds, k = 1, 2, 4, 7", (), (f"{many[k - 1].seconds:.4f}" for k in (1, 2, 4, 7))))
 
 

@@ -69,31 +69,38 @@ def loopback() -> tuple[int, int]:
     return int(count), int(size)
 
 
-def play(session: dicompiler.Session, processes: Sequence[int], given: object, frames: int) -> Slice:
+def play(session: dicompiler.Session, processes: Sequence[int], inputs: object, frames: int) -> Slice:
     """Run a slice of frames."""
     seconds = []
-    worked, (packets, size) = processor_s(processes), loopback()
+    processor_before, (packets_before, bytes_before) = processor_s(processes), loopback()
     for _ in range(frames):
-        begun = time.perf_counter()
-        session.infer(given)
-        seconds.append(time.perf_counter() - begun)
-    more, total = loopback()
-    spent = processor_s(processes) - worked
-    return Slice(statistics.median(seconds), spent / frames, (more - packets) / frames, (total - size) / frames)
+        started = time.perf_counter()
+        session.infer(inputs)
+        seconds.append(time.perf_counter() - started)
+    packets_after, bytes_after = loopback()
+    processor_used = processor_s(processes) - processor_before
+    return Slice(
+        statistics.median(seconds),
+        processor_used / frames,
+        (packets_after - packets_before) / frames,
+        (bytes_after - bytes_before) / frames,
+    )
 
 
-def start(made: Mapping[str, Survivor], pairs: int, frames: int, rng: Random) -> list[Pair]:
+def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random) -> list[Pair]:
     """Restart all processes and return their pairs."""
     with contextlib.ExitStack() as stack:
-        options, given = RunOptions(in_flight=1, pin=True, timeout_s=300), made["plain"].frames(1)[0]
-        begun = rng.sample(sorted(made), 2)  # The order of the start influences the memory layout.
-        sessions = {name: stack.enter_context(dicompiler.connect(made[name].directory, options)) for name in begun}
-        processes = {name: tuple(pids(one.directory).values()) for name, one in made.items()}
-        found = []
+        options, inputs = RunOptions(in_flight=1, pin=True, timeout_s=300), clusters["plain"].frames(1)[0]
+        start_order = rng.sample(sorted(clusters), 2)  # The order of the start influences the memory layout.
+        sessions = {
+            name: stack.enter_context(dicompiler.connect(clusters[name].directory, options)) for name in start_order
+        }
+        processes = {name: tuple(pids(cluster.directory).values()) for name, cluster in clusters.items()}
+        measured = []
         for _ in range(WARM_UP_PAIRS + pairs):
-            pair = {n: play(sessions[n], processes[n], given, frames) for n in rng.sample(sorted(made), 2)}
-            found.append((pair["plain"], pair["other"]))
-    return found[WARM_UP_PAIRS:]
+            pair = {n: play(sessions[n], processes[n], inputs, frames) for n in rng.sample(sorted(clusters), 2)}
+            measured.append((pair["plain"], pair["other"]))
+    return measured[WARM_UP_PAIRS:]
 
 
 def middle(starts: Sequence[Sequence[float]]) -> float:
@@ -135,11 +142,11 @@ def main(network: str, seconds: float, pairs: int, frames: int, same: bool, file
     known = json.loads(file.read_text()) if file is not None and file.exists() else {}
     starts = known.setdefault(key, [])
     failures = {"plain": (), "other": () if same else [(name,) for name in DEVICES]}
-    with tempfile.TemporaryDirectory() as place:
-        made = {name: named(network, those, Path(place, name)) for name, those in failures.items()}
+    with tempfile.TemporaryDirectory() as directory:
+        clusters = {name: named(network, sets, Path(directory, name)) for name, sets in failures.items()}
         until, rng = time.monotonic() + seconds, Random()
         while time.monotonic() < until:
-            starts.append(start(made, pairs, frames, rng))
+            starts.append(start(clusters, pairs, frames, rng))
             if file is not None:
                 file.write_text(json.dumps(known))
     if starts:

@@ -55,12 +55,12 @@ def main(count: int, first: int) -> None:
     faults = 0
     for seed in range(first, first + count):
         try:
-            found = fault(seed)
+            message = fault(seed)
         except DicompilerError as error:
-            found = str(error)
-        if found:
+            message = str(error)
+        if message:
             faults += 1
-            click.echo(f"seed {seed}: {found}")
+            click.echo(f"seed {seed}: {message}")
     click.echo(f"{count} pairs, {faults} faults")
     sys.exit(faults > 0)
 

@@ -68,10 +68,10 @@ def measured(tiled: PipelineState, platform: Platform, kind: str, frames: int) -
     plan = replace(tiled.plan, layers=parts(tiled, kind))
     cost = f"analytic{{runtime={runtime_cost_factor('sockets', BOARDS):.3g}}}"
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch, "net")
-        dicompiler.compile(networks.build("yolov2"), platform, plan=plan, cost=cost, output=place)
-        found = emulate(place, frames=frames, cost=cost)
-    return Case(found.predicted_s, found.frame_s, found.compute_slowdown)
+        artifact = Path(scratch, "net")
+        dicompiler.compile(networks.build("yolov2"), platform, plan=plan, cost=cost, output=artifact)
+        result = emulate(artifact, frames=frames, cost=cost)
+    return Case(result.predicted_s, result.frame_s, result.compute_slowdown)
 
 
 @click.command(help=__doc__)

@@ -109,29 +109,31 @@ def problem(network: str) -> Problem:
 def run(case: Case) -> Result:
     """Run all strategies on one case."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
-    given = replace(problem(case.network), platform=case.platform())
-    found = compare(given, {name: registry().make("strategies", name) for name in STRATEGIES[:-1]})
-    longest = max(row.search_s for row in found.results)
-    auto = compare(given, {"auto": registry().make("strategies", f"auto{{budget={max(AUTO_BUDGET_S, longest)}}}")})
-    rows = (*found.results, *auto.results)
-    values = {row.strategy: math.inf if row.metrics is None else found.objective_value(row) for row in rows}
-    return Result(case, values, {row.strategy: row.search_s for row in rows}, found.lower_bound or 0.0)
+    case_problem = replace(problem(case.network), platform=case.platform())
+    comparison = compare(case_problem, {name: registry().make("strategies", name) for name in STRATEGIES[:-1]})
+    longest = max(row.search_s for row in comparison.results)
+    auto = compare(
+        case_problem, {"auto": registry().make("strategies", f"auto{{budget={max(AUTO_BUDGET_S, longest)}}}")}
+    )
+    rows = (*comparison.results, *auto.results)
+    values = {row.strategy: math.inf if row.metrics is None else comparison.objective_value(row) for row in rows}
+    return Result(case, values, {row.strategy: row.search_s for row in rows}, comparison.lower_bound or 0.0)
 
 
-def summary(done: Sequence[Result]) -> int:
+def summary(results: Sequence[Result]) -> int:
     """Print how often each strategy was best and the gap to the bound.
 
     Returns how often auto was worse than another strategy.
     """
     for name in STRATEGIES:
-        best = sum(result.is_best(name) for result in done)
-        search = statistics.median(result.seconds[name] for result in done)
-        behind = max(result.values[name] / result.least for result in done) - 1
-        most = f", at most {100 * behind:.1f} % behind" if math.isfinite(behind) else ""
-        click.echo(f"{name}: best or equal in {best} of {len(done)}{most}; median search {search:.1f} s")
-    gaps = [result.least / result.bound for result in done if result.bound]
+        best = sum(result.is_best(name) for result in results)
+        search = statistics.median(result.seconds[name] for result in results)
+        gap = max(result.values[name] / result.least for result in results) - 1
+        worst = f", at most {100 * gap:.1f} % behind" if math.isfinite(gap) else ""
+        click.echo(f"{name}: best or equal in {best} of {len(results)}{worst}; median search {search:.1f} s")
+    gaps = [result.least / result.bound for result in results if result.bound]
     click.echo(f"the best plan is {statistics.median(gaps):.2f} times the valid bound in the median case")
-    return sum(not result.is_best("auto") for result in done)
+    return sum(not result.is_best("auto") for result in results)
 
 
 @click.command()
@@ -140,15 +142,17 @@ def summary(done: Sequence[Result]) -> int:
 @click.option("--jobs", type=click.IntRange(min=1), default=1, help="Cases at the same time, each in its own process.")
 def main(chosen: Sequence[str], sample: int | None, jobs: int) -> None:
     """Compare all strategies by simulation. "!" marks strategies that are worse than the best one."""
-    every = list(cases(chosen or [f"light/{name}" for name in networks.LIGHT_NAMES]))
-    taken = sorted(Random(0).sample(every, min(sample, len(every))), key=every.index) if sample else every
-    done = []
+    all_cases = list(cases(chosen or [f"light/{name}" for name in networks.LIGHT_NAMES]))
+    selected = (
+        sorted(Random(0).sample(all_cases, min(sample, len(all_cases))), key=all_cases.index) if sample else all_cases
+    )
+    results = []
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        for result in pool.map(run, taken):
-            done.append(result)
+        for result in pool.map(run, selected):
+            results.append(result)
             click.echo(result)
             sys.stdout.flush()
-    sys.exit(1 if summary(done) else 0)
+    sys.exit(1 if summary(results) else 0)
 
 
 if __name__ == "__main__":
