@@ -112,18 +112,6 @@ def test_pages_that_the_code_refers_to_exist() -> None:
                 assert (ROOT / page).is_file(), f"{path.relative_to(ROOT)}: {page}"
 
 
-MAX_WORDS_PER_1000 = {"what": 2.0, "who|whom|whose": 0.5, "where": 2.0, "anew|beside|nobody": 0.5, "told|tells": 0.2}
-"""Words that often stand for a missing noun or verb, and their allowed rate over all pages."""
-
-
-def test_pages_name_things_instead_of_paraphrasing_them() -> None:
-    text = "".join(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL) for page in PAGES)
-    word_count = len(text.split())
-    for words, max_rate in MAX_WORDS_PER_1000.items():
-        rate = 1000 * len(re.findall(rf"\b(?:{words})\b", text, re.IGNORECASE)) / word_count
-        assert rate < max_rate, f"{words}: {rate:.1f} per 1000 words"
-
-
 def test_changes_are_one_short_bullet_each() -> None:
     changes = re.findall(r"^- (.*(?:\n  .*)*)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(changes) > 50
