@@ -291,7 +291,7 @@ def error_line(command: list[str], capfd: pytest.CaptureFixture[str], code: int 
         (
             "root@10.77.0.3",
             "nobody@10.77.0.3",
-            r"device 'pi02' on nobody@.*Permission denied \(.*\): let our key in \('ssh-copy-id nobody@",
+            r"device 'pi02' on nobody@.*Permission denied \(.*\): authorize your key \('ssh-copy-id nobody@",
         ),
         (
             sys.executable,
@@ -319,7 +319,7 @@ def test_rejects_host_with_unknown_key(
         with (boards.root / "known_hosts").open("a") as file:
             file.write(f"10.77.0.3 {(tmp_path / 'other.pub').read_text()}")
         line = error_line(deploy_command(boards, net, "root", "root"), capfd)
-        assert re.match(r"device 'pi02' on .*: Host key verification failed: .*or another one than before", line)
+        assert re.match(r"device 'pi02' on .*: Host key verification failed: .*is unknown here or has changed", line)
     finally:
         boards.known([board.address for board in boards.boards.values()])
 
@@ -399,7 +399,7 @@ def test_reports_errors_before_copying(
     assert "--copy-only runs nothing" in error_line(
         [*deploy_command(boards, net, "root", "root"), "--verify"], capfd, 2
     )
-    assert "no artifact of dicompiler" in error_line(["deploy", str(tmp_path), *missing[2:]], capfd)
+    assert "not an artifact of dicompiler" in error_line(["deploy", str(tmp_path), *missing[2:]], capfd)
     monkeypatch.setenv("PATH", str(tmp_path))
     line = error_line(deploy_command(boards, net, "root", "root"), capfd)
     assert line == "ssh is missing on this machine: install the package openssh-client"
@@ -482,7 +482,7 @@ def test_resident_devices_run_until_stopped(
     assert main([*command, "--resident", "--verify", "--json"]) == 0
     document = json.loads(capfd.readouterr().out)
     validate({"deploy": document}, "results", "deploy --json")
-    assert document["kept"] == list(NAMES) and document["checks"][0]["passed"]
+    assert document["resident"] == list(NAMES) and document["checks"][0]["passed"]
     before = running()
     assert len(before) == 2
     assert main([*command, "--resident"]) == 0 and running() == before
