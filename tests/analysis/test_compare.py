@@ -127,7 +127,7 @@ def test_speedup_follows_the_objective_and_implausible_gains_are_reported() -> N
     assert both.speedup_over(one, "throughput") == 3.0 and both.speedup_over(one, "latency+throughput") == 0.5
     assert both.speedup_over(one, "energy") == 0.5
     assert both.describe_implausible_gain(one, "throughput").startswith(
-        "3.00 times as fast as one device with 2: only memory or caches"
+        "3.00 times as fast as one device with 2 devices: this is only plausible if the memory or the caches"
     )
     assert (
         both.describe_implausible_gain(replace(one, period_s=2.0), "throughput")

@@ -123,7 +123,7 @@ def test_interrupted_search_writes_its_points(model: Path, tmp_path: Path) -> No
     assert front.interrupted
     document = json.loads((tmp_path / "front/front.json").read_text())
     assert (document["interrupted"], document["metrics_source"]) == (True, "analytic")
-    assert json.loads((tmp_path / "front/plans/000.json").read_text())["note"] == "the search for it was interrupted"
+    assert json.loads((tmp_path / "front/plans/000.json").read_text())["note"] == "the search was interrupted"
 
 
 def test_override_options_replaces_options() -> None:
@@ -135,10 +135,10 @@ def test_override_options_replaces_options() -> None:
 @pytest.mark.parametrize(
     ("more", "code", "expected"),
     [
-        (["--generations", "0"], 2, "genetic: generations is 0: take at least 1"),
-        (["--population", "-3"], 2, "genetic: population is -3: take at least 2"),
+        (["--generations", "0"], 2, "genetic: generations is 0: use at least 1"),
+        (["--population", "-3"], 2, "genetic: population is -3: use at least 2"),
         (["--objectives", "speed"], 2, "unknown objective 'speed' (known: communication, device-energy, device-memory"),
-        (["--objectives", "memory,memory"], 2, "objective 'memory' stands twice"),
+        (["--objectives", "memory,memory"], 2, "objective 'memory' is given twice: remove one"),
         (["--strategy", "genetics"], 2, "unknown strategy 'genetics' (did you mean 'genetic'?)"),
         (["--strategy", "modnn"], 2, "unknown option 'generations' of 'modnn'"),
     ],
@@ -156,7 +156,7 @@ def test_rejects_bad_options_and_writes_nothing(
 def test_does_not_replace_other_directories(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert run(model, tmp_path) == 1
-    assert "it exists and is no front of ours" in capsys.readouterr().err
+    assert "it exists and is not a front of dicompiler" in capsys.readouterr().err
     assert main(["explore", str(model), "-o", str(tmp_path / "x")]) == 2
     assert "explore: no platform" in capsys.readouterr().err
     with pytest.raises(DicompilerError, match="its parent directory does not exist"):

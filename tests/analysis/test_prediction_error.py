@@ -104,8 +104,8 @@ def test_command_prints_discrepancies(artifact: Path, ran: tuple[str, dict[str, 
 def test_warns_if_the_cost_model_needs_options(artifact: Path) -> None:
     made = artifact / PROVENANCE_FILE
     text = made.read_text()
-    assert '"cost": "analytic"' in text
-    made.write_text(text.replace('"cost": "analytic"', '"cost": "profile"'))
+    assert '"cost_model": "analytic"' in text
+    made.write_text(text.replace('"cost_model": "analytic"', '"cost_model": "profile"'))
     try:
         write_integrity(artifact)
         log = artifact.with_name("profiled.json")
@@ -118,7 +118,7 @@ def test_warns_if_the_cost_model_needs_options(artifact: Path) -> None:
 
 
 def told(frame_s: float, **changes: Any) -> RunTiming:
-    share = {"compute_s": 0.5, "send_s": 0.1, "wait_s": 0.2, "segments": (0.25, 0.25), "waits": {"b": 0.1, "c": 0.1}}
+    share = {"compute_s": 0.5, "send_s": 0.1, "wait_s": 0.2, "segments_s": (0.25, 0.25), "waits": {"b": 0.1, "c": 0.1}}
     return RunTiming(frame_s, {"a": DeviceTiming(**share | changes)})
 
 
@@ -133,7 +133,7 @@ def test_segment_times_are_not_negative() -> None:
 
 def test_finds_discrepancies_with_their_causes() -> None:
     assert not list(find_discrepancies(told(1.0), told(1.0, compute_s=0.54, send_s=0.01, wait_s=0.21)))
-    slow = told(1.3, compute_s=0.7, segments=(0.25, 0.45), wait_s=0.4, waits={"b": 0.12, "c": 0.28}, send_s=0.2)
+    slow = told(1.3, compute_s=0.7, segments_s=(0.25, 0.45), wait_s=0.4, waits={"b": 0.12, "c": 0.28}, send_s=0.2)
     found = [(one.cause, one.location, one.predicted_s, one.measured_s) for one in find_discrepancies(told(1.0), slow)]
     assert found == [("computing", "segment 1", 0.5, 0.7), ("sending", "", 0.1, 0.2), ("waiting", "c", 0.2, 0.4)]
     assert [

@@ -97,7 +97,7 @@ def test_cmakedir_prints_the_cmake_package() -> None:
 
 def test_the_version_is_that_of_the_distribution(tmp_path: Path) -> None:
     version = importlib.metadata.version("dicompiler")
-    for wanted, found in ((version, True), ("0.1", True), ("0.0.9", False), ("0.1.99", False), ("7", False)):
+    for wanted, found in ((version, True), ("0.2", True), ("0.1.9", False), ("0.2.99", False), ("7", False)):
         source = tmp_path / wanted
         source.mkdir()
         text = f'find_package(dicompiler {wanted} CONFIG)\nmessage("v ${{dicompiler_VERSION}}/${{dicompiler_FOUND}}")'
