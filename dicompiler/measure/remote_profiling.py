@@ -107,7 +107,7 @@ class MeasuredBoard:
         if not self.providers:
             return ""
         return (
-            f"{self.location.title}: its onnxruntime offers {', '.join(self.providers)}, which are not measured: "
+            f"{self.location.title}: its onnxruntime offers {', '.join(self.providers)}, which is not measured: "
             "target sockets computes on the CPU; a GPU in the platform keeps its published rate"
         )
 

@@ -82,7 +82,7 @@ def test_command_and_report_show_the_explanations(tmp_path: Path, capsys: pytest
     asked = ["compare", model, "--platform", "rpi4x2", "--strategies", "single,modnn", "--explain"]
     assert main(asked) == 0
     text = capsys.readouterr().out
-    assert "the network stays on one device" in text and "too little work" in text
+    assert "a single device is best here" in text and "too little work" in text
     assert main([*asked, "--json"]) == 0
     known.write_text(capsys.readouterr().out)
     document = json.loads(known.read_text())

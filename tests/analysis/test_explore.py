@@ -156,7 +156,7 @@ def test_rejects_bad_options_and_writes_nothing(
 def test_does_not_replace_other_directories(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     assert run(model, tmp_path) == 1
-    assert "it exists and is not a front of dicompiler" in capsys.readouterr().err
+    assert "it exists and is not a directory that dicompiler wrote as front" in capsys.readouterr().err
     assert main(["explore", str(model), "-o", str(tmp_path / "x")]) == 2
     assert "explore: no platform" in capsys.readouterr().err
     with pytest.raises(DicompilerError, match="its parent directory does not exist"):

@@ -92,10 +92,10 @@ def test_bytes_of_each_link_match_the_prediction(artifact: Path, ran: tuple[str,
 
 def test_command_prints_discrepancies(artifact: Path, ran: tuple[str, dict[str, Any]]) -> None:
     printed, _ = ran
-    assert "a frame on this host alone: " in printed and "predicted for the platform: " in printed
-    assert "parting by 10 %" in printed and "bytes sent," not in printed  # this host is not a Raspberry Pi
+    assert "frame on this host only: " in printed and "predicted for the platform: " in printed
+    assert "differs by 10 %" in printed and "bytes sent," not in printed  # this host is not a Raspberry Pi
     silent = command("run", artifact, "--frames", 2)
-    assert silent.returncode == 0 and "parting by" not in silent.stdout
+    assert silent.returncode == 0 and "differs by" not in silent.stdout
     log = artifact.with_name("wrong.json")
     assert "unknown cost model" in failed(2, "run", artifact, "--log", log, "--cost", "analytik")
     assert not log.exists()
@@ -110,7 +110,7 @@ def test_warns_if_the_cost_model_needs_options(artifact: Path) -> None:
         write_integrity(artifact)
         log = artifact.with_name("profiled.json")
         done = command("run", artifact, "--log", log)
-        assert done.returncode == 0 and "nothing is predicted: " in done.stderr and "give it (--cost)" in done.stderr
+        assert done.returncode == 0 and "no prediction: " in done.stderr and "give it (--cost)" in done.stderr
         assert "predicted" not in load_json(log)
     finally:
         made.write_text(text)

@@ -175,7 +175,7 @@ def test_single_device_runs_one_segment_at_the_default_level(target: str, tmp_pa
 ASKED = """
 import json, sys
 from pathlib import Path
-from runtime.executor import make_sessions
+from runtime.segments import make_sessions
 manifest = json.loads(Path("manifest.json").read_text())
 session = next(one for one in make_sessions(Path(), manifest, 1) if one is not None)  # others only move
 try:

@@ -145,8 +145,10 @@ class TestPrerequisites:
         line = ("compile", "net;.onnx", *SPLIT, "-o", "net")
         assert "'net;.onnx': Make or Ninja" in dicompiler(place, *line, "--depfile", "net.d", code=1)
         line = ("plan", "net.onnx", *SPLIT, "-o", "plan.json")
-        assert "is written too" in dicompiler(place, *line, "--depfile", "plan.json", code=2)
-        assert "goes with --depfile" in dicompiler(place, *line, "--depfile-target", "x", code=2)
+        assert "plan.json is also an output: give the depfile another name" in dicompiler(
+            place, *line, "--depfile", "plan.json", code=2
+        )
+        assert "--depfile-target needs --depfile" in dicompiler(place, *line, "--depfile-target", "x", code=2)
         (place / "net.data").unlink()
         assert "there is no file 'net.data'" in dicompiler(place, *line, "--depfile", "net.d", code=1)
         assert sorted(path.name for path in place.iterdir()) == ["net.onnx", "net;.onnx"]

@@ -117,7 +117,7 @@ def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
     assert max(map(len, lines)) <= 80
     assert lines[:2] == [
         "lenet: 8 layers, 0.000846 GFLOP per frame, 0.235 MiB of weights",
-        "split over rpi4x1 by single; a frame on the boards as predicted, in ms:",
+        "split over rpi4x1 by single; predicted ms per frame on the boards:",
     ]
     assert lines[4].split()[:5] == ["pi01", "8", "100.0%", "0.24", "0.0"]
     assert [*tmp_path.iterdir()] == []

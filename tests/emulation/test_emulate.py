@@ -139,4 +139,4 @@ def test_command_prints_measurement_and_prediction(tmp_path: Path) -> None:
         "in time that is 4 times slower" in " ".join(done.stdout.split())
         and json.loads(log.read_text())["dilation"] == 4
     )
-    assert "no artifact" in failed(1, "emulate", tmp_path)
+    assert "not an artifact" in failed(1, "emulate", tmp_path)

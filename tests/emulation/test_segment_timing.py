@@ -29,7 +29,9 @@ def test_calls_and_copies_compute_outputs_of_segments(target: str, strategy: str
         memory = writable_copies(found[device.device])
         for name in made:
             memory[name][...] = 0
-        for call, segment in zip(registry().make("targets", target).calls(device), device.segments, strict=True):
+        for call, segment in zip(
+            registry().make("targets", target).segment_calls(device), device.segments, strict=True
+        ):
             left += call.segment is not segment
             make_timer(program, call, memory).time_call()
         for name in made:

@@ -121,7 +121,7 @@ def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None
     streamed(log)
     write_json(run.log, log)
     by_name = {one.name: one for one in found(run).figures}
-    assert by_name["network latency"].reason == "no run tells a frame's course by itself"
+    assert by_name["network latency"].reason == "no run shows a frame alone, segment by segment"
     assert by_name["pi01 rate"].after is not None
 
 
@@ -192,7 +192,7 @@ def test_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     done = command("calibrate", log, log, "--force", "-o", output, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "pi01 rate" in done.stdout and "off before" in done.stdout and f"written: {output}" in done.stdout
+    assert "pi01 rate" in done.stdout and "error before" in done.stdout and f"written: {output}" in done.stdout
     computing = {one["device"]: one["compute_s"] for one in load_json(log)["predicted"]["devices"]}
     _, _, problem = reopen_artifact(place / "net", "analytic", Platform.load(output))
     plan = load_plan(place / "net" / "plan.json")

@@ -329,7 +329,7 @@ class TestCommand:
         profile = load_profile(output)
         assert (profile.device, profile.threads) == ("pi*", 1)
         printed = capsys.readouterr().out
-        assert printed.startswith("8 layers, 8 of them different")
+        assert printed.startswith("8 layers, 8 distinct")
         assert "\nruntime of sockets: a message takes " in printed
         assert set(profile.runtime_costs) == {"sockets"} and profile.whole_model_s is not None
         assert 0 <= profile.weight_byte_s < 1e-6  # a byte comes at a MB/s at least

@@ -56,8 +56,8 @@ def test_measures_boards_and_names_those_that_cannot_be_measured(
     assert main([*words, "--platform", "rpi4x4", "--log", str(tmp_path / "run.json")]) == 0
     captured = capfd.readouterr()
     document = json.loads(captured.out)
-    assert [one["taken"] for one in document["boards"]] == [True, True, False, False]
-    why = {one["host"]: one["why"] for one in document["boards"]}
+    assert [one["used"] for one in document["boards"]] == [True, True, False, False]
+    why = {one["host"]: one["reason"] for one in document["boards"]}
     assert why["pi03"].endswith(f"is it on, and does sshd run there? (ssh, port in {hosts})")
     assert "its Python has no numpy" in why["pi04"] and "install numpy onnxruntime' there" in why["pi04"]
     assert captured.err.count("dicompiler: warning: device 'pi03' on ") == 1
@@ -90,7 +90,7 @@ def test_omits_throttled_board_unless_forced(
     assert "it throttles (under-voltage, it is throttled): cool it" in error and error.count("\n") == 1
     assert not output.exists() and not (tmp_path / "m.profiles").exists()
     assert main([*words, "--force"]) == 0
-    assert "its onnxruntime offers CUDAExecutionProvider: that is not measured" in capsys.readouterr().err
+    assert "its onnxruntime offers CUDAExecutionProvider, which is not measured" in capsys.readouterr().err
     (device,) = Platform.load(output).devices
     assert (device.name, device.host, device.rate > 1e6, device.cores > 0) == ("pi01", "pi01", True, True)
 

@@ -109,7 +109,7 @@ def test_reports_last_error_of_a_failed_device(tmp_path: Path) -> None:
     command = [sys.executable, "play.py", "0", "messages"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("messages: d1: file segment000.onnx has 8 bytes instead of")
+    assert done.stderr.splitlines()[-1].startswith("messages: d1: file segment000.onnx has 8 bytes, expected")
 
 
 def test_finds_costs() -> None:

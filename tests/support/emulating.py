@@ -45,11 +45,13 @@ def ran(
     truth: Platform | None = None,
     cost: str = "",
     strategy: str = "modnn",
-    survive: int = 0,
+    tolerate_failures: int = 0,
 ) -> Ran:
     """Compiles for `guess`, and runs as on `truth`, as if those were the same. Where this host was busy it does so
     again, and the run that was least late counts."""
-    dicompiler.compile(networks.build(network, 0), guess, strategy, tolerate_failures=survive, output=place / "net")
+    dicompiler.compile(
+        networks.build(network, 0), guess, strategy, tolerate_failures=tolerate_failures, output=place / "net"
+    )
     best = emulate(place / "net", truth or guess, frames=FRAMES, cost=cost)
     for _ in range(ATTEMPTS):
         if late(best) > MAX_COMPUTE_SLOWDOWN:
