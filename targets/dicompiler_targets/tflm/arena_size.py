@@ -1,7 +1,6 @@
-"""How large an arena a model needs in TFLite-micro: found by trying, because the figure that it records is too small.
+"""Finds the smallest arena with which TFLite-micro can run a model, by trials, because its own record is too small.
 
-Models → bytes for each. The trials run in a process of their own: TFLite-micro ends it where an arena is far too small
-or a model is one that it cannot run.
+The trials run in a process of their own, which TFLite-micro ends if an arena is far too small or a model cannot run.
 """
 
 from __future__ import annotations
@@ -19,18 +18,24 @@ from dicompiler_targets.tflm.flatbuffer import import_optional
 
 RUNTIME_MODULE = "tflite_micro.python.tflite_micro.runtime"
 ARENA_ALIGNMENT_BYTES = 16
-"""Bytes: TFLite-micro aligns the arena and what is in it to these."""
+"""TFLite-micro aligns the arena and its contents to this."""
 FIRST_ARENA_BYTES, MAX_ARENA_BYTES = 1 << 12, 1 << 30
 TIMEOUT_S = 600.0
 
 _arena_cache: dict[bytes, int] = {}
-"""What was measured in this process, by the model's digest."""
+"""Arena sizes that were measured in this process, by the model's digest."""
 
 
 def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """The least bytes of an arena, a multiple of 16, with which each model can be run; 64 bytes less are too few.
+    """Return for each model the smallest arena, a multiple of 16 bytes. It is less than 64 bytes above the true
+    minimum.
 
-    names: of the models, for errors. DicompilerError where TFLite-micro refuses one.
+    Args:
+        models: The .tflite files.
+        names: Names of the models, for messages.
+
+    Raises:
+        DicompilerError: TFLite-micro rejects a model.
     """
     import_optional(RUNTIME_MODULE)
     digests = [hashlib.sha256(model).digest() for model in models]
@@ -42,12 +47,17 @@ def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """The trials, in a process of their own."""
-    given = b"".join(struct.pack("<Q", len(model)) + model for model in models)
+    """Run the trials in a process of their own."""
+    input_bytes = b"".join(struct.pack("<Q", len(model)) + model for model in models)
     code = f"from {__name__} import main; main()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
-        [sys.executable, "-c", code], input=given, capture_output=True, env=environment, timeout=TIMEOUT_S, check=False
+        [sys.executable, "-c", code],
+        input=input_bytes,
+        capture_output=True,
+        env=environment,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     sizes = [json.loads(line) for line in done.stdout.decode().splitlines()]
     if done.returncode or len(sizes) != len(models):
@@ -61,8 +71,8 @@ def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def main() -> None:
-    """The process: models from stdin, each after its length; a line with the bytes for each to stdout."""
-    import_optional(RUNTIME_MODULE)  # once, not in the process of each trial
+    """Run the process: read models from stdin, each after its length, and print the arena size of each."""
+    import_optional(RUNTIME_MODULE)  # before the fork, so that trials need not import it
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -74,14 +84,16 @@ def main() -> None:
 
 
 def find_least_arena(trials: ArenaTrials) -> int:
-    """The least arena in which the model runs. Running takes long: the least in which it can be made is found first,
-    and is tried; should it not do, the search goes on from there."""
+    """Return the smallest arena in which the model runs.
+
+    Running takes long. So the smallest arena in which the model can be created is found first, and then tested.
+    """
     loadable = search_least_size(lambda size: trials.fits_arena(size, False))
     return loadable if trials.fits_arena(loadable) else search_least_size(trials.fits_arena, loadable)
 
 
 def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTES) -> int:
-    """The smallest multiple of STEP that fits, given that all larger ones do."""
+    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES that fits, if all larger ones do."""
     high = first
     while not fits(high):
         high *= 2
@@ -95,14 +107,14 @@ def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTE
 
 
 class ArenaTrials:
-    """Tries a model in a process of its own, which TFLite-micro may end: then the next trial gets another one."""
+    """Tries a model in a child process, and starts another one if TFLite-micro ends it."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
         self._child, self._to, self._from = 0, -1, -1
 
     def fits_arena(self, size: int, runs: bool = True) -> bool:
-        """Whether the model can be made in an arena of `size` bytes and, if asked for, runs there."""
+        """Return True if the model can be created in an arena of `size` bytes and, if `runs`, can run in it."""
         if not self._child:
             self._fork()
         os.write(self._to, struct.pack("<Q?", size, runs))
@@ -112,7 +124,7 @@ class ArenaTrials:
         return answer == b"y"
 
     def close(self) -> None:
-        """Ends the process; `fits` starts another one."""
+        """End the child process."""
         if self._child:
             os.close(self._to)
             os.close(self._from)
@@ -134,14 +146,14 @@ class ArenaTrials:
 
 
 def _fits_arena(model: bytes, size: int, runs: bool) -> bool:
-    """Whether the model can be made, and run once, in an arena of `size` bytes."""
+    """Return True if the model can be created, and run once if `runs`, in an arena of `size` bytes."""
     try:
         interpreter = import_optional(RUNTIME_MODULE).Interpreter.from_bytes(model, arena_size=size)
         if runs:
             interpreter.invoke()
     except RuntimeError:
         return False
-    except Exception as error:  # its reading of the file breaks in any way
+    except Exception as error:  # reading an invalid file can raise any error
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True

@@ -1,7 +1,7 @@
-"""Averages over windows of images, and over whole images.
+"""Lowering of average pools over windows and over whole images.
 
-In float32 by AVERAGE_POOL_2D, and a MUL where ONNX counts the pads otherwise than TFLite. On 8-bit numbers window by
-window, so that an average is the same number however the image is cut.
+In float32, an AVERAGE_POOL_2D is followed by a MUL if ONNX counts pads in another way than TFLite. In int8, windows are
+averaged block by block, so that an average does not depend on how the image is cut.
 """
 
 from __future__ import annotations
@@ -27,13 +27,20 @@ from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusa
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
 
 UNIT_WEIGHT = 64
-"""The number that stands for 1 in weights that are all the same. TFLite-micro rounds the product with a scale, and once
-more when it shifts it: what is shifted far is rounded well."""
+"""The integer that represents 1 in constant weights. TFLite-micro rounds the product with a scale, and again when it
+shifts the result. A large shift makes the second rounding precise."""
 
 
 @dataclass(frozen=True)
 class WindowBlock:
-    """`out` neighbouring windows of `span` elements each along an axis, in the elements start…stop of the image."""
+    """Neighbouring windows along an axis that span the same number of elements.
+
+    Attributes:
+        start: First element of the image that they read.
+        stop: End of the elements that they read.
+        span: Elements of a window.
+        out: Number of windows.
+    """
 
     start: int
     stop: int
@@ -42,12 +49,12 @@ class WindowBlock:
 
 
 def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """AveragePool → AVERAGE_POOL_2D, with what else it takes to count the pads as ONNX does."""
+    """Lower AveragePool to AVERAGE_POOL_2D, and to the operators that count pads as ONNX does."""
     windows = make_pool_axes(writer.graph, node)
     include = bool(node.get_attribute("count_include_pad", 0))
     blocks = [_find_blocks(axis, include) for axis in windows]
     if any(block.span <= 0 for along in blocks for block in along):
-        raise make_refusal(node, "a window lies in the pads alone", "leave out ceil_mode")
+        raise make_refusal(node, "a window contains only pads", "remove ceil_mode")
     if writer.graph.dtypes[node.output] == "float32":
         _pool_floats(writer, node, windows, include)
     else:
@@ -55,8 +62,10 @@ def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """GlobalAveragePool → AVERAGE_POOL_2D over the image; MEAN where another scale comes out, with one rounding as
-    onnxruntime has it."""
+    """Lower GlobalAveragePool to AVERAGE_POOL_2D over the image.
+
+    If the scale changes, it becomes MEAN, which rounds once, as onnxruntime does.
+    """
     windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):
         axes = writer.add_constant(np.asarray([1, 2], np.int32), "axes")
@@ -66,14 +75,17 @@ def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
-    """Whether quantised numbers go in and others of another scale come out."""
-    about = graph.quantizations
-    return node.output in about and about[node.output] != about.get(node.inputs[0])
+    """Return True if the node's quantized output has another scale than its input."""
+    quantizations = graph.quantizations
+    return node.output in quantizations and quantizations[node.output] != quantizations.get(node.inputs[0])
 
 
 def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
-    """SAME leaves the pads out of the count; where ONNX counts otherwise at the border, the average over a padded
-    window is multiplied by what it is off by."""
+    """Lower an average pool in float32.
+
+    SAME padding does not count pads. If ONNX counts elements at the border in another way, the average over a padded
+    window is multiplied by a correction factor.
+    """
     x = writer.read_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)
     if valid or (all(axis.is_same for axis in windows) and not include):
@@ -101,9 +113,10 @@ def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wind
 
 
 def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
-    """The windows that count all their elements, in runs, and each of the others by itself, over just what it counts.
+    """Return the windows along an axis in blocks, each with the elements that it counts.
 
-    Elements below 0 and from the extent on are pads.
+    Consecutive windows that count all their elements form one block; each other window is a block of its own. Elements
+    below 0 and from the extent on are pads.
     """
     end = axis.extent + (axis.end_pad if include else 0)
     blocks: list[WindowBlock] = []
@@ -118,7 +131,7 @@ def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
 
 
 def _pool_integers(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
-    """Blocks of windows that count as many elements are averaged by themselves and joined."""
+    """Lower an average pool in int8: average each block of windows, and concatenate the results."""
     x = writer.read_tensor(node.inputs[0], "image")
     blocks = [_find_blocks(axis, include) for axis in windows]
     if include and not all(axis.is_valid for axis in windows):
@@ -141,8 +154,11 @@ def _average_block(
     blocks: tuple[WindowBlock, WindowBlock],
     windows: Sequence[WindowAxis],
 ) -> int:
-    """The averages of a block of windows: AVERAGE_POOL_2D, or DEPTHWISE_CONV_2D of weights that are all 1 / (elements
-    of a window) where another scale comes out."""
+    """Return the averages of a block of windows.
+
+    They are computed by AVERAGE_POOL_2D, or, if the scale changes, by DEPTHWISE_CONV_2D whose weights are all
+    1 / (elements of a window).
+    """
     batch, _, _, channels = writer.get_shape(x)
     out, spans = [block.out for block in blocks], [block.span for block in blocks]
     x = _crop(writer, x, blocks)
@@ -154,16 +170,16 @@ def _average_block(
             "AVERAGE_POOL_2D", [x], [output], "Pool2D", FilterHeight=spans[0], FilterWidth=spans[1], **values
         )
         return output
-    about = QuantizationParams((1 / (UNIT_WEIGHT * spans[0] * spans[1]),), (0,))
-    ones = writer.add_constant(np.full((1, *spans, channels), UNIT_WEIGHT, np.int8), "ones", about)
+    quantization = QuantizationParams((1 / (UNIT_WEIGHT * spans[0] * spans[1]),), (0,))
+    ones = writer.add_constant(np.full((1, *spans, channels), UNIT_WEIGHT, np.int8), "ones", quantization)
     values |= {"DepthMultiplier": 1, "DilationHFactor": 1, "DilationWFactor": 1}
-    inputs = [x, ones, make_zero_bias(writer, channels, x, about)]
+    inputs = [x, ones, make_zero_bias(writer, channels, x, quantization)]
     writer.add_operation("DEPTHWISE_CONV_2D", inputs, [output], "DepthwiseConv2D", **values)
     return output
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """The part of an image that the blocks cover."""
+    """Return the part of an image that the blocks read."""
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
         return x
@@ -176,7 +192,7 @@ def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock])
 
 
 def _concatenate(writer: TfliteWriter, parts: Sequence[int], axis: int) -> int:
-    """One tensor of the parts, one after another along the axis."""
+    """Return the concatenation of tensors along an axis."""
     if len(parts) == 1:
         return parts[0]
     shape = list(writer.get_shape(parts[0]))

@@ -1,4 +1,5 @@
-"""Operators that look at several elements along an axis: softmax, reductions, and the response normalisation (LRN)."""
+"""Lowering of operators that combine elements along an axis: softmax, reductions and local response normalization
+(LRN)."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from dicompiler_targets.tflm.writer import TfliteWriter
 
 
 def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Softmax, LogSoftmax → over the last axis, which the one in question is brought to. Before opset 13 all axes from
-    it on count as one."""
+    """Lower Softmax or LogSoftmax, with its axis moved to the end.
+
+    Before opset 13, all axes from the given one on count as one.
+    """
     name, shape = node.inputs[0], writer.graph.get_shape(node.inputs[0])
     rank = len(shape)
     values = {"Beta": 1.0} if code == "SOFTMAX" else {}
@@ -42,22 +45,22 @@ def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNo
 
 
 def _make_output_tensor(writer: TfliteWriter, node: SegmentNode, shape: Shape) -> int:
-    """A tensor of the type and scale of the node's output, of another shape."""
+    """Return a tensor with the type and quantization of the node's output, but another shape."""
     name = node.output
     return writer.add_tensor(name, writer.graph.dtypes[name], shape, writer.graph.quantizations.get(name))
 
 
 def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """ReduceMean, ReduceSum, ReduceMax, ReduceMin → MEAN, SUM, REDUCE_MAX, REDUCE_MIN over constant axes."""
+    """Lower ReduceMean, ReduceSum, ReduceMax or ReduceMin to MEAN, SUM, REDUCE_MAX or REDUCE_MIN over constant axes."""
     name, shape = node.inputs[0], writer.graph.get_shape(node.inputs[0])
     along = read_integers(writer, node, 1, "axes")
     if not along:
         along = [] if node.get_attribute("noop_with_empty_axes", 0) else list(range(len(shape)))
     if not along:
-        raise make_refusal(node, "it reduces no axis", "leave it out")
+        raise make_refusal(node, "it reduces no axis", "remove it")
     kept, form = bool(node.get_attribute("keepdims", 1)), writer.get_form(name)
     if not kept:
-        form = "plain"  # what is left of an image would be in another order
+        form = "plain"  # without some axes, an image would not be in ONNX's order
     where = sorted(get_axis_position(axis, len(shape), form) for axis in along)
     inputs = [writer.read_tensor(name, form), writer.add_constant(np.asarray(where, np.int32), "axes")]
     writer.add_operation(
@@ -66,8 +69,11 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
-    """LRN, y = x / (bias + alpha / size * sum of x² over `size` channels) ^ beta, as it is written out: the sum is a
-    pool over the channels of the squares, and t ^ -beta is made of RSQRT and SQRT, or EXP and LOG."""
+    """Lower LRN: y = x / (bias + alpha / size * sum of x² over `size` channels) ^ beta.
+
+    The sum is an average pool over the channels of the squares. t ^ -beta consists of RSQRT and SQRT, or of EXP and
+    LOG.
+    """
     size, alpha = node.get_attribute("size"), node.get_attribute("alpha", 1e-4)
     beta, bias = node.get_attribute("beta", 0.75), node.get_attribute("bias", 1.0)
     if len(writer.graph.get_shape(node.inputs[0])) != 4 or writer.graph.dtypes[node.output] != "float32":
@@ -91,7 +97,7 @@ def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _negative_power(writer: TfliteWriter, x: int, beta: float) -> int:
-    """x ^ -beta for x above 0."""
+    """Return x ^ -beta for positive x."""
 
     def unary(code: str, source: int, options: str = "") -> int:
         output = writer.add_like(source, writer.get_shape(source))

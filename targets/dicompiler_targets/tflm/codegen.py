@@ -1,6 +1,6 @@
-"""The C++ sources that differ from device to device: models as arrays, resolver, sizes, and the program's tables.
+"""Generates the C++ sources that differ between devices: models as arrays, resolver, sizes, and the program's tables.
 
-In: what a device holds and does. Out: texts, the same for the same device.
+The same device gives the same text.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ _BYTES_PER_LINE = 16
 
 @dataclass(frozen=True)
 class DeviceModels:
-    """names: of the models, each once. of: for each segment the index of its model, None where it computes nothing.
-    arenas: bytes for each model."""
+    """The distinct models of a device.
+
+    Attributes:
+        names: Their names.
+        model_of_segment: For each segment, the index of its model; None if it computes nothing.
+        arena_bytes: Bytes of each model's arena.
+    """
 
     names: tuple[str, ...]
     model_of_segment: tuple[int | None, ...]
@@ -32,8 +37,13 @@ class DeviceModels:
 
 @dataclass(frozen=True)
 class SegmentCopies:
-    """What is copied for a segment: from what is held into the model's inputs, from the model's outputs to what is
-    held, and from one of what is held to another."""
+    """The copies of a segment.
+
+    Attributes:
+        input_copies: From tensors to the model's inputs.
+        output_copies: From the model's outputs to tensors.
+        tensor_copies: From tensors to tensors.
+    """
 
     input_copies: tuple[StridedCopy, ...]
     output_copies: tuple[StridedCopy, ...]
@@ -41,7 +51,7 @@ class SegmentCopies:
 
 
 def make_data_header(name: str, data: bytes) -> str:
-    """model_NAME_data.h."""
+    """Return model_NAME_data.h."""
     return (
         f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\n"
         f"constexpr std::size_t k_model_{name}_bytes = {len(data)};\n"
@@ -50,7 +60,7 @@ def make_data_header(name: str, data: bytes) -> str:
 
 
 def make_data_source(name: str, data: bytes) -> str:
-    """model_NAME_data.cc: aligned, and constant, so that it stays in flash."""
+    """Return model_NAME_data.cc: an aligned constant array, which stays in flash."""
     lines = [
         "    " + ", ".join(f"0x{byte:02x}" for byte in data[start : start + _BYTES_PER_LINE]) + ",\n"
         for start in range(0, len(data), _BYTES_PER_LINE)
@@ -60,15 +70,15 @@ def make_data_source(name: str, data: bytes) -> str:
 
 
 def get_resolver_method(code: str) -> str:
-    """The method of TFLite-micro's resolver that registers an operator: CONV_2D → AddConv2D."""
+    """Return the method of TFLite-micro's resolver that registers an operator: CONV_2D → AddConv2D."""
     words = "".join(word.capitalize() for word in code.split("_")).replace("2d", "2D")
     return f"Add{_RESOLVER_METHODS.get(code, words)}"
 
 
 def make_resolver(codes: Sequence[str]) -> str:
-    """resolver.cc, with exactly these operators."""
+    """Return resolver.cc with exactly these operators."""
     adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
-    count = max(1, len(codes))  # of a device that only passes tensors on
+    count = max(1, len(codes))  # a device that only forwards tensors has no operators
     return (
         f'{GENERATED_NOTE}#include "resolver.h"\n\n#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
         "namespace dicompiler {\n\nconst tflite::MicroOpResolver* GetResolver() {\n"
@@ -79,7 +89,7 @@ def make_resolver(codes: Sequence[str]) -> str:
 
 
 def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
-    """arena.h: the memory for arenas and the tensors beside them, and how many peers and transfers there are."""
+    """Return arena.h: the size of the memory, and the numbers of peers and incoming transfers."""
     sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
     return f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\nnamespace dicompiler {{\n\n{lines}\n}}  // namespace dicompiler\n"
@@ -91,10 +101,19 @@ def make_program_source(
     layout: MemoryLayout,
     models: DeviceModels,
     peers: Sequence[str],
-    moves: Sequence[SegmentCopies],
+    segment_copies: Sequence[SegmentCopies],
 ) -> str:
-    """program.cc: the tables that program.h declares. moves: of each segment."""
-    numbers = {one.device: i for i, one in enumerate(program.devices)}
+    """Return program.cc with the tables that program.h declares.
+
+    Args:
+        program: The program.
+        device: The device.
+        layout: Its memory layout.
+        models: Its models.
+        peers: The devices that it exchanges tensors with.
+        segment_copies: The copies of each segment.
+    """
+    numbers = {other.device: number for number, other in enumerate(program.devices)}
     tensors = {name: i for i, name in enumerate(layout.buffers)}
     incoming = [program.transfers[i] for i in list_received(device)]
     outgoing = [step.index for step in device.steps if step.kind == "send"]
@@ -105,14 +124,16 @@ def make_program_source(
         _make_table("char* const kPeerNames", [json.dumps(name) for name in peers], "nullptr"),
         f"const int kPeerCount = {len(peers)};",
         _make_table(
-            "Tensor kTensors", [f"{{{one.offset}, {one.tensor.nbytes}}}" for one in layout.buffers.values()], "{0, 0}"
+            "Tensor kTensors",
+            [f"{{{buffer.offset}, {buffer.tensor.nbytes}}}" for buffer in layout.buffers.values()],
+            "{0, 0}",
         ),
         _make_table("Model kModels", [f"{{k_model_{name}, {n}}}" for name, n in arenas], "{nullptr, 0}"),
-        _make_segment_tables(device, models, layout, moves, tensors),
-        _make_transfer_table("Incoming", [(one, one.sender) for one in incoming], peers, tensors),
+        _make_segment_tables(device, models, layout, segment_copies, tensors),
+        _make_transfer_table("Incoming", [(transfer, transfer.sender) for transfer in incoming], peers, tensors),
         f"const int kIncomingCount = {len(incoming)};",
         _make_transfer_table(
-            "Outgoing", [(one, one.receiver) for one in (program.transfers[i] for i in outgoing)], peers, tensors
+            "Outgoing", [(program.transfers[i], program.transfers[i].receiver) for i in outgoing], peers, tensors
         ),
         _make_step_table(device, outgoing),
         f"const int kStepCount = {len(device.segments) + len(outgoing)};",
@@ -124,7 +145,7 @@ def make_program_source(
 
 
 def _make_table(head: str, entries: Sequence[str], none: str) -> str:
-    """An array; C++ knows none of length 0, so that an empty one has an entry that no count counts."""
+    """Return an array. An empty one has one unused entry, because C++ has no arrays of length 0."""
     lines = "".join(f"    {entry},\n" for entry in entries or [none])
     return f"const {head}[] = {{\n{lines}}};"
 
@@ -133,28 +154,28 @@ def _make_segment_tables(
     device: DeviceProgram,
     models: DeviceModels,
     layout: MemoryLayout,
-    moves: Sequence[SegmentCopies],
+    segment_copies: Sequence[SegmentCopies],
     tensors: Mapping[str, int],
 ) -> str:
     lists, entries = [], []
-    for i, (segment, moved) in enumerate(zip(device.segments, moves, strict=True)):
+    for i, (segment, segment_copy) in enumerate(zip(device.segments, segment_copies, strict=True)):
         numbers = ", ".join(str(tensors[name]) for name in segment.inputs) or "0"
         lists.append(f"static const int k_inputs_{i}[] = {{{numbers}}};\n")
         ends = [f"k_inputs_{i}, {len(segment.inputs)}"]
         for kind, copies in (
-            ("input_copies", moved.input_copies),
-            ("output_copies", moved.output_copies),
-            ("tensor_copies", moved.tensor_copies),
+            ("input_copies", segment_copy.input_copies),
+            ("output_copies", segment_copy.output_copies),
+            ("tensor_copies", segment_copy.tensor_copies),
         ):
             if copies:
                 body = _make_table(f"Copy k_{kind}_{i}", [_make_copy_literal(copy, tensors) for copy in copies], "")
                 lists.append(f"static {body}\n")
             ends.append(f"k_{kind}_{i}, {len(copies)}" if copies else "nullptr, 0")
-        model, place = (
+        model, arena = (
             models.model_of_segment[i],
             f"{layout.arena_offsets[i] or 0}, {str(layout.frees_arena[i]).lower()}",
         )
-        entries.append(f"{{{-1 if model is None else model}, {place}, {', '.join(ends)}}}")
+        entries.append(f"{{{-1 if model is None else model}, {arena}, {', '.join(ends)}}}")
     return "".join(lists) + _make_table(
         "Segment kSegments", entries, "{-1, 0, false, nullptr, 0, nullptr, 0, nullptr, 0, nullptr, 0}"
     )
@@ -168,10 +189,12 @@ def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
 
 
 def _make_transfer_table(
-    kind: str, own: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
+    kind: str, transfers: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
 ) -> str:
-    """own: the device's, each with the peer."""
-    entries = [f"{{{one.index}, {peers.index(peer)}, {tensors[one.value.name]}}}" for one, peer in own]
+    """Return the table of a device's transfers, each with its peer."""
+    entries = [
+        f"{{{transfer.index}, {peers.index(peer)}, {tensors[transfer.value.name]}}}" for transfer, peer in transfers
+    ]
     return _make_table(f"Transfer k{kind}", entries, "{0, 0, 0}")
 
 

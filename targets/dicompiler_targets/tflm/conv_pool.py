@@ -1,6 +1,7 @@
-"""Convolutions and maximum pools: operators whose windows slide over images, with paddings as TFLite knows them.
+"""Lowering of convolutions and maximum pools, whose windows slide over images.
 
-SAME and VALID where they fit; else the pads go into a PAD before the operator, with the value that changes nothing.
+TFLite's paddings SAME and VALID are used if they fit. Otherwise, a PAD before the operator adds the pads, with a value
+that does not change the result.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ ACTIVATION_CODES = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """A window along one axis: extents of input and output, elements that it spans, step, and the pads that ONNX asks
-    for; `end` is what the last window reads past the input and the pad at the begin."""
+    """The windows along one axis.
+
+    Attributes:
+        extent: Extent of the input.
+        out: Number of windows.
+        span: Elements between the first and the last one of a window.
+        stride: Step between windows.
+        begin_pad: Pads at the beginning.
+        end_pad: Pads at the end, as the node declares them.
+    """
 
     extent: int
     out: int
@@ -33,20 +42,23 @@ class WindowAxis:
 
     @property
     def needed_end_pad(self) -> int:
+        """The pads at the end that the last window reads."""
         return max((self.out - 1) * self.stride + self.span - self.extent - self.begin_pad, 0)
 
     @property
     def is_valid(self) -> bool:
+        """Whether TFLite's padding VALID fits."""
         return self.begin_pad == 0 and self.needed_end_pad == 0
 
     @property
     def is_same(self) -> bool:
+        """Whether TFLite's padding SAME fits."""
         total = max((self.out - 1) * self.stride + self.span - self.extent, 0)
         return -(-self.extent // self.stride) == self.out and self.begin_pad == total // 2
 
 
 def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[int]) -> tuple[WindowAxis, WindowAxis]:
-    """The windows of a node along H and W. `kernel`: elements of a window."""
+    """Return the windows of a node along H and W; `kernel`: elements of a window."""
     shape, out = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     if len(shape) != 4:
         raise make_refusal(node, f"it works on {len(shape) - 2} dimensions", "TFLite-micro has 2-D windows only")
@@ -69,12 +81,12 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
 
 
 def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0) -> int:
-    """The image with the windows' pads around it, filled with `value`."""
+    """Add pads around an image, filled with `value`, and return the result."""
     shape = list(writer.get_shape(index))
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
     padded = writer.add_like(index, tuple(extent + sum(both) for extent, both in zip(shape, amounts, strict=True)))
     inputs = [index, writer.add_constant(np.asarray(amounts, np.int32), "pads")]
-    if value == 0:  # of a quantised image: its zero point, which is what PAD fills in
+    if value == 0:  # for a quantized image, PAD fills in the zero point
         writer.add_operation("PAD", inputs, [padded], "Pad")
         return padded
     tensor = writer.tensors[index]
@@ -86,7 +98,7 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """(the image, SAME or VALID): with the pads made explicit where neither is what the windows ask for."""
+    """Return (the image, SAME or VALID). If neither padding fits, the pads are added to the image."""
     if all(axis.is_valid for axis in windows):
         return index, VALID_PADDING
     if all(axis.is_same for axis in windows):
@@ -95,35 +107,40 @@ def choose_padding(
 
 
 def lower_conv(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Conv with constant weights → CONV_2D, also grouped, or DEPTHWISE_CONV_2D."""
+    """Lower Conv with constant weights to CONV_2D, which can be grouped, or to DEPTHWISE_CONV_2D."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or (node.has_input(2) and node.inputs[2] not in writer.graph.constants):
-        raise make_refusal(node, "its weights or bias are computed", "TFLite-micro wants constants; use target sockets")
+        raise make_refusal(
+            node, "its weights or bias are computed", "TFLite-micro requires constants; use target sockets"
+        )
     windows = make_window_axes(writer.graph, node, weight.shape[2:])
     x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows)
-    groups, about = node.get_attribute("group", 1), writer.graph.quantizations.get(node.inputs[1])
+    groups, quantization = node.get_attribute("group", 1), writer.graph.quantizations.get(node.inputs[1])
     deep = weight.shape[1] == 1 and groups == writer.graph.get_shape(node.inputs[0])[1] and groups > 1
     dilations = node.get_attribute("dilations", [1, 1])
     values: dict[str, Any] = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     if deep:
         filters = weight.transpose(1, 2, 3, 0)
         values["DepthMultiplier"] = weight.shape[0] // groups
-        about = None if about is None else QuantizationParams(about.scale, about.zero_point, 3)
+        quantization = (
+            None if quantization is None else QuantizationParams(quantization.scale, quantization.zero_point, 3)
+        )
     else:
         filters = weight.transpose(0, 2, 3, 1)
     values |= {"DilationHFactor": dilations[0], "DilationWFactor": dilations[1]}
     values["FusedActivationFunction"] = ACTIVATION_CODES[node.activation]
-    inputs = [x, writer.add_constant(filters, node.inputs[1], about)]
+    inputs = [x, writer.add_constant(filters, node.inputs[1], quantization)]
     inputs.append(
-        writer.read_tensor(node.inputs[2]) if node.has_input(2) else make_zero_bias(writer, weight.shape[0], x, about)
+        writer.read_tensor(node.inputs[2])
+        if node.has_input(2)
+        else make_zero_bias(writer, weight.shape[0], x, quantization)
     )
     kind = ("DEPTHWISE_CONV_2D", "DepthwiseConv2D") if deep else ("CONV_2D", "Conv2D")
     writer.add_operation(kind[0], inputs, [writer.add_output(node.output, "image")], kind[1], **values)
 
 
 def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
-    """ConvTranspose of one group → TRANSPOSE_CONV over all that the windows reach, cropped by the pads; its bias by
-    ADD."""
+    """Lower ConvTranspose with one group to TRANSPOSE_CONV over all positions, a crop, and an ADD of the bias."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or weight.ndim != 4 or node.get_attribute("group", 1) != 1 or writer.graph.quantizations:
         raise make_refusal(node, "only one group of constant weights in float32 can be expressed", "use target sockets")
@@ -134,7 +151,9 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
     out = writer.graph.shapes[node.output][2:]
     outside = any(begin + size > most for begin, size, most in zip(pads[:2], out, reach, strict=True))
     if outside or max(node.get_attribute("dilations", [1])) > 1 or node.get_attribute("auto_pad", "NOTSET") != "NOTSET":
-        raise make_refusal(node, "it is dilated, padded by itself or wider than its windows", "use target sockets")
+        raise make_refusal(
+            node, "it has dilations, auto_pad, or an output larger than its windows reach", "use target sockets"
+        )
     channels = weight.shape[1]
     whole = writer.add_like(x, (batch, *reach, channels))
     sizes = writer.add_constant(np.asarray([batch, *reach, channels], np.int32), "size")
@@ -154,28 +173,28 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
     )
 
 
-def make_zero_bias(writer: TfliteWriter, count: int, x: int, about: QuantizationParams | None) -> int:
-    """Zeros: LiteRT insists on a bias."""
+def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: QuantizationParams | None) -> int:
+    """Return a bias of zeros, because LiteRT requires a bias."""
     source = writer.tensors[x].quantization
-    if about is None or source is None:
+    if quantization is None or source is None:
         return writer.add_constant(np.zeros(count, np.float32), "bias")
-    scale = tuple(source.scale[0] * one for one in about.scale)
+    scale = tuple(source.scale[0] * weight_scale for weight_scale in quantization.scale)
     return writer.add_constant(np.zeros(count, np.int32), "bias", QuantizationParams(scale, (0,) * len(scale)))
 
 
 def make_pool_axes(graph: SegmentGraph, node: SegmentNode) -> tuple[WindowAxis, WindowAxis]:
-    """Its windows along height and width. DicompilerError for a pool with indices, and for a dilated one."""
+    """Return a pool's windows along H and W. Raise DicompilerError for a pool with indices or dilations."""
     if len([name for name in node.outputs if name]) > 1:
-        raise make_refusal(node, "its second output is read", "TFLite-micro gives no indices; use target sockets")
+        raise make_refusal(node, "its second output is used", "TFLite-micro has no indices; use target sockets")
     if any(step != 1 for step in node.get_attribute("dilations", [1, 1])):
-        raise make_refusal(node, "it is dilated", "TFLite-micro has no such pool; use target sockets")
+        raise make_refusal(node, "it has dilations", "TFLite-micro has no such pool; use target sockets")
     return make_window_axes(graph, node, node.get_attribute("kernel_shape"))
 
 
 def add_pool(
     writer: TfliteWriter, node: SegmentNode, code: str, x: int, scheme: int, windows: Sequence[WindowAxis]
 ) -> None:
-    """MAX_POOL_2D or AVERAGE_POOL_2D, which makes the node's output."""
+    """Add a MAX_POOL_2D or AVERAGE_POOL_2D that computes the node's output."""
     output = writer.add_output(node.output, "image")
     values = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     values |= {"FilterWidth": windows[1].span, "FilterHeight": windows[0].span}
@@ -184,7 +203,7 @@ def add_pool(
 
 
 def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """MaxPool → MAX_POOL_2D; pads that need a PAD are the lowest number there is."""
+    """Lower MaxPool to MAX_POOL_2D. Pads that need a PAD have the lowest possible value."""
     windows = make_pool_axes(writer.graph, node)
     lowest = float(np.finfo(np.float32).min)
     x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows, lowest)
@@ -192,7 +211,7 @@ def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAxis]:
-    """One window over the whole image."""
+    """Return one window over the whole image."""
     shape = graph.get_shape(node.inputs[0])
     if len(shape) != 4:
         raise make_refusal(node, f"its input has rank {len(shape)}", "TFLite-micro pools images of rank 4")
@@ -200,18 +219,22 @@ def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAx
 
 
 def lower_global_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """GlobalMaxPool → MAX_POOL_2D over the image."""
+    """Lower GlobalMaxPool to MAX_POOL_2D over the image."""
     windows = make_global_windows(writer.graph, node)
     add_pool(writer, node, "MAX_POOL_2D", writer.read_tensor(node.inputs[0], "image"), VALID_PADDING, windows)
 
 
 _WINDOW_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 _AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
-"""Attributes with an entry for each axis, and what stands there for an axis of extent 1."""
+"""Attributes with one entry for each axis, and their value for an axis of extent 1."""
 
 
 def widen_windows(graph: SegmentGraph) -> SegmentGraph:
-    """The graph with every window of rank 3 in rank 4."""
+    """Return the graph with all windows along one axis as windows over images of height 1, because TFLite-micro has no
+    others.
+
+    Conv (N, C, L) ⇒ Reshape (N, C, 1, L) → Conv → Reshape (N, C, L)
+    """
     for node in graph.nodes:
         if node.op in _WINDOW_OPERATORS and len(graph.get_shape(node.inputs[0])) == 3:
             graph = _widen_node(graph, node)
@@ -222,18 +245,18 @@ def _widen_node(graph: SegmentGraph, node: SegmentNode) -> SegmentGraph:
     x, y = node.inputs[0], node.output
     names = {x: f"{y}/wide input", y: f"{y}/wide"}
     shapes, dtypes = dict(graph.shapes), dict(graph.dtypes)
-    about, constants = dict(graph.quantizations), dict(graph.constants)
+    quantizations, constants = dict(graph.quantizations), dict(graph.constants)
     for name, wide in names.items():
         batch, channels, length = graph.shapes[name]
         shapes[wide], dtypes[wide] = (batch, channels, 1, length), graph.dtypes[name]
-        if name in about:
-            about[wide] = about[name]
+        if name in quantizations:
+            quantizations[wide] = quantizations[name]
     inputs = [names[x], *node.inputs[1:]]
     if len(inputs) > 1 and inputs[1] in constants:
         inputs[1] = f"{y}/wide weight"
         constants[inputs[1]] = constants[node.inputs[1]][:, :, None]
-        if node.inputs[1] in about:
-            about[inputs[1]] = about[node.inputs[1]]
+        if node.inputs[1] in quantizations:
+            quantizations[inputs[1]] = quantizations[node.inputs[1]]
     attributes = {
         k: [_AXIS_ATTRIBUTE_DEFAULTS[k], *v] if k in _AXIS_ATTRIBUTE_DEFAULTS else v for k, v in node.attributes.items()
     }
@@ -246,4 +269,4 @@ def _widen_node(graph: SegmentGraph, node: SegmentNode) -> SegmentGraph:
         SegmentNode("Reshape", f"{node.name}/narrow", (names[y],), (y,)),
     )
     nodes = tuple(new for old in graph.nodes for new in (replacement if old is node else (old,)))
-    return replace(graph, nodes=nodes, shapes=shapes, dtypes=dtypes, quantizations=about, constants=constants)
+    return replace(graph, nodes=nodes, shapes=shapes, dtypes=dtypes, quantizations=quantizations, constants=constants)

@@ -1,4 +1,4 @@
-"""Operators that only move elements: slices, joins, new shapes and orders of axes, pads, depth and space."""
+"""Lowering of operators that only move data: slices, concatenations, reshapes, transposes, pads, depth and space."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, AxisForm, TfliteWriter,
 
 
 def get_axis_position(axis: int, rank: int, form: AxisForm) -> int:
-    """Where an axis of ONNX's lies in a tensor of that form."""
+    """Return the position of an ONNX axis in a tensor of the given form."""
     axis %= rank
     return NCHW_TO_NHWC.index(axis) if form == "image" else axis
 
 
 def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Concat → CONCATENATION."""
+    """Lower Concat to CONCATENATION."""
     form = find_common_form(writer, node.inputs, node.output)
     rank = len(writer.graph.shapes[node.output])
     inputs = [writer.read_tensor(name, form) for name in node.inputs]
@@ -29,18 +29,18 @@ def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str) -> list[int] | None:
-    """A parameter that is a constant input, or an attribute in older opsets; None where it is not given."""
+    """Return a parameter that is a constant input, or an attribute in older opsets; None if it is missing."""
     if node.has_input(index):
         value = writer.graph.constants.get(node.inputs[index])
         if value is None:
-            raise make_refusal(node, f"its {key} are computed", "TFLite-micro wants constants; use target sockets")
+            raise make_refusal(node, f"its {key} are computed", "TFLite-micro requires constants; use target sockets")
         return [int(v) for v in value.reshape(-1)]
-    given = node.get_attribute(key)
-    return None if given is None else [int(v) for v in given]
+    attribute = node.get_attribute(key)
+    return None if attribute is None else [int(number) for number in attribute]
 
 
 def add_strided_slice(writer: TfliteWriter, name: str, output: str, ranges: Sequence[tuple[int, int, int]]) -> None:
-    """STRIDED_SLICE; `ranges`: (start, stop, step) for each axis in ONNX's order, resolved."""
+    """Add a STRIDED_SLICE; `ranges`: (start, stop, step) for each axis in ONNX's order."""
     form = writer.get_form(name)
     ordered = permute(ranges, NCHW_TO_NHWC) if form == "image" else tuple(ranges)  # type: ignore[arg-type]
     x = writer.read_tensor(name, form)
@@ -49,7 +49,7 @@ def add_strided_slice(writer: TfliteWriter, name: str, output: str, ranges: Sequ
 
 
 def lower_slice(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Slice with constant ranges and steps above 0."""
+    """Lower Slice with constant ranges and positive steps."""
     shape = writer.graph.get_shape(node.inputs[0])
     starts, ends = read_integers(writer, node, 1, "starts"), read_integers(writer, node, 2, "ends")
     assert starts is not None and ends is not None
@@ -65,7 +65,7 @@ def lower_slice(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_split(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Split → a STRIDED_SLICE for each output."""
+    """Lower Split to one STRIDED_SLICE for each output."""
     shape = writer.graph.get_shape(node.inputs[0])
     axis, start = node.get_attribute("axis", 0) % len(shape), 0
     for output in node.outputs:
@@ -77,8 +77,11 @@ def lower_split(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Reshape, Flatten, Squeeze, Unsqueeze → RESHAPE in ONNX's order. An image that becomes a matrix of its batch's
-    rows waits for its readers: a FULLY_CONNECTED takes it as it lies."""
+    """Lower Reshape, Flatten, Squeeze or Unsqueeze to RESHAPE in ONNX's order.
+
+    An image that is flattened to a matrix is reshaped only when it is read, because FULLY_CONNECTED can use it as it
+    is.
+    """
     name, shape = node.inputs[0], writer.graph.shapes[node.output]
     source = writer.graph.get_shape(name)
     if len(source) == 4 and tuple(shape) == (source[0], math.prod(source[1:])) and name not in writer.graph.constants:
@@ -88,15 +91,13 @@ def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Transpose → at most one TRANSPOSE, from the form that there is to the form that is wanted."""
+    """Lower Transpose to at most one TRANSPOSE, from the present form to the required one."""
     name = node.inputs[0]
     rank = len(writer.graph.get_shape(name))
     order = node.get_attribute("perm", list(range(rank))[::-1])
     form = writer.get_form(name)
     if rank == 4:
-        wanted = [
-            order[axis] for axis in NCHW_TO_NHWC
-        ]  # ONNX's axes of the input, in the order of the output as an image
+        wanted = [order[axis] for axis in NCHW_TO_NHWC]  # ONNX axes of the input, in the order of the output image
         writer.set_alias(
             node.output,
             "image",
@@ -107,12 +108,12 @@ def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Pad with a constant → PAD or PADV2."""
+    """Lower Pad with a constant to PAD or PADV2."""
     rank = len(writer.graph.get_shape(node.inputs[0]))
     amounts = read_integers(writer, node, 1, "pads")
     if amounts is None or node.get_attribute("mode", "constant") != "constant" or node.has_input(3) or min(amounts) < 0:
         raise make_refusal(
-            node, "only pads above 0 filled with one number on all axes can be expressed", "use target sockets"
+            node, "only non-negative pads with one value on all axes can be expressed", "use target sockets"
         )
     number = (
         writer.graph.constants[node.inputs[2]] if node.has_input(2) else np.float32(node.get_attribute("value", 0.0))
@@ -131,7 +132,7 @@ def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_depth_space(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """DepthToSpace (depth, column, row) and SpaceToDepth: the same in TFLite, on images."""
+    """Lower DepthToSpace (depth, column, row) or SpaceToDepth to the same operator on images."""
     if node.get_attribute("mode", "DCR") != "DCR":
         raise make_refusal(node, "mode CRD", "TFLite-micro has DCR only; use target sockets")
     x = writer.read_tensor(node.inputs[0], "image")

@@ -1,4 +1,4 @@
-"""Operators that work on each element by itself, with ONNX's broadcasting: sums, products, activations."""
+"""Lowering of element-wise operators with ONNX's broadcasting: arithmetic, activations and normalization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}
 
 
 def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) -> AxisForm:
-    """The form in which an operation on these works: that of its first operand that is no constant."""
+    """Return the form in which an operation works: that of its first operand that is not constant."""
     rank = len(writer.graph.shapes[output])
     if rank != 4:
         return "plain"
@@ -24,21 +24,21 @@ def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) ->
 
 
 def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> int:
-    """An operand of an operation of this rank, in this form: axes of extent 1 are put before its own."""
+    """Return an operand in the given form, with axes of extent 1 inserted before its own ones to reach the rank."""
     shape = writer.graph.get_shape(name)
     if len(shape) == rank:
         return writer.read_tensor(name, form)
     wide = (1,) * (rank - len(shape)) + tuple(shape)
     if name in writer.graph.constants:
         value = writer.graph.constants[name].reshape(wide)
-        about = writer.graph.quantizations.get(name)
-        return writer.add_constant(value.transpose(NCHW_TO_NHWC) if form == "image" else value, name, about)
+        quantization = writer.graph.quantizations.get(name)
+        return writer.add_constant(value.transpose(NCHW_TO_NHWC) if form == "image" else value, name, quantization)
     index = writer.add_reshape(writer.read_tensor(name), wide)
     return writer.add_transpose(index, NCHW_TO_NHWC) if form == "image" else index
 
 
 def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: int, activation: str = "NONE") -> None:
-    """A binary operation; its activation is fused where the operator can."""
+    """Add a binary operation. The activation is fused if the operator supports it."""
     if code in _FUSED_OPTIONS:
         writer.add_operation(
             code, inputs, [output], _FUSED_OPTIONS[code], FusedActivationFunction=ACTIVATION_CODES[activation]
@@ -48,7 +48,7 @@ def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: i
 
 
 def add_scalar_chain(writer: TfliteWriter, x: int, steps: Sequence[tuple[str, float]]) -> int:
-    """x after binary operations in turn, each with a number as its second operand."""
+    """Apply binary operations one after another, each with a number as its second operand, and return the result."""
     for code, number in steps:
         output = writer.add_like(x, writer.get_shape(x))
         add_binary(writer, code, [x, writer.add_constant(np.asarray([number], np.float32), "number")], output)
@@ -57,16 +57,16 @@ def add_scalar_chain(writer: TfliteWriter, x: int, steps: Sequence[tuple[str, fl
 
 
 def lower_variadic(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Add, Sub, Mul, Div, Max, Min, Sum: two operands at a time, from the left."""
+    """Lower Add, Sub, Mul, Div, Max, Min or Sum to binary operations, from left to right."""
     shape = writer.graph.shapes[node.output]
     form = find_common_form(writer, node.inputs, node.output)
     if len(node.inputs) == 1:
         writer.set_alias(node.output, form, writer.read_tensor(node.inputs[0], form))
         return
-    held = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
+    held_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
     left = read_operand(writer, node.inputs[0], form, len(shape))
     for name in node.inputs[1:-1]:
-        between = writer.add_tensor(f"{node.output}/{name}", writer.graph.dtypes[node.output], held)
+        between = writer.add_tensor(f"{node.output}/{name}", writer.graph.dtypes[node.output], held_shape)
         add_binary(writer, code, [left, read_operand(writer, name, form, len(shape))], between)
         left = between
     right = read_operand(writer, node.inputs[-1], form, len(shape))
@@ -74,13 +74,13 @@ def lower_variadic(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_unary(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """An operator of one input that TFLite has too."""
+    """Lower an operator with one input that TFLite has too."""
     x, form = writer.read_held(node.inputs[0])
     writer.add_operation(code, [x], [writer.add_output(node.output, form)], options)
 
 
 def lower_alias(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Identity, and Dropout as it is after training: another name."""
+    """Lower Identity, or Dropout at inference, to another name of the same tensor."""
     if len(node.outputs) > 1 or (node.op == "Dropout" and node.has_input(2)):
         raise make_refusal(node, "it drops elements", "export the network for inference")
     x, form = writer.read_held(node.inputs[0])
@@ -88,7 +88,7 @@ def lower_alias(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_cast(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Cast between types of TFLite-micro."""
+    """Lower Cast between types of TFLite-micro."""
     if writer.graph.dtypes[node.output] == writer.tensors[writer.read_tensor(node.inputs[0])].dtype:
         lower_alias(writer, node)
     else:
@@ -96,19 +96,19 @@ def lower_cast(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_clip(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Clip, Relu → RELU or RELU6 where they are it, else MAXIMUM and MINIMUM with constants."""
+    """Lower Clip or Relu to RELU or RELU6 if possible, else to MAXIMUM and MINIMUM with constants."""
     x, form = writer.read_held(node.inputs[0])
     activation = find_activation(writer.graph, node)
     if activation is not None:
         writer.add_operation(activation, [x], [writer.add_output(node.output, form)])
         return
     if writer.graph.dtypes[node.output] != "float32":
-        raise make_refusal(node, "bounds other than 0 and 6 in int8", "leave the model in float32")
+        raise make_refusal(node, "it has bounds other than 0 and 6 in int8", "leave the model in float32")
     low, high = get_clip_bounds(writer.graph, node)
     steps = [(code, bound) for code, bound in (("MAXIMUM", low), ("MINIMUM", high)) if bound is not None]
-    for place, (code, bound) in enumerate(steps, 1):
+    for position, (code, bound) in enumerate(steps, 1):
         output = (
-            writer.add_output(node.output, form) if place == len(steps) else writer.add_like(x, writer.get_shape(x))
+            writer.add_output(node.output, form) if position == len(steps) else writer.add_like(x, writer.get_shape(x))
         )
         add_binary(writer, code, [x, writer.add_constant(np.asarray([bound], np.float32), "bound")], output)
         x = output
@@ -117,14 +117,14 @@ def lower_clip(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_leaky_relu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """LeakyRelu → LEAKY_RELU."""
+    """Lower LeakyRelu to LEAKY_RELU."""
     x, form = writer.read_held(node.inputs[0])
     slope = node.get_attribute("alpha", 0.01)
     writer.add_operation("LEAKY_RELU", [x], [writer.add_output(node.output, form)], "LeakyRelu", Alpha=slope)
 
 
 def lower_prelu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """PRelu → PRELU; the slope broadcasts to x."""
+    """Lower PRelu to PRELU, whose slope is broadcast to x."""
     form = find_common_form(writer, node.inputs, node.output)
     rank = len(writer.graph.shapes[node.output])
     inputs = [read_operand(writer, name, form, rank) for name in node.inputs]
@@ -132,7 +132,7 @@ def lower_prelu(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_hard_sigmoid(writer: TfliteWriter, node: SegmentNode) -> None:
-    """HardSigmoid = min(max(alpha x + beta, 0), 1), as it is written out."""
+    """Lower HardSigmoid to its definition min(max(alpha x + beta, 0), 1)."""
     x, form = writer.read_held(node.inputs[0])
     steps = (("MUL", node.get_attribute("alpha", 0.2)), ("ADD", node.get_attribute("beta", 0.5)), ("MINIMUM", 1.0))
     x = add_scalar_chain(writer, x, steps)
@@ -140,11 +140,11 @@ def lower_hard_sigmoid(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
-    """BatchNormalization that no convolution stands before → MUL and ADD."""
+    """Lower a BatchNormalization that was not fused to MUL and ADD."""
     if len(node.outputs) > 1 or node.get_attribute("training_mode", 0):
         raise make_refusal(node, "it is in training mode", "export the network for inference")
     if any(name not in writer.graph.constants for name in node.inputs[1:5]):
-        raise make_refusal(node, "its statistics are computed", "TFLite-micro wants constants; use target sockets")
+        raise make_refusal(node, "its statistics are computed", "TFLite-micro requires constants; use target sockets")
     x, form = writer.read_held(node.inputs[0])
     shape = [1] * len(writer.get_shape(x))
     shape[-1 if form == "image" else 1] = -1
@@ -156,23 +156,23 @@ def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_elu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Elu with alpha 1 → ELU."""
+    """Lower Elu with alpha 1 to ELU."""
     if node.get_attribute("alpha", 1.0) != 1.0:
         raise make_refusal(node, "alpha is not 1", "use target sockets")
     lower_unary("ELU", "", writer, node)
 
 
 def lower_reciprocal(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Reciprocal → DIV."""
+    """Lower Reciprocal to DIV."""
     form = writer.get_form(node.inputs[0])
     inputs = [writer.add_constant(np.ones(1, np.float32), "one"), writer.read_tensor(node.inputs[0], form)]
     add_binary(writer, "DIV", inputs, writer.add_output(node.output, form))
 
 
 def lower_power(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Pow with one constant exponent: 2 and 3 → MUL, 0.5 → SQRT, -0.5 → RSQRT."""
-    given = writer.graph.constants.get(node.inputs[1])
-    exponent = float(given.reshape(())) if given is not None and given.size == 1 else None
+    """Lower Pow with a constant exponent: 2 and 3 become MUL, 0.5 becomes SQRT, -0.5 becomes RSQRT."""
+    exponent_array = writer.graph.constants.get(node.inputs[1])
+    exponent = float(exponent_array.reshape(())) if exponent_array is not None and exponent_array.size == 1 else None
     x, form = writer.read_held(node.inputs[0])
     if exponent in (2, 3):
         factor = x
@@ -183,4 +183,4 @@ def lower_power(writer: TfliteWriter, node: SegmentNode) -> None:
     elif exponent in (0.5, -0.5):
         writer.add_operation("SQRT" if exponent > 0 else "RSQRT", [x], [writer.add_output(node.output, form)])
     else:
-        raise make_refusal(node, "its exponent is none of 2, 3, 0.5 and -0.5", "use target sockets")
+        raise make_refusal(node, "its exponent is not 2, 3, 0.5 or -0.5", "use target sockets")

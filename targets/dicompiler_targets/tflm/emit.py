@@ -1,7 +1,7 @@
-"""Writes a Program as an artifact of the tflm target: artifact.json, memory.json, and a directory for each device.
+"""Writes a Program as an artifact of target `tflm`: artifact.json, memory.json, and a directory for each device.
 
-A device's directory holds its models as .tflite files and as C++ arrays, the sources that differ from device to device,
-and those that are the same for all. In: a Program. Out: files, the same bytes for the same program.
+A device's directory holds its models as .tflite files and as C++ arrays, the generated sources of the device, and the
+sources that are the same for all devices. The same program gives the same bytes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,22 @@ from dicompiler_targets.tflm.memory_report import DeviceSizes, add_margin, make_
 MANIFEST_FORMAT = "dicompiler.tflm/2"
 MANIFEST_FILE, MEMORY_FILE = "manifest.json", "memory.json"
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference", MEMORY_FILE)
-"""What stands beside the devices' directories."""
+"""Names of other files next to the devices' directories."""
 
 
 @dataclass(frozen=True)
 class CompiledDevice:
-    """A device as it is written. peeled, lowered: of each segment (None where nothing is computed); needed: of each
-    model the least bytes of an arena."""
+    """A device with its models and its memory layout.
+
+    Attributes:
+        program: The device's program.
+        hoisted_segments: Its segments.
+        lowered_models: The model of each segment; None if the segment computes nothing.
+        models: Its distinct models.
+        needed_arenas: For each distinct model, the smallest arena in bytes.
+        layout: Its memory layout.
+        peers: The devices that it exchanges tensors with.
+    """
 
     program: DeviceProgram
     hoisted_segments: tuple[HoistedSegment, ...]
@@ -51,18 +60,18 @@ class CompiledDevice:
 
     @property
     def model_files(self) -> dict[str, bytes]:
-        """The models by name."""
+        """The .tflite files by name."""
         pairs = zip(self.models.model_of_segment, self.lowered_models, strict=True)
         return {self.models.names[k]: model.data for k, model in pairs if model is not None and k is not None}
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The operators of all its models, sorted."""
+        """The operators of all models, sorted."""
         return tuple(sorted({code for model in self.lowered_models if model is not None for code in model.operators}))
 
     @property
     def sizes(self) -> DeviceSizes:
-        """What it takes of RAM and flash."""
+        """The RAM and flash that the device needs."""
         return DeviceSizes(
             max(self.models.arena_bytes, default=0),
             max(self.needed_arenas, default=0),
@@ -73,56 +82,67 @@ class CompiledDevice:
 
 
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
-    """Every device's models, measured. DicompilerError for what TFLite-micro cannot express or run."""
+    """Compile all models and measure their arenas.
+
+    Raise DicompilerError if TFLite-micro cannot express or run a segment.
+    """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
             raise DicompilerError(f"target tflm: tensor {value.name!r} has no static shape: fix the inputs' (--shape)")
-    peeled = [tuple(map(hoist_segment_copies, one.segments)) for one in program.devices]
-    lowered = [
+    hoisted_segments = [tuple(map(hoist_segment_copies, one.segments)) for one in program.devices]
+    lowered_models = [
         tuple(None if one.segment is None else lower_segment(one.segment, program.weights) for one in parts)
-        for parts in peeled
+        for parts in hoisted_segments
     ]
     distinct: dict[bytes, str] = {}
-    for one, models in zip(program.devices, lowered, strict=True):
+    for one, models in zip(program.devices, lowered_models, strict=True):
         for segment, model in zip(one.segments, models, strict=True):
             if model is not None:
                 distinct.setdefault(model.data, f"segment {segment.name!r} of device {one.device!r}")
     least = dict(zip(distinct, measure_arenas(list(distinct), list(distinct.values())), strict=True))
     return tuple(
-        _compile_device(program, *each, least, margin) for each in zip(program.devices, peeled, lowered, strict=True)
+        _compile_device(program, *each, least, margin)
+        for each in zip(program.devices, hoisted_segments, lowered_models, strict=True)
     )
 
 
 def _compile_device(
     program: Program,
     device: DeviceProgram,
-    peeled: tuple[HoistedSegment, ...],
-    lowered: tuple[LoweredModel | None, ...],
+    hoisted_segments: tuple[HoistedSegment, ...],
+    lowered_models: tuple[LoweredModel | None, ...],
     least: Mapping[bytes, int],
     margin: float,
 ) -> CompiledDevice:
     firsts: dict[bytes, int] = {}  # model → the first segment that has it
-    for i, model in enumerate(lowered):
+    for i, model in enumerate(lowered_models):
         if model is not None:
             firsts.setdefault(model.data, i)
     places = {data: k for k, data in enumerate(firsts)}
     needed = tuple(least[data] for data in firsts)
     models = codegen.DeviceModels(
         tuple(f"{i:03}" for i in firsts.values()),
-        tuple(None if model is None else places[model.data] for model in lowered),
+        tuple(None if model is None else places[model.data] for model in lowered_models),
         tuple(add_margin(size, margin) for size in needed),
     )
     mine = [t for t in program.transfers if device.device in (t.sender, t.receiver)]
     others = {name for t in mine for name in (t.sender, t.receiver)} - {device.device}
     peers = tuple(one.device for one in program.devices if one.device in others)
-    memory = plan_memory(program, device, peeled, models.model_of_segment, models.arena_bytes)
-    return CompiledDevice(device, peeled, lowered, models, needed, memory, peers)
+    memory = plan_memory(program, device, hoisted_segments, models.model_of_segment, models.arena_bytes)
+    return CompiledDevice(device, hoisted_segments, lowered_models, models, needed, memory, peers)
 
 
 def write_artifact(program: Program, margin: float, boards: Mapping[str, Host], directory: Path) -> None:
-    """Writes the artifact into `directory`. boards: by device, for memory.json.
+    """Write the artifact into a directory.
 
-    DicompilerError for names that cannot be directories, and for what TFLite-micro cannot express.
+    Args:
+        program: The program.
+        margin: Share by which arenas are larger than necessary.
+        boards: Hosts by device, for memory.json.
+        directory: The directory.
+
+    Raises:
+        DicompilerError: A name cannot be that of a directory, or TFLite-micro cannot express a segment.
     """
     for one in program.devices:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", one.device) or one.device in RESERVED_NAMES:
@@ -132,17 +152,17 @@ def write_artifact(program: Program, margin: float, boards: Mapping[str, Host], 
     digest = hashlib.sha256()
     for device in compiled:
         name = device.program.device
-        place = directory / name
-        place.mkdir()
+        device_directory = directory / name
+        device_directory.mkdir()
         for file, content in sorted(dict(_make_files(program, device)).items()):
-            digest.update(f"{name}/{file} {write_chunks(place / file, [content])['digest']}\n".encode())
+            digest.update(f"{name}/{file} {write_chunks(device_directory / file, [content])['digest']}\n".encode())
     (directory / MEMORY_FILE).write_text(format_json(memory), encoding="utf-8")
     artifact = describe_artifact(program, "tflm", digest.hexdigest())
     (directory / "artifact.json").write_text(format_json(artifact), encoding="utf-8")
 
 
 def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str, bytes]]:
-    """The device's files by name."""
+    """Yield the device's files and their names."""
     yield from read_runtime_sources("tflm", (".cc", ".h", ".txt")).items()
     for name, data in device.model_files.items():
         yield f"model_{name}.tflite", data
@@ -161,7 +181,7 @@ def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str,
 
 
 def _make_manifest(program: Program, device: CompiledDevice) -> Json:
-    """What the device does, for people and for running it on this host."""
+    """Return the device's manifest, for people and for running the artifact on this host."""
     part = device.program
     return {
         "format": MANIFEST_FORMAT,
@@ -184,7 +204,7 @@ def _make_manifest(program: Program, device: CompiledDevice) -> Json:
 
 
 def _describe_segment(device: CompiledDevice, index: int) -> Json:
-    """A segment, with what is copied before its model runs and behind it."""
+    """Describe a segment with the copies before and after its model's run."""
     segment, k, moves = (
         device.program.segments[index],
         device.models.model_of_segment[index],
@@ -208,21 +228,24 @@ def _describe_copy(copy: StridedCopy) -> Json:
     return {key: getattr(copy, key) for key in keys}
 
 
-def _collect_copies(peeled: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
-    """The copies of a segment: ports of its model are numbers there, tensors that are held have names. views: what
-    needs no copy."""
-    inner = peeled.segment
+def _collect_copies(hoisted_segments: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
+    """Return the copies of a segment.
+
+    Inputs and outputs of the model are numbers in them; tensors of the device are names. Tensors in `views` need no
+    copy.
+    """
+    inner = hoisted_segments.segment
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}
     gathers = [
         copy
-        for i, one in enumerate(peeled.input_assemblies.values())
-        for copy in make_wire_copies(i, one, peeled.values)
+        for i, one in enumerate(hoisted_segments.input_assemblies.values())
+        for copy in make_wire_copies(i, one, hoisted_segments.values)
     ]
     every = [
         copy
-        for name, one in peeled.output_assemblies.items()
+        for name, one in hoisted_segments.output_assemblies.items()
         if name not in views
-        for copy in make_wire_copies(name, one, peeled.values)
+        for copy in make_wire_copies(name, one, hoisted_segments.values)
     ]
     places = [replace(copy, source=ports[copy.source]) for copy in every if copy.source in ports]
     return codegen.SegmentCopies(

@@ -1,7 +1,8 @@
-"""Operators that onnxruntime's quantiser writes with their scales among the inputs, as what they mean in QDQ form.
+"""Expands onnxruntime's QLinear operators, whose scales are inputs, to standard operators in QDQ form.
 
-A segment's model → the same with standard operators: QLinearConv(x, …, w, …, y's) ⇒ DequantizeLinear(x),
-DequantizeLinear(w) → Conv → QuantizeLinear. Scales, zero points and weights stay as they are.
+    QLinearConv(x, …, w, …, y's) ⇒ DequantizeLinear(x), DequantizeLinear(w) → Conv → QuantizeLinear
+
+Scales, zero points and weights are unchanged.
 """
 
 from __future__ import annotations
@@ -25,35 +26,36 @@ DYNAMIC_OPERATORS = (
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
 )
-"""Operators of networks whose activations are quantised while they run."""
+"""Operators of networks whose activations are quantized at run time."""
 
 
 @dataclass
 class _QLinearRewriter:
-    """A model while its nodes are rewritten."""
+    """A model whose nodes are being rewritten."""
 
     model: onnx.ModelProto
     weights: Mapping[str, Weight]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
 
     def get_constant(self, name: str) -> NDArray[Any]:
-        """A constant. KeyError where it is none."""
+        """Return a constant. Raise KeyError if the tensor is not constant."""
         tensor = {t.name: t for t in self.model.graph.initializer}[name]
         return self.weights[name].array() if is_placeholder(tensor) else onnx.numpy_helper.to_array(tensor)
 
     def add_node(self, op: str, node: onnx.NodeProto, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """A node more, called after the one that it comes from; its output."""
+        """Add a node, named after the original one, and return its output."""
         self.nodes.append(onnx.helper.make_node(op, inputs, [output], node.name, **attributes))
         return output
 
     def add_dequantized(self, node: onnx.NodeProto, index: int, axis: int | None = None) -> str:
-        """The floats of the tensor at an input, whose scale and zero point are the next two; axis: of its scales."""
+        """Add the dequantization of an input, whose scale and zero point are the next two inputs, and return its
+        output."""
         inputs = [name for name in node.input[index : index + 3] if name]
         attributes = {} if axis is None or self.get_constant(inputs[1]).size == 1 else {"axis": axis}
         return self.add_node("DequantizeLinear", node, inputs, f"{node.output[0]}/{index}", **attributes)
 
     def add_dequantized_bias(self, node: onnx.NodeProto, index: int, scales: tuple[int, int]) -> str:
-        """The floats of a bias in int32, which has the product of two scales."""
+        """Add the dequantization of an int32 bias, whose scale is the product of two others, and return its output."""
         name, scale = node.input[index], f"{node.output[0]}/bias scale"
         of_x, of_w = (self.get_constant(node.input[i]).astype(np.float64) for i in scales)
         product = of_x.reshape(()) * of_w
@@ -62,17 +64,18 @@ class _QLinearRewriter:
         return self.add_node("DequantizeLinear", node, [name, scale], f"{node.output[0]}/{index}", **attributes)
 
     def add_quantized(
-        self, node: onnx.NodeProto, op: str, inputs: Sequence[str], about: int, **attributes: Any
+        self, node: onnx.NodeProto, op: str, inputs: Sequence[str], scale_index: int, **attributes: Any
     ) -> None:
-        """The node itself on floats, and the QuantizeLinear whose scale and zero point are at input `about`."""
+        """Add the node on floats, and a QuantizeLinear whose scale is input `scale_index` and whose zero point is the
+        next one."""
         floats = self.add_node(op, node, inputs, f"{node.output[0]}/float", **attributes)
-        self.add_node("QuantizeLinear", node, [floats, *node.input[about : about + 2]], node.output[0])
+        self.add_node("QuantizeLinear", node, [floats, *node.input[scale_index : scale_index + 2]], node.output[0])
 
 
 def _get_attributes(node: onnx.NodeProto, *without: str) -> dict[str, Any]:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     if attributes.get("channels_last", 0):
-        raise _make_refusal(node, "its image lies channels last", "quantise without layout transformation")
+        raise _make_refusal(node, "its image has channels last", "quantise without layout transformation")
     return {name: value for name, value in attributes.items() if name not in (*without, "channels_last")}
 
 
@@ -94,7 +97,8 @@ def _rewrite_gemm(rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
 
 
 def _rewrite_binary(op: str, rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
-    """Operands and their scales, then the output's."""
+    """Rewrite an operator with two operands, each followed by its scale and zero point, and then those of the
+    output."""
     axis = 1 if op == "MatMul" else None
     inputs = [rewriter.add_dequantized(node, 0), rewriter.add_dequantized(node, 3, axis)]
     rewriter.add_quantized(node, op, inputs, 6, **_get_attributes(node))
@@ -128,10 +132,12 @@ def _make_refusal(node: onnx.NodeProto, cause: str, remedy: str) -> DicompilerEr
 
 
 def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
-    """The model in QDQ form. DicompilerError naming the node where its scales are computed."""
+    """Return the model in QDQ form. Raise DicompilerError, which names the node, if a scale is computed."""
     for node in model.graph.node:
         if node.op_type in DYNAMIC_OPERATORS:
-            raise _make_refusal(node, "activations are quantised while it runs", "quantise with samples (--calibrate)")
+            raise _make_refusal(
+                node, "its activations are quantised at run time", "quantise with samples (--quantize-samples)"
+            )
     if not any(node.op_type in REWRITES for node in model.graph.node):
         return model
     copy = onnx.ModelProto()
@@ -141,7 +147,7 @@ def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onn
         try:
             REWRITES.get(node.op_type, _copy_node)(rewriter, node)
         except KeyError:
-            raise _make_refusal(node, "its scales are computed", "quantise with samples (--calibrate)") from None
+            raise _make_refusal(node, "its scales are computed", "quantise with samples (--quantize-samples)") from None
     del copy.graph.node[:]
     copy.graph.node.extend(rewriter.nodes)
     return copy

@@ -1,6 +1,6 @@
-"""TFLite flatbuffers: a graph of tensors and operations goes in, the file's bytes come out; and what a file holds.
+"""TFLite flatbuffers: writes a graph of tensors and operations as a .tflite file, and reads the operators of a file.
 
-The schema is the package `tflite`; every table is written by the functions that it has for it.
+The schema is in the package `tflite`, which has functions to write every table.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import DicompilerError, Shape
 
 CONSTANT_ALIGNMENT_BYTES = 16
-"""Bytes; the data of a constant starts at a multiple of it in the file."""
+"""Alignment of the data of constants in the file."""
 TFLITE_TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32", "bool": "BOOL"}
-"""numpy's name of a type → TFLite's: all that goes through a network on a microcontroller here."""
+"""numpy's name of a type → TFLite's name. Networks on microcontrollers use only these types."""
 
 
 @dataclass(frozen=True)
 class QuantizationParams:
-    """value = scale * (number - zero). One scale and zero point, or one for each index of `axis`."""
+    """Quantization of a tensor: value = scale * (number - zero_point).
+
+    Attributes:
+        scale: One scale, or one for each index of `axis`.
+        zero_point: As `scale`.
+        axis: The quantized axis.
+    """
 
     scale: tuple[float, ...]
     zero_point: tuple[int, ...]
@@ -33,7 +39,15 @@ class QuantizationParams:
 
 @dataclass(frozen=True)
 class TfliteTensor:
-    """name: for messages, not in the file. dtype: numpy's name. data: of a constant."""
+    """A tensor of a TFLite graph.
+
+    Attributes:
+        name: Name for messages; it is not written to the file.
+        dtype: numpy's name of its type.
+        shape: Its shape.
+        data: Data of a constant.
+        quantization: Its quantization.
+    """
 
     name: str
     dtype: str
@@ -43,15 +57,20 @@ class TfliteTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its raw data."""
+        """Bytes of its data."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class TfliteOperation:
-    """An operator of TFLite by the name of its code. inputs, outputs: indices of tensors, -1 for an input left out.
+    """An operation of a TFLite graph.
 
-    options: the name of its options table without "Options", and that table's fields.
+    Attributes:
+        code: Name of the operator's code.
+        inputs: Indices of tensors; -1 for an omitted input.
+        outputs: Indices of tensors.
+        options: Name of its options table without "Options".
+        values: Fields of that table.
     """
 
     code: str
@@ -77,17 +96,20 @@ def serialize_model(
     inputs: Sequence[int],
     outputs: Sequence[int],
 ) -> bytes:
-    """The file of a graph. The same arguments give the same bytes."""
+    """Return the file of a graph. The same arguments give the same bytes."""
     schema, flatbuffers = import_optional("tflite"), import_optional("flatbuffers")
     builder = flatbuffers.Builder(1024)
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
-    # Buffer 0 is the empty one of all tensors without data. What is written last stands first in the file.
+    # Buffer 0 is the empty buffer of all tensors without data. The file is written from its end to its beginning.
     buffers = [_write_table(schema, builder, "Buffer")]
     buffers += [_write_table(schema, builder, "Buffer", Data=_write_bytes(builder, data)) for data in constants]
-    place = iter(range(1, len(buffers)))
-    offsets = [_write_tensor(schema, builder, one, next(place) if one.data is not None else 0) for one in tensors]
+    buffer_indices = iter(range(1, len(buffers)))
+    offsets = [
+        _write_tensor(schema, builder, tensor, next(buffer_indices) if tensor.data is not None else 0)
+        for tensor in tensors
+    ]
     codes = collect_operator_codes(operations)
-    nodes = [_write_operation(schema, builder, one, codes.index(one.code)) for one in operations]
+    nodes = [_write_operation(schema, builder, operation, codes.index(operation.code)) for operation in operations]
     graph = _write_table(
         schema,
         builder,
@@ -112,12 +134,12 @@ def serialize_model(
 
 
 def collect_operator_codes(operations: Sequence[TfliteOperation]) -> tuple[str, ...]:
-    """The codes that the operations use, each once, sorted."""
+    """Return the distinct codes of the operations, sorted."""
     return tuple(sorted({operation.code for operation in operations}))
 
 
 def read_operator_codes(data: bytes) -> tuple[str, ...]:
-    """The names of the operator codes that a file lists, sorted: read from its bytes."""
+    """Return the names of the operator codes in a file, sorted."""
     schema = import_optional("tflite")
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     model = schema.Model.GetRootAs(data, 0)
@@ -152,14 +174,14 @@ def _write_offsets(builder: Any, values: Sequence[int]) -> int:
 
 
 def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) -> int:
-    # Without names the same model of two tiles is the same file, which a device then holds once.
+    # The name is omitted, so that equal models of two tiles are the same file, which a device stores once.
     values: dict[str, Any] = {"Shape": _write_integers(builder, tensor.shape)}
     if tensor.quantization is not None:
-        about = tensor.quantization
-        scale = int(builder.CreateNumpyVector(np.asarray(about.scale, np.float32)))
-        zero = int(builder.CreateNumpyVector(np.asarray(about.zero_point, np.int64)))
+        quantization = tensor.quantization
+        scale = int(builder.CreateNumpyVector(np.asarray(quantization.scale, np.float32)))
+        zero = int(builder.CreateNumpyVector(np.asarray(quantization.zero_point, np.int64)))
         values["Quantization"] = _write_table(
-            schema, builder, "QuantizationParameters", Scale=scale, ZeroPoint=zero, QuantizedDimension=about.axis
+            schema, builder, "QuantizationParameters", Scale=scale, ZeroPoint=zero, QuantizedDimension=quantization.axis
         )
     kind = getattr(schema.TensorType, TFLITE_TYPES[tensor.dtype])
     return _write_table(schema, builder, "Tensor", **values, Type=kind, Buffer=buffer)
@@ -167,7 +189,7 @@ def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) 
 
 def _write_operator_code(schema: Any, builder: Any, code: str) -> int:
     number = getattr(schema.BuiltinOperator, code)
-    # Readers take the larger of both; old ones know the one-byte field only.
+    # Readers use the larger of both fields; old readers know only the one-byte field.
     return _write_table(
         schema, builder, "OperatorCode", DeprecatedBuiltinCode=min(number, 127), Version=1, BuiltinCode=number
     )

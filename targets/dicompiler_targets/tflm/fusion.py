@@ -1,6 +1,7 @@
-"""Folds what TFLite-micro has no operator for, or does inside another one: normalisation, bias, activation.
+"""Fusion of normalization, bias and activation into the operator before them, because TFLite-micro has no operator for
+them or fuses them itself.
 
-Graph → Graph: Conv → BatchNormalization ⇒ Conv;  Conv → Add(constant) ⇒ Conv with bias;  Conv → Relu ⇒ Conv, fused.
+    Conv → BatchNormalization ⇒ Conv;   Conv → Add(constant) ⇒ Conv with bias;   Conv → Relu ⇒ Conv with activation
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from numpy.typing import NDArray
 from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusal
 
 _ACTIVATION_FUSING_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "MaxPool", "AveragePool")
-"""Whose operators in TFLite-micro apply an activation themselves."""
+"""ONNX operators whose TFLite operators apply an activation themselves."""
 
 
 def fuse_operators(graph: SegmentGraph) -> SegmentGraph:
-    """Until nothing can be folded any more. A node is folded into the one before it only if nothing else reads that
-    one's output, and that is no output of the segment."""
+    """Fuse nodes until nothing can be fused any more.
+
+    A node is fused into the one before it only if no other node reads that one's output, and the output is not one of
+    the segment.
+    """
     changed = True
     while changed:
         graph, changed = _fuse_first(graph)
@@ -45,7 +49,7 @@ def _fuse_first(graph: SegmentGraph) -> tuple[SegmentGraph, bool]:
 def _fuse_pair(
     graph: SegmentGraph, before: SegmentNode, node: SegmentNode, name: str
 ) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
-    """`before` with `node` in it, which stands at the place of `node`, and the constants that it needs anew."""
+    """Return a node that replaces two consecutive nodes, and its new constants; None if they cannot be fused."""
     if before.activation != "NONE" or node.activation != "NONE":
         return None
     activation = find_activation(graph, node)
@@ -63,7 +67,7 @@ def _fuse_pair(
 
 
 def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
-    """The activation of TFLite's that the node is, if it is one."""
+    """Return TFLite's activation that the node is; None if it is not one."""
     if node.op == "Relu":
         return "RELU"
     if node.op == "Clip":
@@ -76,11 +80,11 @@ def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
 
 
 def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | None, float | None]:
-    """Clip's min and max where they are given; constants."""
+    """Return the constant min and max of Clip; None for one that is missing."""
     bounds: list[float | None] = []
     for index, key in ((1, "min"), (2, "max")):
         if node.has_input(index) and node.inputs[index] not in graph.constants:
-            raise make_refusal(node, f"its {key} is computed", "TFLite-micro wants a constant; use target sockets")
+            raise make_refusal(node, f"its {key} is computed", "TFLite-micro requires a constant; use target sockets")
         given = graph.constants.get(node.inputs[index]) if node.has_input(index) else node.get_attribute(key)
         value = None if given is None else float(np.asarray(given).reshape(()))
         bounds.append(None if value is not None and abs(value) >= np.finfo(np.float32).max else value)
@@ -88,14 +92,17 @@ def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | Non
 
 
 def get_batch_norm_affine(graph: SegmentGraph, node: SegmentNode) -> tuple[NDArray[Any], NDArray[Any]]:
-    """BatchNormalization as y = factor * x + shift, one of each for a channel, in float64."""
+    """Return (factor, shift) of BatchNormalization as y = factor * x + shift, for each channel in float64."""
     scale, bias, mean, variance = (graph.constants[name].astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.get_attribute("epsilon", 1e-5))
     return factor, bias - mean * factor
 
 
 def _find_affine(graph: SegmentGraph, node: SegmentNode, name: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """(factor, shift) for each channel, axis 1 (of matrices the last one), if the node is y = factor * x + shift."""
+    """Return (factor, shift) for each channel if the node is y = factor * x + shift; else None.
+
+    The channel is axis 1, or the last axis of a matrix.
+    """
     shape = graph.shapes[node.output]
     if node.op == "BatchNormalization" and node.inputs[0] == name:
         return get_batch_norm_affine(graph, node) if all(n in graph.constants for n in node.inputs[1:5]) else None
@@ -117,7 +124,7 @@ def _find_affine(graph: SegmentGraph, node: SegmentNode, name: str) -> tuple[NDA
 def _scale_weights(
     graph: SegmentGraph, before: SegmentNode, node: SegmentNode, factor: NDArray[Any], shift: NDArray[Any]
 ) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
-    """The convolution or matrix product with its weights times factor, and its bias times factor plus shift."""
+    """Return a convolution or matrix product with its weights times factor, and its bias times factor plus shift."""
     weight = graph.constants[before.inputs[1]].astype(np.float64)
     bias = graph.constants[before.inputs[2]].astype(np.float64) if before.has_input(2) else np.zeros(1)
     if before.op == "Gemm":

@@ -1,7 +1,5 @@
-"""A segment as the lowering reads it: nodes, constants as arrays, and the shape and type of every tensor.
-
-Segment + weights of the program → Graph. All shapes are static there.
-"""
+"""The graph of a segment as the lowering reads it: nodes, constants as arrays, and static shapes and types of all
+tensors."""
 
 from __future__ import annotations
 
@@ -19,12 +17,22 @@ from dicompiler_targets.tflm.expand_qlinear import expand_qlinear
 from dicompiler_targets.tflm.flatbuffer import TFLITE_TYPES, QuantizationParams
 
 _HIGH_RANK_OPERATORS = ("Reshape", "Transpose")
-"""What may make and read tensors of a rank over 4, as a channel shuffle does: only memory is moved."""
+"""Operators whose tensors may have a rank over 4, as in a channel shuffle, because they only move data."""
 
 
 @dataclass(frozen=True)
 class SegmentNode:
-    """An ONNX node. activation: of TFLite's, applied to its output; opset: of its operator set."""
+    """An ONNX node.
+
+    Attributes:
+        op: Operator, with its domain if that is not ONNX's.
+        name: Name of the node.
+        inputs: Names of its inputs; empty for an omitted one.
+        outputs: Names of its outputs.
+        attributes: Its attributes by name.
+        opset: Version of its operator set.
+        activation: TFLite's activation that is applied to its output.
+    """
 
     op: str
     name: str
@@ -39,19 +47,26 @@ class SegmentNode:
         return self.outputs[0]
 
     def has_input(self, index: int) -> bool:
-        """Whether the input is given."""
+        """Return True if the input is not omitted."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def get_attribute(self, name: str, default: Any = None) -> Any:
-        """An attribute's value: int, float, str or list."""
         return self.attributes.get(name, default)
 
 
 @dataclass(frozen=True)
 class SegmentGraph:
-    """shapes, dtypes: of every tensor that is no constant, in ONNX's order of axes; dtype is numpy's name.
+    """The graph of a segment.
 
-    quantisations: of the tensors that hold numbers of a quantised network.
+    Attributes:
+        name: Name of the segment.
+        nodes: Its nodes in order.
+        constants: Constants by name.
+        shapes: Shapes of all tensors that are not constant, in ONNX's order of axes.
+        dtypes: Their types; numpy's names.
+        inputs: Names of the inputs.
+        outputs: Names of the outputs.
+        quantizations: Quantization of the quantized tensors.
     """
 
     name: str
@@ -64,7 +79,7 @@ class SegmentGraph:
     quantizations: Mapping[str, QuantizationParams] = field(default_factory=dict)
 
     def map_readers(self) -> dict[str, list[SegmentNode]]:
-        """Tensor → the nodes that read it."""
+        """Return the nodes that read each tensor."""
         readers: dict[str, list[SegmentNode]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -72,18 +87,21 @@ class SegmentGraph:
         return readers
 
     def get_shape(self, name: str) -> Shape:
-        """The shape of a tensor or constant."""
+        """Return the shape of a tensor or constant."""
         return self.constants[name].shape if name in self.constants else self.shapes[name]
 
 
 def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
-    """The error for a node that cannot be expressed."""
+    """Return the error for a node that TFLite-micro cannot express."""
     return DicompilerError(f"target tflm: node {node.name!r} ({node.op}): {cause}: {remedy}")
 
 
 def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
-    """The graph of a segment. DicompilerError naming the node where a tensor's shape is not static, or its type is none
-    of TFLite-micro's."""
+    """Return the graph of a segment.
+
+    Raise DicompilerError, which names the node, for a tensor without a static shape or of a type that TFLite-micro
+    lacks.
+    """
     model = expand_qlinear(segment.model, weights)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
     constants = {
@@ -109,7 +127,7 @@ def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGrap
 
 
 def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
-    """The nodes or operations that the outputs depend on, in their order."""
+    """Return the nodes or operations that the outputs depend on, in order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
         if wanted.intersection(step.outputs):
@@ -126,14 +144,14 @@ def _make_node(proto: onnx.NodeProto, opset: int) -> SegmentNode:
 
 
 def get_type_name(element: int) -> str:
-    """numpy's name of an onnx.TensorProto.DataType, ONNX's where numpy has none."""
+    """Return numpy's name of an onnx.TensorProto.DataType, or ONNX's name if numpy lacks the type."""
     try:
         return str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(element)))
     except KeyError:
         return dtype_name(element)
 
 
-_WIRE_DTYPE_REMEDY = "let it travel as it is, or as int8 (--wire)"
+_WIRE_DTYPE_REMEDY = "send it unchanged, or as int8 (--wire-dtype)"
 _CAST_REMEDIES = {("Cast", "float16"): _WIRE_DTYPE_REMEDY, ("Cast", "bfloat16"): _WIRE_DTYPE_REMEDY}
 
 
@@ -142,7 +160,7 @@ def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
         raise make_refusal(node, f"tensor {name!r} has no static shape", "fix the dimensions of the inputs (--shape)")
     shape = tuple(d.dim_value for d in kind.shape.dim)
     if 0 in shape:
-        raise make_refusal(node, f"tensor {name!r} is empty", "leave out what makes it")
+        raise make_refusal(node, f"tensor {name!r} is empty", "remove the node that computes it")
     dtype = get_type_name(kind.elem_type)
     if dtype not in TFLITE_TYPES:
         usual = "quantise to int8" if dtype == "uint8" else f"take one of {', '.join(TFLITE_TYPES)}"
@@ -151,11 +169,11 @@ def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
 
 
 def check_ranks(graph: SegmentGraph) -> None:
-    """DicompilerError naming the node where a tensor's rank is over 4."""
+    """Raise DicompilerError, which names the node, for a tensor with a rank over 4."""
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):
             rank = len(graph.get_shape(name)) if name else 0
             if rank > 4 and node.op not in _HIGH_RANK_OPERATORS:
                 raise make_refusal(
-                    node, f"tensor {name!r} has rank {rank}", "TFLite-micro takes up to 4; use target sockets"
+                    node, f"tensor {name!r} has rank {rank}", "TFLite-micro supports up to 4; use target sockets"
                 )

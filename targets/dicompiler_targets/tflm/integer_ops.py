@@ -1,7 +1,8 @@
-"""Networks in QDQ form: an operator between dequantised inputs and a quantised output computes on the numbers.
+"""Conversion of networks in QDQ form to integer operators.
 
-Graph → Graph: DequantizeLinear → Conv → QuantizeLinear ⇒ Conv on int8. What TFLite-micro cannot do so stays in float32
-between a DEQUANTIZE and a QUANTIZE.
+    DequantizeLinear → Conv → QuantizeLinear ⇒ Conv on int8
+
+Operators that TFLite-micro lacks in int8 stay in float32, between a DEQUANTIZE and a QUANTIZE.
 """
 
 from __future__ import annotations
@@ -18,32 +19,34 @@ from dicompiler_targets.tflm.resize import can_resize_integers
 
 DEQUANTIZE_OP, QUANTIZE_OP = "DequantizeLinear", "QuantizeLinear"
 QUANTIZATION_OPERATORS = (DEQUANTIZE_OP, QUANTIZE_OP, *REWRITES)
-"""Operators that quantised networks have."""
+"""Operators that only quantized networks have."""
 RESCALING_OPERATORS = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
 }
-"""Operators that go from any scale to any other, and which of their inputs are quantised."""
+"""Operators that convert any scale to any other one, and their inputs that are quantized."""
 SCALE_PRESERVING_OPERATORS = (
     "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",
 )  # fmt: skip
-"""Operators whose output has the scale of its input; where another is asked for, a QUANTIZE follows (of Concat: goes
-before)."""
+"""Operators whose output has the scale of their input. If another one is needed, a QUANTIZE follows; for Concat it
+precedes.
+"""
 FIXED_SCALE_OPERATORS = {"Softmax": (1 / 256, -128), "Sigmoid": (1 / 256, -128), "Tanh": (1 / 128, 0)}
-"""Operators whose output has one scale and zero point only; with others they stay in float32."""
+"""Operators whose output has a fixed scale and zero point. With others they stay in float32."""
 DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 
 
 def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParams:
-    """Scale and zero point of a QuantizeLinear or DequantizeLinear node. DicompilerError for what TFLite lacks."""
+    """Return scale and zero point of a QuantizeLinear or DequantizeLinear. Raise DicompilerError if TFLite lacks such
+    ones."""
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
-        raise make_refusal(node, "its scale is computed or one for each block", "take constants, one for each channel")
+        raise make_refusal(node, "its scale is computed or given for each block", "use constants, one for each channel")
     scale = graph.constants[node.inputs[1]].reshape(-1)
     zero = graph.constants[node.inputs[2]].reshape(-1) if node.has_input(2) else np.zeros(scale.size, np.int8)
     if scale.size > 1 and np.any(zero != 0):
         raise make_refusal(
-            node, "a scale for each channel with a zero point that is not 0", "quantise weights symmetrically"
+            node, "it has a scale for each channel and a zero point that is not 0", "quantise weights symmetrically"
         )
     axis = node.get_attribute("axis", 1) if scale.size > 1 else 0
     wide = zero if zero.size == scale.size else np.broadcast_to(zero, scale.shape)
@@ -54,19 +57,24 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
 
 @dataclass(frozen=True)
 class _QuantizedTensors:
-    """dequantised: output of each DequantizeLinear → that node. about: each quantised tensor's numbers."""
+    """Quantized tensors of a graph.
 
-    dequantised: Mapping[str, SegmentNode]
+    Attributes:
+        dequantized: Output of each DequantizeLinear → that node.
+        params: Quantization of each quantized tensor.
+    """
+
+    dequantized: Mapping[str, SegmentNode]
     params: Mapping[str, QuantizationParams]
 
 
 def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
-    """The graph with every operator on numbers that can be; constants that only float operators read are floats."""
+    """Return the graph with integer operators, and with float constants for operators that stay in float32."""
     ends = [node for node in graph.nodes if node.op in (DEQUANTIZE_OP, QUANTIZE_OP)]
     if not ends:
         return graph
-    about = {(n.inputs[0] if n.op == DEQUANTIZE_OP else n.output): read_parameters(graph, n) for n in ends}
-    known = _QuantizedTensors({n.output: n for n in ends if n.op == DEQUANTIZE_OP}, _propagate_params(graph, about))
+    params = {(n.inputs[0] if n.op == DEQUANTIZE_OP else n.output): read_parameters(graph, n) for n in ends}
+    known = _QuantizedTensors({n.output: n for n in ends if n.op == DEQUANTIZE_OP}, _propagate_params(graph, params))
     readers = graph.map_readers()
     nodes: list[SegmentNode] = []
     changed = replace(graph, quantizations=known.params)
@@ -84,9 +92,9 @@ def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
     return replace(floats, nodes=tuple(select_needed(floats.nodes, graph.outputs)))
 
 
-def _propagate_params(graph: SegmentGraph, about: Mapping[str, QuantizationParams]) -> dict[str, QuantizationParams]:
-    """What is known of one end of a node that only moves numbers holds at its other end."""
-    known = dict(about)
+def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationParams]) -> dict[str, QuantizationParams]:
+    """Propagate the quantization of tensors through nodes that only move data, in both directions."""
+    known = dict(params)
     for nodes in (graph.nodes, graph.nodes[::-1], graph.nodes):
         for node in nodes:
             if node.op in DATA_MOVEMENT_OPERATORS and graph.dtypes[node.output] == "int8":
@@ -99,16 +107,16 @@ def _propagate_params(graph: SegmentGraph, about: Mapping[str, QuantizationParam
 
 
 def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors) -> bool:
-    """Whether TFLite-micro computes the node on 8-bit numbers."""
+    """Return True if TFLite-micro can compute the node on 8-bit integers."""
     if graph.dtypes[last.output] != "int8" or last.output not in known.params:
         return False
     if node.op in RESCALING_OPERATORS:
-        places = [i for i in RESCALING_OPERATORS[node.op] if node.has_input(i)]
+        indices = [i for i in RESCALING_OPERATORS[node.op] if node.has_input(i)]
     else:
-        places = list(range(len(node.inputs))) if node.op == "Concat" else [0]
-    if not all(node.inputs[i] in known.dequantised for i in places):
+        indices = list(range(len(node.inputs))) if node.op == "Concat" else [0]
+    if not all(node.inputs[i] in known.dequantized for i in indices):
         return False
-    sources = [known.dequantised[node.inputs[i]].inputs[0] for i in places]
+    sources = [known.dequantized[node.inputs[i]].inputs[0] for i in indices]
     first = known.params[sources[0]]
     out = known.params[last.output]
     if sources[0] in graph.constants or len(first.scale) > 1 or len(out.scale) > 1:
@@ -117,7 +125,7 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
         scale, zero = FIXED_SCALE_OPERATORS[node.op]
         return bool(np.isclose(out.scale[0], scale, rtol=1e-6)) and out.zero_point == (zero,)
     if node.op in ("Conv", "Gemm"):
-        # Weights and bias as TFLite has them: constants in int8 around 0, and in int32 at the product of both scales.
+        # TFLite requires constant int8 weights with zero point 0, and an int32 bias with the product of both scales.
         if any(name not in graph.constants for name in sources[1:]) or set(known.params[sources[1]].zero_point) != {0}:
             return False
         wanted = np.asarray(known.params[sources[1]].scale) * first.scale[0]
@@ -137,37 +145,38 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
 def _convert_node(
     graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors
 ) -> tuple[SegmentGraph, list[SegmentNode]]:
-    """The node on the numbers, and what brings them to one scale before or behind it."""
-    inputs = [known.dequantised[n].inputs[0] if n in known.dequantised else n for n in node.inputs]
-    output, about = last.output, dict(graph.quantizations)
+    """Return the node on integers, with nodes before or after it that adjust scales."""
+    inputs = [known.dequantized[n].inputs[0] if n in known.dequantized else n for n in node.inputs]
+    output, params = last.output, dict(graph.quantizations)
     shapes, dtypes, nodes = dict(graph.shapes), dict(graph.dtypes), list[SegmentNode]()
     if node.op == "Concat":
         for i, name in enumerate(inputs):
-            if about[name] != about[output]:
+            if params[name] != params[output]:
                 inputs[i] = f"{output}/{i}"
-                about[inputs[i]], shapes[inputs[i]], dtypes[inputs[i]] = about[output], graph.get_shape(name), "int8"
+                params[inputs[i]], shapes[inputs[i]], dtypes[inputs[i]] = params[output], graph.get_shape(name), "int8"
                 nodes.append(SegmentNode("Requantise", f"{node.name}/{i}", (name,), (inputs[i],)))
-    elif node.op in SCALE_PRESERVING_OPERATORS and about[inputs[0]] != about[output]:
+    elif node.op in SCALE_PRESERVING_OPERATORS and params[inputs[0]] != params[output]:
         between = f"{output}/before"
-        about[between], shapes[between], dtypes[between] = about[inputs[0]], shapes[output], "int8"
+        params[between], shapes[between], dtypes[between] = params[inputs[0]], shapes[output], "int8"
         again = SegmentNode("Requantise", f"{node.name}/after", (between,), (output,))
-        changed = replace(graph, quantizations=about, shapes=shapes, dtypes=dtypes)
+        changed = replace(graph, quantizations=params, shapes=shapes, dtypes=dtypes)
         return changed, [replace(node, inputs=tuple(inputs), outputs=(between,)), again]
     nodes.append(replace(node, inputs=tuple(inputs), outputs=(output,)))
-    return replace(graph, quantizations=about, shapes=shapes, dtypes=dtypes), nodes
+    return replace(graph, quantizations=params, shapes=shapes, dtypes=dtypes), nodes
 
 
 def _dequantize_constants(graph: SegmentGraph) -> SegmentGraph:
-    """Constants that are dequantised for an operator in float32 are dequantised here."""
+    """Replace the dequantization of constants by float constants."""
     constants, nodes = dict(graph.constants), list[SegmentNode]()
     for node in graph.nodes:
         if node.op == DEQUANTIZE_OP and node.inputs[0] in constants:
-            value, about = constants[node.inputs[0]].astype(np.float64), read_parameters(graph, node)
+            value, params = constants[node.inputs[0]].astype(np.float64), read_parameters(graph, node)
             shape = [1] * value.ndim
-            if len(about.scale) > 1:
-                shape[about.axis] = -1
+            if len(params.scale) > 1:
+                shape[params.axis] = -1
             scale, zero = (
-                np.asarray(numbers).reshape(shape if value.ndim else ()) for numbers in (about.scale, about.zero_point)
+                np.asarray(numbers).reshape(shape if value.ndim else ())
+                for numbers in (params.scale, params.zero_point)
             )
             constants[node.output] = ((value - zero) * scale).astype(np.float32)
         else:

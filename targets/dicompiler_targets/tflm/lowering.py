@@ -1,6 +1,6 @@
-"""One segment of a program becomes one TFLite model.
+"""Lowering of a segment to a TFLite model.
 
-Segment + weights → Lowered: the file's bytes, the operators that it uses, and its inputs and outputs as on the wire.
+Segment ──hoist_segment_copies──► HoistedSegment ──lower_segment──► LoweredModel (the .tflite file)
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, check_ranks
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natural_form, permute
 
 MAX_COPY_LOOPS = 3
-"""Loops of a copy at most: those of four axes, of which one is in one piece."""
+"""Maximum number of loops of a copy: those of four axes, of which the last one is contiguous."""
 HOISTABLE_TYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
-"""TFLite-micro's."""
+"""Element types of TFLite-micro."""
 _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     **dict.fromkeys(("Identity", "Dropout"), elementwise.lower_alias),
     "Cast": elementwise.lower_cast,
@@ -50,7 +50,7 @@ _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] =
     integer_ops.DEQUANTIZE_OP: partial(elementwise.lower_unary, "DEQUANTIZE", "Dequantize"),
     **dict.fromkeys((integer_ops.QUANTIZE_OP, "Requantise"), partial(elementwise.lower_unary, "QUANTIZE", "Quantize")),
 }
-"""Operators that take numbers of any type; all others compute in float32, or on quantised numbers."""
+"""Lowerings of operators that accept any type. All others compute in float32, or on quantized integers."""
 _UNARY_CODES = {
     **{"Exp": ("EXP", "Exp"), "Log": ("LOG", ""), "Sqrt": ("SQRT", ""), "Abs": ("ABS", "Abs"), "Neg": ("NEG", "Neg")},
     **{"Floor": ("FLOOR", ""), "Ceil": ("CEIL", ""), "Sin": ("SIN", ""), "Cos": ("COS", "")},
@@ -94,12 +94,18 @@ LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     "LRN": axis_ops.lower_lrn,
     **dict.fromkeys(("Resize", "Upsample"), resize.lower_resize),
 }
-"""ONNX's operators that can be expressed: how each is written."""
+"""Lowerings of all supported ONNX operators."""
 
 
 @dataclass(frozen=True)
 class WireTensor:
-    """A tensor that a model reads or makes. dtype: numpy's name; shape: as on the wire, channels last for rank 4."""
+    """An input or output of a model, in its form between devices.
+
+    Attributes:
+        name: Name of the tensor.
+        dtype: numpy's name of its type.
+        shape: Its shape; channels last for rank 4.
+    """
 
     name: str
     dtype: str
@@ -112,8 +118,15 @@ class WireTensor:
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """data: the .tflite file. operators: the codes that it uses, sorted. activations: the most bytes that its tensors
-    take at once."""
+    """The TFLite model of a segment.
+
+    Attributes:
+        data: The .tflite file.
+        operators: The operator codes that it uses, sorted.
+        activation_bytes: Peak bytes of its tensors.
+        inputs: Its inputs.
+        outputs: Its outputs.
+    """
 
     data: bytes = field(repr=False)
     operators: tuple[str, ...]
@@ -123,24 +136,24 @@ class LoweredModel:
 
 
 def to_wire_shape(shape: Shape) -> Shape:
-    """ONNX's shape → that of the same tensor between devices and in a model: (N, H, W, C) for rank 4."""
+    """Return the shape of a tensor between devices and in models: (N, H, W, C) for rank 4."""
     return permute(shape, NCHW_TO_NHWC) if get_natural_form(shape) == "image" else shape
 
 
 def hoist_segment_copies(segment: Segment) -> HoistedSegment:
-    """The segment without the nodes that the loop does."""
+    """Hoist the copies that the loop of a generated program makes."""
     return copy_hoisting.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
 
 
 def make_wire_copies(
     target: str | int, assembly: Assembly, values: Mapping[str, TensorSpec]
 ) -> tuple[StridedCopy, ...]:
-    """What is to be copied for an assembly, as tensors lie on the wire. values: its sources."""
+    """Return the copies that assemble a tensor, with images channels last; see `copy_hoisting.make_copies`."""
     return copy_hoisting.make_copies(target, assembly, values, NCHW_TO_NHWC if len(assembly.shape) == 4 else None)
 
 
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:
-    """The TFLite model of a segment. DicompilerError, one line, naming the node that cannot be expressed."""
+    """Return the TFLite model of a segment. Raise DicompilerError, which names the node, if it cannot be expressed."""
     graph = widen_windows(integer_ops.convert_to_integer(fuse_operators(read_segment(segment, weights))))
     check_ranks(graph)
     writer = TfliteWriter(graph)

@@ -1,4 +1,7 @@
-"""Matrix products: FULLY_CONNECTED (of 8-bit numbers CONV_2D) where the right one is constant, else BATCH_MATMUL."""
+"""Lowering of matrix products.
+
+With a constant right matrix they become FULLY_CONNECTED (in int8 CONV_2D), otherwise BATCH_MATMUL.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,31 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter
 
 
 def lower_gemm(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Gemm → FULLY_CONNECTED, and an ADD where C is computed or a whole matrix."""
+    """Lower Gemm to FULLY_CONNECTED, followed by an ADD if C is computed or a whole matrix."""
     weight = writer.graph.constants.get(node.inputs[1])
     if weight is None or node.get_attribute("transA", 0):
         raise make_refusal(node, "its second matrix is computed, or its first one transposed", "use target sockets")
     rows = weight if node.get_attribute("transB", 0) else weight.T
     if rows.dtype == np.float32:
         rows = rows * np.float32(node.get_attribute("alpha", 1.0))
-    about = writer.graph.quantizations.get(node.inputs[1])
+    quantization = writer.graph.quantizations.get(node.inputs[1])
     beta = node.get_attribute("beta", 1.0)
     count = rows.shape[0]
-    given = writer.graph.constants.get(node.inputs[2]) if node.has_input(2) else None
-    if not node.has_input(2) or (given is not None and given.size in (1, count)):
+    bias_array = writer.graph.constants.get(node.inputs[2]) if node.has_input(2) else None
+    if not node.has_input(2) or (bias_array is not None and bias_array.size in (1, count)):
         bias = -1
-        if given is not None:
-            whole = np.broadcast_to(given.reshape(-1), (count,))
-            scaled = whole if whole.dtype != np.float32 else whole * np.float32(beta)
+        if bias_array is not None:
+            full_bias = np.broadcast_to(bias_array.reshape(-1), (count,))
+            scaled = full_bias if full_bias.dtype != np.float32 else full_bias * np.float32(beta)
             bias = writer.add_constant(scaled, node.inputs[2], writer.graph.quantizations.get(node.inputs[2]))
-        _add_fully_connected(writer, node, rows, about, bias, writer.add_output(node.output, "plain"), node.activation)
+        _add_fully_connected(
+            writer, node, rows, quantization, bias, writer.add_output(node.output, "plain"), node.activation
+        )
         return
     if beta != 1.0:
-        raise make_refusal(node, "beta is not 1 for a C that is no vector", "multiply C before it")
+        raise make_refusal(node, "beta is not 1, and C is not a vector", "multiply C before the Gemm")
     product = writer.add_tensor(f"{node.output}/product", "float32", writer.graph.shapes[node.output])
-    _add_fully_connected(writer, node, rows, about, -1, product, "NONE")
+    _add_fully_connected(writer, node, rows, quantization, -1, product, "NONE")
     output, activation = writer.add_output(node.output, "plain"), ACTIVATION_CODES[node.activation]
     writer.add_operation(
         "ADD", [product, writer.read_tensor(node.inputs[2])], [output], "Add", FusedActivationFunction=activation
@@ -48,13 +53,16 @@ def _add_fully_connected(
     writer: TfliteWriter,
     node: SegmentNode,
     rows: NDArray[Any],
-    about: QuantizationParams | None,
+    quantization: QuantizationParams | None,
     bias: int,
     output: int,
     activation: str,
 ) -> None:
-    """The product with the transpose of a matrix (N, K). The K columns of `rows` are put in the order of a flattened
-    image where x is one, which then needs no transpose."""
+    """Add the product with the transpose of a matrix (N, K).
+
+    If x is a flattened image, the K columns of `rows` are reordered to the image's order in memory, so that x needs no
+    transpose.
+    """
     name = node.inputs[0]
     image = writer.flattened_images.get(name)
     if image is not None and writer.get_form(image) == "image":
@@ -63,7 +71,7 @@ def _add_fully_connected(
         x = writer.add_reshape(writer.read_tensor(image, "image"), (shape[0], math.prod(shape[1:])))
     else:
         x = writer.read_tensor(name)
-    _add_product(writer, x, (node.inputs[1], rows, about), bias, output, activation)
+    _add_product(writer, x, (node.inputs[1], rows, quantization), bias, output, activation)
 
 
 def _add_product(
@@ -74,39 +82,47 @@ def _add_product(
     output: int,
     activation: str,
 ) -> None:
-    """x (M, K) and the weight (its name, its rows (N, K), its numbers) → output (M, N), by FULLY_CONNECTED.
+    """Add the product of x (M, K) and a weight, with the given output (M, N), as FULLY_CONNECTED.
 
-    Of 8-bit numbers by CONV_2D, on M images of one pixel: TFLite-micro and LiteRT round its results alike, and those of
-    FULLY_CONNECTED not.
+    In int8 it is a CONV_2D on M images of one pixel, because TFLite-micro and LiteRT round its results in the same way,
+    unlike those of FULLY_CONNECTED.
+
+    Args:
+        writer: The writer.
+        x: The left operand.
+        weight: Name, rows (N, K) and quantization of the weight.
+        bias: The bias; -1: none.
+        output: The output.
+        activation: TFLite's activation.
     """
-    name, rows, about = weight
+    name, rows, quantization = weight
     values: dict[str, Any] = {"FusedActivationFunction": ACTIVATION_CODES[activation]}
-    if about is None:
+    if quantization is None:
         inputs = [x, writer.add_constant(rows, name), bias]
         writer.add_operation("FULLY_CONNECTED", inputs, [output], "FullyConnected", KeepNumDims=False, **values)
         return
     (height, _), (count, depth) = writer.get_shape(x), rows.shape
-    about = QuantizationParams(about.scale, about.zero_point, 0)
+    quantization = QuantizationParams(quantization.scale, quantization.zero_point, 0)
     image = writer.add_reshape(x, (height, 1, 1, depth))
     pixels = writer.add_like(output, (height, 1, 1, count))
-    inputs = [image, writer.add_constant(rows.reshape(count, 1, 1, depth), name, about)]
-    inputs.append(bias if bias >= 0 else make_zero_bias(writer, count, image, about))
+    inputs = [image, writer.add_constant(rows.reshape(count, 1, 1, depth), name, quantization)]
+    inputs.append(bias if bias >= 0 else make_zero_bias(writer, count, image, quantization))
     values |= {"Padding": VALID_PADDING, "StrideW": 1, "StrideH": 1, "DilationHFactor": 1, "DilationWFactor": 1}
     writer.add_operation("CONV_2D", inputs, [pixels], "Conv2D", **values)
     writer.add_reshape(pixels, (height, count), output)
 
 
 def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
-    """MatMul → FULLY_CONNECTED over the rows of all matrices, or BATCH_MATMUL."""
+    """Lower MatMul to FULLY_CONNECTED over the rows of all matrices, or to BATCH_MATMUL."""
     weight = writer.graph.constants.get(node.inputs[1])
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
     if weight is not None and weight.ndim == 2 and len(shape) >= 2:
         x = writer.add_reshape(writer.read_tensor(node.inputs[0]), (math.prod(shape[:-1]), shape[-1]))
-        about = writer.graph.quantizations.get(node.inputs[1])
+        quantization = writer.graph.quantizations.get(node.inputs[1])
         bias = writer.read_tensor(node.inputs[2]) if node.has_input(2) else -1
         output = writer.add_output(node.output, "plain")
         product = output if len(out) == 2 else writer.add_like(output, (math.prod(out[:-1]), out[-1]))
-        _add_product(writer, x, (node.inputs[1], weight.T, about), bias, product, node.activation)
+        _add_product(writer, x, (node.inputs[1], weight.T, quantization), bias, product, node.activation)
         if product != output:
             writer.add_reshape(product, out, output)
         return

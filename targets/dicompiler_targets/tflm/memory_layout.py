@@ -1,8 +1,9 @@
-"""A device's memory: the tensors at the borders of its segments and the arenas of its models, all in one piece.
+"""The memory layout of a device: all tensors at the borders of its segments, and the arenas of its models, in one
+memory.
 
-DeviceProgram + shapes + arenas → places. A tensor holds its place from when it is made, or from the start of the frame
-where it is given or received, to its last reader; an arena, while its model runs. What is not there at the same time
-shares a place.
+A tensor occupies its bytes from the step that computes it, or from the start of the frame if it is an input or is
+received, to its last reader. An arena occupies its bytes while its model runs. Buffers whose lifetimes do not overlap
+share bytes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,19 @@ from dicompiler_targets.tflm.graph import get_type_name
 from dicompiler_targets.tflm.lowering import WireTensor, make_wire_copies, to_wire_shape
 
 BUFFER_ALIGNMENT_BYTES = 16
-"""Bytes; each tensor that is no view of another starts at a multiple of it, and each arena."""
+"""Alignment of arenas, and of tensors that are not views of another tensor."""
 
 
 @dataclass(frozen=True)
 class PlacedTensorBuffer:
-    """A tensor with its place: `offset` in bytes; there from step `first` to step `last`."""
+    """A tensor with its place in memory.
+
+    Attributes:
+        tensor: The tensor.
+        first_step: First step at which it is in memory.
+        last_step: Last step at which it is in memory.
+        offset: Offset in bytes.
+    """
 
     tensor: WireTensor
     first_step: int
@@ -31,26 +39,32 @@ class PlacedTensorBuffer:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The first offset behind it."""
         return self.offset + self.tensor.nbytes
 
 
 def make_wire_tensor(value: TensorSpec) -> WireTensor:
-    """A tensor of the program as it lies on the wire; its shape is static."""
+    """Return a tensor of the program, whose shape is static, in its form between devices."""
     assert value.shape is not None
     return WireTensor(value.name, get_type_name(value.dtype), to_wire_shape(value.shape))
 
 
 def list_received(device: DeviceProgram) -> tuple[int, ...]:
-    """The transfers that the device receives, by index."""
+    """Return the indices of the transfers that the device receives."""
     return tuple(step.index for step in device.steps if step.kind == "receive")
 
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """held: the tensors by name. arenas: of each segment the place of its model's arena (None: it computes nothing).
-    frees: whether its arena is free for others behind it. size: bytes of the whole memory. views: of the tensors those
-    that lie in another one, so that nothing is copied for them."""
+    """The memory layout of a device.
+
+    Attributes:
+        buffers: The tensors by name.
+        arena_offsets: For each segment, the offset of its model's arena; None if it computes nothing.
+        frees_arena: For each segment, whether others may use its arena's bytes after its run.
+        size_bytes: Size of the whole memory.
+        views: The tensors that lie inside another one, so that they need no copy.
+    """
 
     buffers: Mapping[str, PlacedTensorBuffer]
     arena_offsets: tuple[int | None, ...]
@@ -62,16 +76,24 @@ class MemoryLayout:
 def plan_memory(
     program: Program,
     device: DeviceProgram,
-    peeled: Sequence[HoistedSegment],
+    hoisted_segments: Sequence[HoistedSegment],
     models: Sequence[int | None],
     arenas: Sequence[int],
 ) -> MemoryLayout:
-    """The places of everything. peeled, models: of the device's segments in order; arenas: bytes for each model."""
-    borders = {name: make_wire_tensor(value) for one in peeled for name, value in one.values.items()}
+    """Plan the memory of a device.
+
+    Args:
+        program: The program.
+        device: The device.
+        hoisted_segments: Its segments.
+        models: For each segment, the index of its model.
+        arenas: For each model, the bytes of its arena.
+    """
+    tensors = {name: make_wire_tensor(value) for hoisted in hoisted_segments for name, value in hoisted.values.items()}
     at_start = dict.fromkeys(value.name for value in find_device_inputs(program, device).values())
     at_start |= dict.fromkeys(program.transfers[i].value.name for i in list_received(device))
     known = (*program.inputs, *(transfer.value for transfer in program.transfers))
-    borders |= {value.name: make_wire_tensor(value) for value in known if value.name in at_start}
+    tensors |= {value.name: make_wire_tensor(value) for value in known if value.name in at_start}
     first, last = dict.fromkeys(at_start, 0), dict.fromkeys(at_start, 0)
     steps = [step for step in device.steps if step.kind != "receive"]
     for time, step in enumerate(steps, 1):
@@ -82,13 +104,13 @@ def plan_memory(
         else:
             last[program.transfers[step.index].value.name] = time
     last |= dict.fromkeys(device.sinks, len(steps) + 1)
-    views = _find_views(peeled)
+    views = _find_views(hoisted_segments)
     for name in reversed(views):  # what a view lies in is there as long as the view
         last[views[name][0]] = max(last[views[name][0]], last[name])
     times = [time for time, step in enumerate(steps, 1) if step.kind == "run"]
     blocks = _find_arena_spans(models, times, len(steps) + 1)
     spans: dict[str | int, _Lifetime] = {
-        name: _Lifetime(borders[name].nbytes, first[name], last[name]) for name in first if name not in views
+        name: _Lifetime(tensors[name].nbytes, first[name], last[name]) for name in first if name not in views
     }
     spans |= {i: _Lifetime(arenas[k], begin, end) for i, (k, begin, end) in enumerate(blocks)}
     places = min(
@@ -97,7 +119,7 @@ def plan_memory(
     size = _get_end(spans, places)
     for name, (source, start) in views.items():
         places[name] = places[source] + start
-    held = {name: PlacedTensorBuffer(borders[name], first[name], last[name], places[name]) for name in first}
+    held = {name: PlacedTensorBuffer(tensors[name], first[name], last[name], places[name]) for name in first}
     arena_offsets = [
         next((places[i] for i, (k, begin, end) in enumerate(blocks) if k == model and begin <= time <= end), None)
         for model, time in zip(models, times, strict=True)
@@ -107,18 +129,21 @@ def plan_memory(
     return MemoryLayout(held, tuple(arena_offsets), frees, size, frozenset(views))
 
 
-def _find_views(peeled: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:
-    """Outputs of segments that are one run of bytes of another tensor that the device holds: → (that tensor, the first
-    byte), such as rows of an image. In the order in which they are made."""
+def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:
+    """Return outputs of segments that are a contiguous range of another tensor of the device, such as rows of an image.
+
+    Returns:
+        Name → (the other tensor, offset in bytes), in the order in which they are computed.
+    """
     views: dict[str, tuple[str, int]] = {}
-    for one in peeled:
-        for name, assembly in one.output_assemblies.items():
-            runs = make_wire_copies(name, assembly, one.values)
+    for hoisted in hoisted_segments:
+        for name, assembly in hoisted.output_assemblies.items():
+            runs = make_wire_copies(name, assembly, hoisted.values)
             source = runs[0].source
             held = (
-                source in one.values
+                source in hoisted.values
                 and source != name
-                and (source in one.output_assemblies or source not in one.outputs)
+                and (source in hoisted.output_assemblies or source not in hoisted.outputs)
             )
             if len(runs) == 1 and not runs[0].loops and isinstance(source, str) and held:
                 views[name] = source, runs[0].source_offset
@@ -126,8 +151,11 @@ def _find_views(peeled: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:
 
 
 def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
-    """(model, first step, last step): a model that runs several times with no other in between stays where it is; the
-    only one, from frame to frame."""
+    """Return (model, first step, last step) for each time that a model's arena is in memory.
+
+    A model that runs several times without another one in between keeps its arena. The only model of a device keeps it
+    from frame to frame.
+    """
     blocks: list[tuple[int, int, int]] = []
     for model, time in zip(models, times, strict=True):
         if model is not None and blocks and blocks[-1][0] == model:
@@ -139,7 +167,7 @@ def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: i
 
 @dataclass(frozen=True)
 class _Lifetime:
-    """Bytes that are there from a step to a step."""
+    """A number of bytes that are occupied from one step to another."""
 
     size: int
     first: int
@@ -151,13 +179,14 @@ _PLACEMENT_ORDERS: tuple[Callable[[_Lifetime], tuple[int, ...]], ...] = (
     lambda span: (span.first - span.last, -span.size, span.first),
     lambda span: (span.first, -span.last, -span.size),
 )
-"""In which places are given: the largest first, those that stay longest, in order of time. The best one is taken."""
+"""Orders in which buffers are placed: the largest first, the longest lifetime first, or in order of time. The smallest
+layout is used."""
 
 
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Each at the lowest place that is free as long as it is there."""
+    """Place each buffer at the lowest offset that is free during its lifetime."""
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
         span, offset = spans[name], 0
@@ -173,5 +202,5 @@ def _place_spans(
 
 
 def _get_end(spans: Mapping[str | int, _Lifetime], places: Mapping[str | int, int]) -> int:
-    """Bytes up to the end of what lies last."""
+    """Return the end of the buffer that lies last."""
     return max((places[name] + span.size for name, span in spans.items()), default=0)

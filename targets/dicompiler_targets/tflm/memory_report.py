@@ -1,7 +1,7 @@
-"""RAM and flash of devices: what is needed, and what takes most of it.
+"""RAM and flash of devices, and the layers that need most of them.
 
-Arena and buffers are measured on this host, where pointers take 8 bytes; beside them stands an estimate for boards,
-where they take 4.
+Arenas and buffers are measured on this host, with pointers of 8 bytes. For boards, with pointers of 4 bytes, there is
+an estimate.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from dicompiler_targets.tflm.codegen import DeviceModels
 
 MEMORY_FORMAT = "dicompiler.tflm-memory/1"
 POINTER_SIZE_SHARE = 0.6
-"""What is left of the arena's records (tensors, nodes, operators' data) where pointers take 4 bytes in place of 8: an
-estimate from their fields; activations stay as they are."""
+"""Size of the arena's records (tensors, nodes, operators' data) with pointers of 4 instead of 8 bytes, as a share. It
+is an estimate from their fields; activations have the same size."""
 
 
 @dataclass(frozen=True)
 class DeviceSizes:
-    """Bytes of a device. arena: the largest, with the margin; needed: the least that runs; activations: what of it
-    tensors take at once, at least; ram: arenas and the tensors beside them, which take turns; models: in flash."""
+    """Memory of a device in bytes.
+
+    Attributes:
+        arena_bytes: The largest arena, including the margin.
+        needed_arena_bytes: The largest arena without the margin.
+        activation_bytes: Peak bytes of tensors in an arena.
+        ram_bytes: Arenas and the tensors outside of them, which share memory.
+        model_bytes: Models in flash.
+    """
 
     arena_bytes: int
     needed_arena_bytes: int
@@ -36,8 +43,8 @@ class DeviceSizes:
 
     @property
     def details(self) -> dict[str, int]:
-        """The figures beside RAM and flash; stack and the program's own variables come on top of all. The estimate is
-        of RAM where pointers take 4 bytes."""
+        """Further figures for reports. The estimate is the RAM with pointers of 4 bytes. Stack and variables are not
+        included."""
         records = max(0, self.arena_bytes - self.activation_bytes)
         return {
             "ram_32_bit_estimate": self.ram_bytes - records + int(records * POINTER_SIZE_SHARE),
@@ -48,15 +55,20 @@ class DeviceSizes:
 
 
 def add_margin(size: int, margin: float) -> int:
-    """The arena that is written out: that share more, a multiple of 16."""
+    """Return the arena with a margin, as a multiple of 16 bytes."""
     return -(-int(size * (1 + margin)) // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
 
 
 def make_memory_report(sizes: Mapping[str, DeviceSizes], boards: Mapping[str, Host], margin: float) -> Json:
-    """memory.json; boards: by device. Where one has no flash, its RAM is for the models too."""
+    """Return memory.json. On a board without flash, the models are in RAM."""
     entries = []
-    for device, one in sizes.items():
-        entry: Json = {"device": device, "ram": one.ram_bytes, "flash": one.model_bytes, **one.details}
+    for device, device_sizes in sizes.items():
+        entry: Json = {
+            "device": device,
+            "ram": device_sizes.ram_bytes,
+            "flash": device_sizes.model_bytes,
+            **device_sizes.details,
+        }
         if device in boards:
             entry |= {"ram_limit": boards[device].ram, "flash_limit": boards[device].flash}
         entries.append(entry)
@@ -66,7 +78,7 @@ def make_memory_report(sizes: Mapping[str, DeviceSizes], boards: Mapping[str, Ho
 def make_footprint(
     device: DeviceProgram, sizes: DeviceSizes, models: DeviceModels, data: Mapping[str, bytes]
 ) -> DeviceFootprint:
-    """What a device takes, and the layers that take most of it."""
+    """Return the RAM and flash of a device, and the layers that need most of them."""
     ram = flash = "its buffers"
     if models.arena_bytes:
         largest = max(data, key=lambda name: len(data[name]))
@@ -81,18 +93,18 @@ def make_footprint(
 
 
 def _get_activation_sizes(segment: Segment) -> dict[str, int]:
-    """Bytes of the segment's tensors; what is dequantised only there counts as what it is made of, or goes into."""
+    """Return the bytes of a segment's tensors. Tensors that only exist dequantized count with their quantized size."""
     sizes = segment_value_sizes(segment)
     for node in segment.model.graph.node:
         if node.op_type == "DequantizeLinear":
-            sizes[node.output[0]] = sizes.get(node.input[0], 0)  # nothing of weights
+            sizes[node.output[0]] = sizes.get(node.input[0], 0)  # 0 for weights
         elif node.op_type == "QuantizeLinear":
             sizes[node.input[0]] = sizes.get(node.output[0], 0)
     return sizes
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """The layer of the segment whose nodes read and make most of what is measured, for errors."""
+    """Return the layer whose nodes read and compute most of the measured bytes, as a text for errors."""
     bytes_of, totals = measure(segment), dict[str, int]()
     for node in segment.model.graph.node:
         part = read_part(node)

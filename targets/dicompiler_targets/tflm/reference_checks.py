@@ -1,9 +1,11 @@
-"""What `verify` holds the outputs of TFLite-micro against: onnxruntime's within a tolerance, and of a quantised network
-what it gives uncut, in TFLite-micro to the bit and in LiteRT within one step of the output's scale.
+"""The references that `verify` compares outputs of TFLite-micro with.
 
-onnxruntime multiplies what a layer sums up with a float and rounds once; TFLite's kernels multiply with an integer,
-round, shift, and round again. Where a sum lies near the middle of two numbers they differ by one; the layers behind it
-carry such differences on. LiteRT's reference kernels do as TFLite-micro's, its optimised ones do not.
+All outputs must match onnxruntime within a tolerance. Outputs of a quantized network must also be bit-equal to those of
+the uncut network in TFLite-micro, and match LiteRT within one step of the output's scale.
+
+onnxruntime multiplies the sum of a layer by a float and rounds once. TFLite's kernels multiply by an integer, round,
+shift, and round again. Results can differ by one, and later layers propagate such differences. LiteRT's reference
+kernels compute as TFLite-micro does; its optimized kernels do not.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ from dicompiler_targets.tflm.lowering import LoweredModel, lower_segment
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 
 FLOAT_TOLERANCE = 1e-4
-"""Of max|reference|, in float32."""
+"""Tolerance in float32, as a share of max|reference|."""
 SPARE_ARENA_BYTES = 1 << 20
 """Bytes for TFLite-micro's records of tensors and operators."""
 LITERT_MODULE = "ai_edge_litert.interpreter"
 
 
 def make_tolerances(model: Model) -> dict[str, Tolerance]:
-    """What each output may differ by from onnxruntime's; see Target.tolerances."""
+    """Return the tolerance of each output; see `Target.tolerances`."""
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
     return quantized_tolerances(model) or {name: Tolerance(FLOAT_TOLERANCE) for name in floats}
@@ -42,7 +44,7 @@ def make_tolerances(model: Model) -> dict[str, Tolerance]:
 def check_quantized(
     model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
 ) -> tuple[Check, ...]:
-    """The checks of a quantised network; see Target.proofs."""
+    """Return the checks of a quantized network; see `Target.extra_checks`."""
     if not any(node.op_type in QUANTIZATION_OPERATORS for node in model.proto.graph.node):
         return ()
     program = whole()
@@ -62,7 +64,9 @@ def check_quantized(
         .outputs
     )
     one_step = {
-        name: replace(about, limit=1.0) for name, about in make_tolerances(model).items() if about.step is not None
+        name: replace(tolerance, limit=1.0)
+        for name, tolerance in make_tolerances(model).items()
+        if tolerance.step is not None
     }
     return (*checks, *_compare_outputs("LiteRT", litert, result, one_step))
 
@@ -70,7 +74,7 @@ def check_quantized(
 def _compare_outputs(
     name: str, reference: Mapping[str, Any], result: RunResult, allowed: Mapping[str, Tolerance] | None
 ) -> list[Check]:
-    """A check for each output of each device; bit-equal where nothing is allowed."""
+    """Return a check for each output of each device; without tolerances, it must be bit-equal."""
     frames = result.outputs_by_device[:1] or ({"": result.outputs[0]},)
     return [
         compare_value(
@@ -86,25 +90,25 @@ def _compare_outputs(
 
 
 class ModelRuntime(ABC):
-    """A segment's model in a runtime, with its inputs and outputs as ONNX has them."""
+    """A segment's model in a runtime, with inputs and outputs in ONNX's order of axes."""
 
     def __init__(self, model: LoweredModel) -> None:
         self.model = model
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Its outputs by name."""
-        given = [inputs[border.name] for border in self.model.inputs]
-        outputs = self._run([value.transpose(NCHW_TO_NHWC) if value.ndim == 4 else value for value in given])
+        """Return the outputs by name."""
+        values = [inputs[tensor.name] for tensor in self.model.inputs]
+        outputs = self._run([value.transpose(NCHW_TO_NHWC) if value.ndim == 4 else value for value in values])
         plain = [value.transpose(NHWC_TO_NCHW) if value.ndim == 4 else value for value in outputs]
-        return dict(zip((border.name for border in self.model.outputs), plain, strict=True))
+        return dict(zip((tensor.name for tensor in self.model.outputs), plain, strict=True))
 
     @abstractmethod
     def _run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Its outputs in order, channels last as the inputs."""
+        """Return the outputs in order. Inputs and outputs are channels last."""
 
 
 class MicroRuntime(ModelRuntime):
-    """In TFLite-micro, with more than enough memory. RunError where that refuses it."""
+    """A model in TFLite-micro with more than enough memory. Raises RunError if TFLite-micro rejects it."""
 
     def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)
@@ -112,7 +116,7 @@ class MicroRuntime(ModelRuntime):
         try:
             self.interpreter = import_optional(RUNTIME_MODULE).Interpreter.from_bytes(model.data, arena_size=size)
         except (RuntimeError, ValueError) as error:
-            raise RunError(f"TFLite-micro cannot run the network uncut: {error}") from None
+            raise RunError(f"TFLite-micro cannot run the uncut network: {error}") from None
 
     def _run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         for index, value in enumerate(inputs):
@@ -122,7 +126,7 @@ class MicroRuntime(ModelRuntime):
 
 
 class LiteRtRuntime(ModelRuntime):
-    """In LiteRT's reference kernels. ImportError where that is not installed."""
+    """A model in LiteRT's reference kernels. Raises ImportError if LiteRT is not installed."""
 
     def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)
@@ -132,7 +136,7 @@ class LiteRtRuntime(ModelRuntime):
         self.interpreter.allocate_tensors()
 
     def _run(self, inputs: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        for about, value in zip(self.interpreter.get_input_details(), inputs, strict=True):
-            self.interpreter.set_tensor(about["index"], value)
+        for details, value in zip(self.interpreter.get_input_details(), inputs, strict=True):
+            self.interpreter.set_tensor(details["index"], value)
         self.interpreter.invoke()
-        return [self.interpreter.get_tensor(about["index"]) for about in self.interpreter.get_output_details()]
+        return [self.interpreter.get_tensor(details["index"]) for details in self.interpreter.get_output_details()]

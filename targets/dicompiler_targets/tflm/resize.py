@@ -1,6 +1,8 @@
-"""Resize of images: each output pixel is a mix of two input pixels along each axis; what TFLite mixes alike is taken.
+"""Lowering of Resize on images.
 
-nearest → RESIZE_NEAREST_NEIGHBOR, or GATHER along each axis;  linear → RESIZE_BILINEAR.
+    nearest → RESIZE_NEAREST_NEIGHBOR, or GATHER along each axis;   linear → RESIZE_BILINEAR
+
+Along each axis, an output pixel is a mixture of two input pixels. A TFLite mode is used if it has the same mixtures.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusa
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
 
 _COORDINATE_MODES = ((False, False), (False, True), (True, False))
-"""(align_corners, half_pixel_centers) as TFLite knows them."""
+"""TFLite's modes (align_corners, half_pixel_centers)."""
 
 
 def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) -> NDArray[Any]:
-    """ONNX: of each output pixel its place in the input."""
+    """Return the position of each output pixel in the input, by ONNX's definition."""
     x = np.arange(out, dtype=np.float64)
     mode = node.get_attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
     if mode == "asymmetric":
@@ -30,7 +32,7 @@ def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) ->
         return (x + 0.5) / scale - 0.5
     if mode == "pytorch_half_pixel":
         return 0 * x
-    raise make_refusal(node, f"coordinates by {mode!r}", "take half_pixel, asymmetric or align_corners")
+    raise make_refusal(node, f"it has the coordinate mode {mode!r}", "use half_pixel, asymmetric or align_corners")
 
 
 def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[Any]:
@@ -45,15 +47,17 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 
 
 def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
-    """TFLite: the place in the input of each output pixel, in single precision as its kernels have it; for nearest
-    half a pixel is not taken off again."""
+    """Return the position of each output pixel in the input, as TFLite computes it in single precision.
+
+    For nearest, TFLite does not subtract half a pixel.
+    """
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)
     return np.asarray(x * np.float32(factor))
 
 
 def _interpolation_weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any]]:
-    """Of linear interpolation: lower and upper pixel's weights as a row over all pixels."""
+    """Yield for each output pixel the weights of linear interpolation over all input pixels."""
     low = np.floor(x)
     for value, base in zip(x, low, strict=True):
         row = np.zeros(extent)
@@ -63,7 +67,7 @@ def _interpolation_weights(x: NDArray[Any], extent: int) -> Iterator[NDArray[Any
 
 
 def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Resize, Upsample along H and W."""
+    """Lower Resize or Upsample along H and W."""
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
     if len(shape) != 4 or shape[:2] != out[:2]:
         raise make_refusal(
@@ -71,19 +75,19 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
         )
     mode = node.get_attribute("mode", "nearest")
     if mode not in ("nearest", "linear", "bilinear") or node.get_attribute("antialias", 0):
-        raise make_refusal(node, f"mode {mode!r}", "TFLite-micro has nearest and linear without antialias")
+        raise make_refusal(node, f"it has mode {mode!r}", "TFLite-micro has nearest and linear without antialias")
     scales = _read_scales(writer, node)
-    places = [_source_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
+    positions = [_source_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
     x = writer.read_tensor(node.inputs[0], "image")
     size = writer.add_constant(np.asarray(out[2:], np.int32), "size")
     if mode == "nearest":
         _lower_nearest(
-            writer, node, x, size, [_nearest_pixels(node, p, shape[i]) for p, i in zip(places, (2, 3), strict=True)]
+            writer, node, x, size, [_nearest_pixels(node, p, shape[i]) for p, i in zip(positions, (2, 3), strict=True)]
         )
         return
     wanted = [
         np.stack(list(_interpolation_weights(np.clip(p, 0, shape[i] - 1), shape[i])))
-        for p, i in zip(places, (2, 3), strict=True)
+        for p, i in zip(positions, (2, 3), strict=True)
     ]
     for corners, half in _COORDINATE_MODES:
         shift = 0.5 if half else 0.0
@@ -95,11 +99,12 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
                 "RESIZE_BILINEAR", [x, size], [writer.add_output(node.output, "image")], "ResizeBilinear", **flags
             )
             return
-    raise make_refusal(node, "TFLite-micro has no interpolation with these places", "take scales that divide evenly")
+    raise make_refusal(node, "TFLite-micro cannot interpolate at these positions", "use scales that divide evenly")
 
 
 def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
-    """Whether TFLite-micro resizes 8-bit numbers as it does floats: it knows steps of 1/1024 of a pixel."""
+    """Return True if TFLite-micro resizes 8-bit integers as precisely as floats. Its positions are multiples of 1/1024
+    pixel."""
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"
     exact = not corners and all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
@@ -110,7 +115,7 @@ def _read_scales(writer: TfliteWriter, node: SegmentNode) -> list[float] | None:
     index = 1 if node.op == "Upsample" or node.opset < 11 else 2
     value = writer.graph.constants.get(node.inputs[index]) if node.has_input(index) else None
     if value is None and node.has_input(index):
-        raise make_refusal(node, "its scales are computed", "TFLite-micro wants constants; use target sockets")
+        raise make_refusal(node, "its scales are computed", "TFLite-micro requires constants; use target sockets")
     if value is None or value.size == 0:
         return None
     along = node.get_attribute("axes", range(4))
@@ -123,15 +128,15 @@ def _lower_nearest(writer: TfliteWriter, node: SegmentNode, x: int, size: int, w
     for corners, half in _COORDINATE_MODES:
         sampled = []
         for i in (2, 3):
-            place = _tflite_positions(shape[i], out[i], corners, half)
-            sampled.append(np.minimum(np.floor(place + 0.5) if corners else np.floor(place), shape[i] - 1))
+            position = _tflite_positions(shape[i], out[i], corners, half)
+            sampled.append(np.minimum(np.floor(position + 0.5) if corners else np.floor(position), shape[i] - 1))
         if all(np.array_equal(a, b) for a, b in zip(wanted, sampled, strict=True)):
             flags = {"AlignCorners": corners, "HalfPixelCenters": half}
             output = writer.add_output(node.output, "image")
             writer.add_operation("RESIZE_NEAREST_NEIGHBOR", [x, size], [output], "ResizeNearestNeighbor", **flags)
             return
-    held = permute(shape, NCHW_TO_NHWC)
-    rows = writer.add_like(x, (held[0], out[2], *held[2:]))
+    image_shape = permute(shape, NCHW_TO_NHWC)
+    rows = writer.add_like(x, (image_shape[0], out[2], *image_shape[2:]))
     writer.add_operation("GATHER", [x, writer.add_constant(wanted[0], "rows")], [rows], "Gather", Axis=1)
     output = writer.add_output(node.output, "image")
     writer.add_operation("GATHER", [rows, writer.add_constant(wanted[1], "columns")], [output], "Gather", Axis=2)

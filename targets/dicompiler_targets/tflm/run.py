@@ -1,7 +1,4 @@
-"""Runs an artifact on this host: every device's models in TFLite-micro, tensors passed on as bytes, as on a wire.
-
-In: an artifact's directory, frames. Out: outputs in ONNX's order of axes, and what each device measured.
-"""
+"""Runs an artifact on this host: all devices in one process, each model in TFLite-micro, tensors as bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +25,17 @@ ByteArray = NDArray[np.uint8]
 
 @dataclass
 class TflmDevice:
-    """A device while it runs: `at` is the next of its steps, `held` the raw bytes of the tensors that it has."""
+    """A device during a run.
+
+    Attributes:
+        manifest: Its manifest.
+        models: Interpreters by the model's file.
+        steps: Its steps without receives.
+        next_step: Index of the next step.
+        tensors: Bytes of the tensors that it has, by name.
+        sent_bytes: Payload bytes by transfer.
+        segments_s: Seconds of each segment.
+    """
 
     manifest: Mapping[str, Any]
     models: Mapping[str, Any]
@@ -44,21 +51,23 @@ class TflmDevice:
 
 
 def run_artifact(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Runs the artifact for `frames`: see Target.run. The devices take turns; a frame ends before the next begins."""
+    """Run an artifact; see `Target.run`. The devices take turns, with one frame in flight."""
     if options.keys is not None or options.start_manually or options.hosts is not None:
-        raise UsageError("run: target 'tflm' runs all devices in this process: leave out --keys, --elsewhere and hosts")
+        raise UsageError("run: target 'tflm' runs all devices in this process: omit --keys, --start-manually and hosts")
     document = load_artifact(directory)
     try:
-        players = [_load_device(directory, document, name) for name in document["devices"]]
+        device_states = [_load_device(directory, document, name) for name in document["devices"]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DicompilerError(f"{directory}: no artifact of this version ({error}): compile it again") from None
+        raise DicompilerError(
+            f"{directory}: not an artifact of this version ({error}): compile the model again"
+        ) from None
     deadline, begin = time.monotonic() + options.timeout_s, time.perf_counter()
-    delivered, times = [], []
+    delivered, frame_seconds = [], []
     keep = len(frames) if options.kept_frames is None else options.kept_frames
     for number, frame in enumerate(frames):
         start = time.perf_counter()
-        outputs = _run_frame(document, players, frame, deadline, options.timeout_s)
-        times.append(time.perf_counter() - start)
+        outputs = _run_frame(document, device_states, frame, deadline, options.timeout_s)
+        frame_seconds.append(time.perf_counter() - start)
         if number < keep:
             delivered.append(outputs)
     names = [value["name"] for value in document["outputs"]]
@@ -66,9 +75,9 @@ def run_artifact(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     reports = tuple(
         DeviceReport(p.name, sum(p.segments_s), 0.0, 0.0, dict(p.sent_bytes), tuple(p.segments_s), peak)
-        for p in players
+        for p in device_states
     )
-    return RunResult(first, reports, tuple(delivered), tuple(times), time.perf_counter() - begin)
+    return RunResult(first, reports, tuple(delivered), tuple(frame_seconds), time.perf_counter() - begin)
 
 
 def _load_device(directory: Path, document: Mapping[str, Any], device: str) -> TflmDevice:
@@ -76,7 +85,7 @@ def _load_device(directory: Path, document: Mapping[str, Any], device: str) -> T
     check_files(directory, document["files"], [f"{device}/{MANIFEST_FILE}"])
     manifest = load_json(path)
     if manifest.get("format") != MANIFEST_FORMAT:
-        raise DicompilerError(f"{path}: format: expected {MANIFEST_FORMAT!r}: compile it again")
+        raise DicompilerError(f"{path}: format: expected {MANIFEST_FORMAT!r}: compile the model again")
     models: dict[str, Any] = {}
     for segment in manifest["segments"]:
         if segment["model"] is not None and segment["model"] not in models:
@@ -97,104 +106,116 @@ def _make_interpreter(path: Path, arena: int, device: str) -> Any:
         return import_optional(RUNTIME_MODULE).Interpreter.from_bytes(data, arena_size=arena)
     except DicompilerError:
         raise
-    except Exception as error:  # its reading of a damaged file breaks in any way
+    except Exception as error:  # reading a damaged file can raise any error
         raise RunError(f"device {device!r}: {path.name}: TFLite-micro cannot run it: {error}") from None
 
 
 def _run_frame(
     document: Mapping[str, Any],
-    players: Sequence[TflmDevice],
+    device_states: Sequence[TflmDevice],
     frame: Mapping[str, NDArray[Any]],
     deadline: float,
     timeout: float,
 ) -> dict[str, dict[str, NDArray[Any]]]:
-    """One frame; every device goes on as far as it can, until all are done."""
-    by_name = {player.name: player for player in players}
-    for player in players:
-        player.next_step = 0
-        player.tensors = {v["name"]: _to_wire(frame[v["name"]]) for v in player.manifest["inputs"]}
-    while any(player.next_step < len(player.steps) for player in players):
+    """Compute one frame: each device executes steps until it needs a missing tensor, until all are finished."""
+    by_name = {device_state.name: device_state for device_state in device_states}
+    for device_state in device_states:
+        device_state.next_step = 0
+        device_state.tensors = {v["name"]: _to_wire(frame[v["name"]]) for v in device_state.manifest["inputs"]}
+    while any(device_state.next_step < len(device_state.steps) for device_state in device_states):
         moved = False
-        for player in players:
-            while player.next_step < len(player.steps) and _run_step(player, document["transfers"], by_name):
+        for device_state in device_states:
+            while device_state.next_step < len(device_state.steps) and _run_step(
+                device_state, document["transfers"], by_name
+            ):
                 moved = True
                 if time.monotonic() > deadline:
                     raise RunError(
-                        f"device {player.name!r} did not finish within {timeout:g} s: allow more (--timeout)"
+                        f"device {device_state.name!r} did not finish within {timeout:g} s: allow more (--timeout)"
                     )
         if not moved:
-            waiting = next(player for player in players if player.next_step < len(player.steps))
-            raise RunError(f"device {waiting.name!r}: it waits for a tensor that nobody sends: compile it again")
+            waiting = next(
+                device_state for device_state in device_states if device_state.next_step < len(device_state.steps)
+            )
+            raise RunError(
+                f"device {waiting.name!r}: it waits for a tensor that is never sent: compile the model again"
+            )
     values = {value["name"]: value for value in document["outputs"]}
     return {
-        player.name: {v["name"]: _from_wire(player.tensors[v["tensor"]], v, values[v["name"]]) for v in outputs}
-        for player in players
-        if (outputs := player.manifest["outputs"])
+        device_state.name: {
+            v["name"]: _from_wire(device_state.tensors[v["tensor"]], v, values[v["name"]]) for v in outputs
+        }
+        for device_state in device_states
+        if (outputs := device_state.manifest["outputs"])
     }
 
 
-def _run_step(player: TflmDevice, transfers: Sequence[Mapping[str, Any]], players: Mapping[str, TflmDevice]) -> bool:
-    """Does the next step; False where its inputs are not there yet."""
-    kind, index = player.steps[player.next_step]
+def _run_step(
+    device_state: TflmDevice, transfers: Sequence[Mapping[str, Any]], device_states: Mapping[str, TflmDevice]
+) -> bool:
+    """Execute the next step; return False if it needs a missing tensor."""
+    kind, index = device_state.steps[device_state.next_step]
     if kind == "run":
-        if any(name not in player.tensors for name in player.manifest["segments"][index]["inputs"]):
+        if any(name not in device_state.tensors for name in device_state.manifest["segments"][index]["inputs"]):
             return False
-        _run_segment(player, index)
+        _run_segment(device_state, index)
     else:
         transfer = transfers[index]
-        payload = player.tensors[transfer["name"]]
+        payload = device_state.tensors[transfer["name"]]
         if len(payload) != transfer["bytes"]:
             raise RunError(
-                f"device {player.name!r}: {transfer['name']!r}: {len(payload)} bytes, not {transfer['bytes']}"
+                f"device {device_state.name!r}: {transfer['name']!r}: {len(payload)} bytes, not {transfer['bytes']}"
             )
-        players[transfer["receiver"]].tensors[transfer["name"]] = payload
-        player.sent_bytes[index] = player.sent_bytes.get(index, 0) + len(payload)
-    player.next_step += 1
+        device_states[transfer["receiver"]].tensors[transfer["name"]] = payload
+        device_state.sent_bytes[index] = device_state.sent_bytes.get(index, 0) + len(payload)
+    device_state.next_step += 1
     return True
 
 
-def _run_segment(player: TflmDevice, index: int) -> None:
-    """Copies its inputs together, runs its model, and copies what that made to where it belongs."""
-    segment = player.manifest["segments"][index]
+def _run_segment(device_state: TflmDevice, index: int) -> None:
+    """Make the copies into the model's inputs, run the model, and make the other copies."""
+    segment = device_state.manifest["segments"][index]
     start = time.perf_counter()
-    sizes = {tensor["name"]: tensor["bytes"] for tensor in player.manifest["tensors"]}
+    sizes = {tensor["name"]: tensor["bytes"] for tensor in device_state.manifest["tensors"]}
     results = {name: np.zeros(sizes[name], np.uint8) for name in segment["outputs"]}
-    held = {name: np.frombuffer(player.tensors[name], np.uint8) for name in segment["inputs"]}
+    held = {name: np.frombuffer(device_state.tensors[name], np.uint8) for name in segment["inputs"]}
     if segment["model"] is not None:
-        outputs = _run_model(player, segment, held)
-        for one in segment["output_copies"]:
-            copy_strided(one, outputs[one["source"]], results[one["target"]])
-    for one in segment["tensor_copies"]:
-        copy_strided(one, held[one["source"]], results[one["target"]])
-    player.tensors |= {name: array.tobytes() for name, array in results.items()}
-    player.segments_s[index] += time.perf_counter() - start
+        outputs = _run_model(device_state, segment, held)
+        for copy in segment["output_copies"]:
+            copy_strided(copy, outputs[copy["source"]], results[copy["target"]])
+    for copy in segment["tensor_copies"]:
+        copy_strided(copy, held[copy["source"]], results[copy["target"]])
+    device_state.tensors |= {name: array.tobytes() for name, array in results.items()}
+    device_state.segments_s[index] += time.perf_counter() - start
 
 
-def _run_model(player: TflmDevice, segment: Mapping[str, Any], held: Mapping[str, ByteArray]) -> dict[int, ByteArray]:
-    """Runs the segment's model on parts of what is held; the outputs that are read, by number."""
-    interpreter = player.models[segment["model"]]
-    for port in sorted({one["target"] for one in segment["input_copies"]}):
-        about = interpreter.get_input_details(port)
-        given = np.zeros(about["shape"], about["dtype"])
-        for one in segment["input_copies"]:
-            if one["target"] == port:
-                copy_strided(one, held[one["source"]], given.reshape(-1).view(np.uint8))
-        interpreter.set_input(given, port)
+def _run_model(
+    device_state: TflmDevice, segment: Mapping[str, Any], held: Mapping[str, ByteArray]
+) -> dict[int, ByteArray]:
+    """Run the segment's model and return the outputs that are read, by number."""
+    interpreter = device_state.models[segment["model"]]
+    for port in sorted({copy["target"] for copy in segment["input_copies"]}):
+        details = interpreter.get_input_details(port)
+        input_array = np.zeros(details["shape"], details["dtype"])
+        for copy in segment["input_copies"]:
+            if copy["target"] == port:
+                copy_strided(copy, held[copy["source"]], input_array.reshape(-1).view(np.uint8))
+        interpreter.set_input(input_array, port)
     try:
         interpreter.invoke()
     except RuntimeError as error:
-        raise RunError(f"device {player.name!r}: segment {segment['name']!r}: TFLite-micro: {error}") from None
-    ports = sorted({one["source"] for one in segment["output_copies"]})
+        raise RunError(f"device {device_state.name!r}: segment {segment['name']!r}: TFLite-micro: {error}") from None
+    ports = sorted({copy["source"] for copy in segment["output_copies"]})
     return {port: np.frombuffer(interpreter.get_output(port).tobytes(), np.uint8) for port in ports}
 
 
-def copy_strided(one: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
-    """Does a copy of a manifest, as Move of main.cc does."""
-    times, steps, further = zip(*one["loops"], strict=True) if one["loops"] else ((), (), ())
-    shape = (*times, one["run_bytes"])
+def copy_strided(copy: Mapping[str, Any], source: ByteArray, target: ByteArray) -> None:
+    """Make a copy of a manifest, as MakeCopy in main.cc does."""
+    frame_seconds, source_strides, target_strides = zip(*copy["loops"], strict=True) if copy["loops"] else ((), (), ())
+    shape = (*frame_seconds, copy["run_bytes"])
     view = np.lib.stride_tricks.as_strided
-    view(target[one["target_offset"] :], shape, (*further, 1))[...] = view(
-        source[one["source_offset"] :], shape, (*steps, 1)
+    view(target[copy["target_offset"] :], shape, (*target_strides, 1))[...] = view(
+        source[copy["source_offset"] :], shape, (*source_strides, 1)
     )
 
 
@@ -203,7 +224,7 @@ def _to_wire(array: NDArray[Any]) -> bytes:
 
 
 def _from_wire(data: bytes, held: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
-    """The array in ONNX's order of axes."""
+    """Return the array in ONNX's order of axes."""
     array: NDArray[Any] = np.frombuffer(data, held["dtype"]).reshape(held["shape"])
     plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array
     return np.ascontiguousarray(plain).reshape(value["shape"])

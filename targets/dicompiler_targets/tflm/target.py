@@ -1,4 +1,4 @@
-"""The tflm target's options, and the two things a target does: writing an artifact and running one on this host."""
+"""Target `tflm`: its options and its implementation of the base class."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TflmTarget(Target):
-    """What a microcontroller is flashed with: TFLite-micro models, C++ sources, and a table of RAM and flash.
+    """Firmware for microcontrollers: TFLite-micro models, C++ sources, and a table of RAM and flash.
 
-    Tensors of rank 4 travel, and go in and out, channels last (N, H, W, C); all others in ONNX's order.
+    Tensors of rank 4 are sent, and are inputs and outputs, with channels last (N, H, W, C); all others in ONNX's order.
 
-    margin: how much larger an arena is written than the least that runs.
+    Attributes:
+        margin: Share by which arenas are larger than necessary.
     """
 
     name: ClassVar[str] = "tflm"
@@ -35,7 +36,7 @@ class TflmTarget(Target):
             raise ValueError(f"margin must be between 0 and 10, not {self.margin:g}")
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Writes artifact.json, memory.json and a directory per device."""
+        """Write artifact.json, memory.json and a directory for each device."""
         from dicompiler_targets.tflm.emit import write_artifact
 
         program, platform = compilation.program, compilation.platform
@@ -44,17 +45,17 @@ class TflmTarget(Target):
         write_artifact(program, self.margin, boards, directory)
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
-        """Arenas as tried in TFLite-micro on this host, buffers, and models."""
+        """Measure arenas by trials in TFLite-micro on this host, and add buffers and models."""
         from dicompiler_targets.tflm.emit import compile_devices
         from dicompiler_targets.tflm.memory_report import make_footprint
 
         return tuple(
-            make_footprint(one.program, one.sizes, one.models, one.model_files)
-            for one in compile_devices(program, self.margin)
+            make_footprint(compiled.program, compiled.sizes, compiled.models, compiled.model_files)
+            for compiled in compile_devices(program, self.margin)
         )
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
-        """1e-4 of the range in float32; of a quantised network so many steps of the output's scale."""
+        """Return 1e-4 of the range in float32; in a quantized network, a number of steps of the output's scale."""
         from dicompiler_targets.tflm.reference_checks import make_tolerances
 
         return make_tolerances(model)
@@ -66,13 +67,13 @@ class TflmTarget(Target):
         inputs: Mapping[str, NDArray[Any]],
         result: RunResult,
     ) -> tuple[Check, ...]:
-        """Of a quantised network: its parts give what it gives uncut, and that is what LiteRT gives."""
+        """Compare the outputs of a quantized network with the uncut network in TFLite-micro and in LiteRT."""
         from dicompiler_targets.tflm.reference_checks import check_quantized
 
         return check_quantized(model, make_uncut_program, inputs, result)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """All devices in this process, each model in TFLite-micro, with tensors passed on as on a wire."""
+        """Run all devices in this process, each model in TFLite-micro."""
         from dicompiler_targets.tflm.run import run_artifact
 
         return run_artifact(directory, frames, options)

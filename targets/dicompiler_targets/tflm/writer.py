@@ -1,8 +1,8 @@
-"""Writes one TFLite graph, and keeps the order of axes in which each tensor is held there, so that few transposes do.
+"""Builds a TFLite graph with as few transposes as possible.
 
-Tensors of rank 4 are held as images, channels last (N, H, W, C), from one operator to the next and between devices:
-this is the layout on the wire. All others are held plain, in ONNX's order. A tensor is brought into the other order
-only where an operator asks for it, once, and by a RESHAPE where the bytes are the same.
+Tensors of rank 4 are kept as images with channels last (N, H, W, C), between operators and between devices. All others
+are kept plain, in ONNX's order. A tensor is converted to the other form only if an operator needs it, and only once.
+The conversion is a RESHAPE if the bytes are the same.
 """
 
 from __future__ import annotations
@@ -28,23 +28,27 @@ from dicompiler_targets.tflm.graph import SegmentGraph, select_needed
 
 AxisForm = Literal["image", "plain"]
 NCHW_TO_NHWC = (0, 2, 3, 1)
-"""The axes of ONNX's (N, C, H, W) in the order in which an image holds them."""
+"""ONNX's axes (N, C, H, W) in the order of an image."""
 NHWC_TO_NCHW = (0, 3, 1, 2)
 
 
 def get_natural_form(shape: Shape) -> AxisForm:
-    """The form in which a tensor of this shape crosses the borders of a segment."""
+    """Return the form of a tensor at the border of a segment."""
     return "image" if len(shape) == 4 else "plain"
 
 
 def permute(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """The entries of `shape` in that order."""
+    """Return the entries of `shape` in the given order."""
     return tuple(shape[axis] for axis in order)
 
 
 def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]]:
-    """The same move of memory over as few axes as possible: axes of extent 1 dropped, neighbours that stay together
-    merged. Returns (shape, order); the order is sorted where nothing moves."""
+    """Reduce a transpose to as few axes as possible: drop axes of extent 1, and merge axes that stay next to each
+    other.
+
+    Returns:
+        (shape, order); the order is sorted if the transpose does not move any byte.
+    """
     kept = [axis for axis in order if shape[axis] != 1]
     groups: list[list[int]] = []
     ranks = {axis: i for i, axis in enumerate(sorted(kept))}
@@ -58,7 +62,7 @@ def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tup
 
 
 class TfliteWriter:
-    """A graph of TFLite while it grows. Tensors are found by ONNX's name and form."""
+    """A TFLite graph that is being built. Tensors are identified by their ONNX name and their form."""
 
     def __init__(self, graph: SegmentGraph) -> None:
         self.graph = graph
@@ -76,36 +80,36 @@ class TfliteWriter:
     # -- tensors
 
     def get_form(self, name: str) -> AxisForm:
-        """The form in which the tensor is held; the natural one where it is held in both."""
+        """Return the form in which a tensor exists; the natural one if it exists in both."""
         known = get_natural_form(self.graph.get_shape(name))
         other: AxisForm = "plain" if known == "image" else "image"
         return other if (name, other) in self._held and (name, known) not in self._held else known
 
     def get_shape(self, index: int) -> Shape:
-        """The shape of a TFLite tensor."""
+        """Return the shape of a TFLite tensor."""
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantisation: QuantizationParams | None = None) -> int:
-        """A tensor more, by its TFLite shape."""
+        """Add a tensor with its TFLite shape and return its index."""
         self.tensors.append(TfliteTensor(name, dtype, tuple(map(int, shape)), None, quantisation))
         return len(self.tensors) - 1
 
     def add_output(self, name: str, form: AxisForm) -> int:
-        """The tensor that some operation is about to make, held in this form."""
+        """Add the tensor that the next operation computes, in the given form, and return its index."""
         shape = self.graph.shapes[name]
-        held = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
-        index = self.add_tensor(name, self.graph.dtypes[name], held, self.graph.quantizations.get(name))
+        held_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
+        index = self.add_tensor(name, self.graph.dtypes[name], held_shape, self.graph.quantizations.get(name))
         self._held[name, form] = index
         return index
 
     def set_alias(self, name: str, form: AxisForm, index: int) -> None:
-        """`name` is what the tensor at `index` holds."""
+        """Make `name` another name of the tensor at `index`."""
         self._held[name, form] = index
 
     def add_constant(
         self, data: NDArray[Any], name: str = "constant", quantisation: QuantizationParams | None = None
     ) -> int:
-        """A constant; equal ones are held once."""
+        """Add a constant, unless an equal one exists, and return its index."""
         array = np.ascontiguousarray(data)
         array = array.astype(np.int32) if array.dtype == np.int64 else array
         key = (str(array.dtype), array.shape, array.tobytes(), quantisation)
@@ -115,13 +119,13 @@ class TfliteWriter:
         return self._constants[key]
 
     def add_like(self, index: int, shape: Shape, name: str = "") -> int:
-        """A tensor of the type of another one, of another shape."""
+        """Add a tensor with the type of another one but its own shape, and return its index."""
         tensor = self.tensors[index]
-        about = tensor.quantization
-        return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, about)
+        quantization = tensor.quantization
+        return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, quantization)
 
     def read_tensor(self, name: str, form: AxisForm = "plain") -> int:
-        """The tensor in that form, brought into it if need be."""
+        """Return a tensor in the given form, and convert it if necessary."""
         if (name, form) in self._held:
             return self._held[name, form]
         if name in self.graph.constants:
@@ -139,7 +143,7 @@ class TfliteWriter:
         return index
 
     def read_held(self, name: str) -> tuple[int, AxisForm]:
-        """(the tensor as it is held, its form)."""
+        """Return (a tensor in the form in which it exists, the form)."""
         form = self.get_form(name)
         return self.read_tensor(name, form), form
 
@@ -148,11 +152,11 @@ class TfliteWriter:
     def add_operation(
         self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **values: Any
     ) -> None:
-        """An operation more."""
+        """Add an operation."""
         self.operations.append(TfliteOperation(code, tuple(inputs), tuple(outputs), options, values))
 
     def add_reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
-        """RESHAPE, where it changes something or must make `output`."""
+        """Add a RESHAPE, unless it changes nothing and no `output` is given, and return the result."""
         source = self._reshape_sources.get(index, index)
         if output is None and tuple(shape) in (self.get_shape(source), self.get_shape(index)):
             return source if self.get_shape(source) == tuple(shape) else index
@@ -164,7 +168,7 @@ class TfliteWriter:
         return result
 
     def add_transpose(self, index: int, order: Sequence[int], output: int | None = None) -> int:
-        """TRANSPOSE over as few axes as possible, or RESHAPE where the bytes stay."""
+        """Add a TRANSPOSE over as few axes as possible, or a RESHAPE if no byte moves, and return the result."""
         shape = self.get_shape(index)
         target = permute(shape, order)
         small, axes = merge_transpose_axes(shape, order)
@@ -184,9 +188,9 @@ class TfliteWriter:
         return self.add_reshape(moved, target, output)
 
     def finish(self) -> tuple[bytes, tuple[str, ...], int]:
-        """The file, the operator codes that it uses, and the most bytes that its tensors take at once.
+        """Return the file, the operator codes that it uses, and the peak bytes of its tensors.
 
-        Outputs are held in their natural forms; each is a tensor of its own that some operation makes.
+        Outputs have their natural forms. Each one is a separate tensor that an operation computes.
         """
         inputs = [self.read_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
         outputs: list[int] = []
@@ -200,19 +204,24 @@ class TfliteWriter:
             outputs.append(index)
         operations = select_needed(self.operations, outputs)
         used = {*inputs, *outputs, *(i for operation in operations for i in (*operation.inputs, *operation.outputs))}
-        places = {index: place for place, index in enumerate(sorted(used - {-1}))} | {-1: -1}
+        new_indices = {index: new_index for new_index, index in enumerate(sorted(used - {-1}))} | {-1: -1}
         moved = [
-            replace(o, inputs=tuple(places[i] for i in o.inputs), outputs=tuple(places[i] for i in o.outputs))
-            for o in operations
+            replace(
+                operation,
+                inputs=tuple(new_indices[i] for i in operation.inputs),
+                outputs=tuple(new_indices[i] for i in operation.outputs),
+            )
+            for operation in operations
         ]
         tensors = [self.tensors[index] for index in sorted(used - {-1})]
-        data = serialize_model(tensors, moved, [places[i] for i in inputs], [places[i] for i in outputs])
+        data = serialize_model(tensors, moved, [new_indices[i] for i in inputs], [new_indices[i] for i in outputs])
         return data, collect_operator_codes(moved), self._count_activation_bytes(operations, inputs, outputs)
 
     def _count_activation_bytes(
         self, operations: Sequence[TfliteOperation], inputs: Sequence[int], outputs: Sequence[int]
     ) -> int:
-        """The most bytes that tensors take at once: each from the operation that makes it to its last reader."""
+        """Return the peak bytes of the tensors; each one exists from the operation that computes it to its last
+        reader."""
         first = dict.fromkeys(inputs, 0)
         last = dict(first)
         for time, operation in enumerate(operations, 1):
