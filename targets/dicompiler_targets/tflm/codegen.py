@@ -92,7 +92,10 @@ def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
     """Return arena.h: the size of the memory, and the numbers of peers and incoming transfers."""
     sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
-    return f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\nnamespace dicompiler {{\n\n{lines}\n}}  // namespace dicompiler\n"
+    return (
+        f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\n"
+        f"namespace dicompiler {{\n\n{lines}\n}}  // namespace dicompiler\n"
+    )
 
 
 def make_program_source(
@@ -141,7 +144,10 @@ def make_program_source(
     ]
     includes = "".join(f'#include "model_{name}_data.h"\n' for name in models.names)
     body = "\n".join(tables)
-    return f'{GENERATED_NOTE}#include "program.h"\n\n{includes}\nnamespace dicompiler {{\n\n{body}\n\n}}  // namespace dicompiler\n'
+    return (
+        f'{GENERATED_NOTE}#include "program.h"\n\n{includes}\n'
+        f"namespace dicompiler {{\n\n{body}\n\n}}  // namespace dicompiler\n"
+    )
 
 
 def _make_table(head: str, entries: Sequence[str], none: str) -> str:
