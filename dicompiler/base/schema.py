@@ -132,7 +132,7 @@ def validate(document: Any, name: str, place: str) -> None:
         DicompilerError: The document is of an older version of the format, or violates the schema, for instance
             `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
     """
-    _check_format(document, name, place)
+    check_format(document, name, place)
     errors = list(_validator(name).iter_errors(document))
     if not errors:
         return
@@ -141,8 +141,17 @@ def validate(document: Any, name: str, place: str) -> None:
     raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_describe_error(error)}")
 
 
-def _check_format(document: Any, name: str, place: str) -> None:
-    """Raise DicompilerError with a remedy if the document is of another version of the format."""
+def check_format(document: Any, name: str, place: str) -> None:
+    """Raise DicompilerError with a remedy if the document is of another version of the format.
+
+    Args:
+        document: The content of a JSON or TOML file.
+        name: Name of the schema: "plan".
+        place: The file, as prefix of the error message.
+
+    Raises:
+        DicompilerError: The document is of another version of the format.
+    """
     expected: str = load_schema(name)["$id"]
     found = document.get("format") if isinstance(document, dict) else None
     if not isinstance(found, str) or found == expected:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError, describe_wrong_path
-from dicompiler.base.schema import load_json, validate
+from dicompiler.base.schema import check_format, load_json, validate
 from dicompiler.target.manifest import ARTIFACT_FILE, EMPTY_CHECKSUM, Json, format_json
 
 _CHECKSUM_PATTERN = re.compile(rb'\n "checksum": "([0-9a-f]{64})"')
@@ -173,6 +173,7 @@ def read_checksummed_json(path: Path, schema: str) -> Json:
         raise DicompilerError(f"{path}: its checksum is wrong: it was changed or damaged: compile the model again")
     document: Json = load_json(path)
     if find_spec("jsonschema") is not None:
+        check_format(document, schema, str(path))
         try:
             validate(document, schema, str(path))
         except DicompilerError as error:

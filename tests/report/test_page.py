@@ -155,9 +155,9 @@ class TestPage:
         assert "by strategy modnn, for latency" in render_report(load_report_data(lenet))
         dicompiler.compile(build("lenet"), platform="rpi4x3", plan=lenet / "plan.json", output=tmp_path / "given")
         assert "read from a file, for latency" in render_report(load_report_data(tmp_path / "given"))
-        (tmp_path / "given" / "reference" / "made.json").unlink()  # of a compilation that knows of none
+        (tmp_path / "given" / "reference" / "provenance.json").unlink()  # of a compilation that knows of none
         write_integrity(tmp_path / "given")
-        assert "who decided is not recorded" in render_report(load_report_data(tmp_path / "given"))
+        assert "the strategy is not recorded" in render_report(load_report_data(tmp_path / "given"))
 
     def test_more_devices_than_colours(self, tmp_path: Path) -> None:
         page = render_report(load_report_data(made(tmp_path, "lenet", platform="rpi4x12")))
@@ -177,7 +177,7 @@ class TestPage:
     def test_a_target_that_measures_sums_only(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", target="tflm")
         assert main(["run", str(artifact), "--log", str(tmp_path / "run.json")]) == 0
-        assert "measures sums only" in render_report(load_report_data(artifact, run_log=tmp_path / "run.json"))
+        assert "measures only sums" in render_report(load_report_data(artifact, run_log=tmp_path / "run.json"))
 
 
 class TestOther:
@@ -224,7 +224,7 @@ class TestBadInput:
     def test_a_log_of_another_artifact(self, log: Path, tmp_path: Path, refused: Refused) -> None:
         other = made(tmp_path, "lenet", strategy="single")
         line = refused(1, "report", other, "--log", log, "-o", tmp_path / "r.html")
-        assert "of another artifact" in line and "--log" in line
+        assert "it belongs to another artifact" in line and "--log" in line
 
     def test_a_damaged_log(self, lenet: Path, log: Path, tmp_path: Path, refused: Refused) -> None:
         document = json.loads(log.read_text())

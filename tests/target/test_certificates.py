@@ -18,7 +18,7 @@ from dicompiler.target.remote.certificates import make_keys
 
 def test_keys_do_not_overwrite_what_is_not_theirs(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("precious")
-    with pytest.raises(DicompilerError, match=r"it exists and is no set of keys of ours"):
+    with pytest.raises(DicompilerError, match=r"it exists and is not a directory that dicompiler wrote as set of keys"):
         make_keys(["a"], tmp_path)
     with pytest.raises(DicompilerError, match=r"its parent directory does not exist"):
         make_keys(["a"], tmp_path / "no" / "keys")
@@ -59,7 +59,9 @@ def test_what_else_lies_there_stays_and_what_stands_in_the_way_is_told(tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "authority").mkdir()
     (tmp_path / "mine" / "letter").write_text("precious")
-    with pytest.raises(DicompilerError, match=r"mine: it exists and is no set of keys of ours"):
+    with pytest.raises(
+        DicompilerError, match=r"mine: it exists and is not a directory that dicompiler wrote as set of keys"
+    ):
         make_keys(["a"], tmp_path / "mine", renew=True)
     make_keys(["a"], place)
     old = {path: path.read_bytes() for path in place.rglob("*.pem")}

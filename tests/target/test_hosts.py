@@ -104,7 +104,7 @@ HOST = '[[host]]\nname = "pi"\nssh = "pi"\n'
             HOST + "identity = '/nowhere/key'\n",
             "hosts.toml: host[0].identity: '/nowhere/key' is not a file: name the file of",
         ),
-        ("format = 'dicompiler.hosts/2'\n" + HOST, 'hosts.toml: format: "dicompiler.hosts/2" is not supported'),
+        ("format = 'dicompiler.hosts/2'\n" + HOST, "hosts.toml: format dicompiler.hosts/2 is not supported"),
     ],
 )
 def test_a_mistake_is_one_line_with_file_and_key(text: str, expected: str) -> None:

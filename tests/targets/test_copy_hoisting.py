@@ -245,5 +245,5 @@ def test_segments_stay_as_they_are(text: str) -> None:
 
 def test_a_session_that_makes_another_shape_is_named() -> None:
     bare = Bare(device(BASIC).segments[0], Program((device(BASIC),), (), (), (), {}, ()), False)
-    with pytest.raises(ValueError, match=r"'y': tensor\(float\) \[1, 2, 3\] was made, FLOAT \[1, 2, 4\] was planned"):
+    with pytest.raises(ValueError, match=r"'y': computed tensor\(float\) \[1, 2, 3\], expected FLOAT \[1, 2, 4\]"):
         bare.seam.cut_outputs({"y": make_value(np.zeros(24, np.uint8), "FLOAT", [1, 2, 3])}, {})

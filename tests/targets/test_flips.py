@@ -88,7 +88,9 @@ def device_refuses(directory: Path) -> bool:
     return refuses(check, ValueError, "copy the device's directory again")
 
 
-def refuses(check: Callable[[], object], kind: type[Exception] = DicompilerError, remedy: str = "compile it") -> bool:
+def refuses(
+    check: Callable[[], object], kind: type[Exception] = DicompilerError, remedy: str = "compile the model again"
+) -> bool:
     """Whether it fails, which takes one line with the remedy."""
     try:
         check()
