@@ -87,11 +87,11 @@ def test_another_runtime_is_refused(name: str, artifact: Path, refused: Refused)
     reseal(artifact)
     version = load_json(artifact / "artifact.json")["version"]
     for line in lines(artifact, refused, "run", "verify", "deploy"):
-        words = f"pi02: its {name} differs from that of the installed dicompiler {version}: compile it again"
+        words = f"pi02: its {name} differs from that of the installed dicompiler {version}: compile the model again"
         assert line.endswith(words)
     rewrite(artifact / "artifact.json", lambda document: document.update(version="9.9"))
     (line,) = lines(artifact, refused, "run")
-    assert line.endswith(": compile it again or install version 9.9")
+    assert line.endswith(": compile the model again or install version 9.9")
     assert not (artifact.parent / "ran").exists()
 
 
@@ -142,7 +142,7 @@ def test_what_a_program_says_does_not_become_code(call: object, artifact: Path, 
     (artifact / "pi01" / "main.cc").write_text(text)
     write_integrity(artifact)
     for line in lines(artifact, refused, "run", "verify"):
-        assert "compile it again" in line
+        assert "compile the model again" in line
 
 
 def absolute(artifact: Path) -> None:
@@ -195,7 +195,7 @@ def test_no_file_beside_an_artifact_is_read(
         *([] if change is absolute else ["report"]),
     ]
     for line in lines(artifact, refused, *commands):
-        assert "compile it again" in line and SECRET not in line, request.node.name
+        assert "compile the model again" in line and SECRET not in line, request.node.name
 
 
 @pytest.mark.parametrize(

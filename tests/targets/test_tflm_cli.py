@@ -54,7 +54,7 @@ def test_a_float_network_is_quantised_on_the_way_split_and_verified(
 ) -> None:
     given = samples(tmp_path / "samples.npz", input=normal(8, *shape))
     onnx.save(networks.build(name), tmp_path / "model.onnx")
-    options = ("--platform", platform, "--strategy", "modnn", "--target", target, "--calibrate", given)
+    options = ("--platform", platform, "--strategy", "modnn", "--target", target, "--quantize-samples", given)
     assert run("compile", tmp_path / "model.onnx", *options, "-o", tmp_path / "out") == 0
     capsys.readouterr()
     assert run("verify", tmp_path / "out") == 0
@@ -74,7 +74,7 @@ def test_verify_fails_where_a_model_gives_other_numbers(
     lenet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
-    assert run("compile", lenet, *COMPILE, tmp_path / "out", "--calibrate", given) == 0
+    assert run("compile", lenet, *COMPILE, tmp_path / "out", "--quantize-samples", given) == 0
     largest = max((tmp_path / "out").glob("nano*/*.tflite"), key=lambda path: path.stat().st_size)
     data = largest.read_bytes()
     model = tflite.Model.GetRootAs(data)
@@ -108,7 +108,7 @@ def test_samples_that_do_not_fit(
     arrays: dict[str, NDArray[Any]], cause: str, lenet: Path, tmp_path: Path, refused: Refused
 ) -> None:
     given = samples(tmp_path / "samples.npz", **arrays)
-    line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--calibrate", given)
+    line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--quantize-samples", given)
     assert line.startswith(f"{given}: ") and cause in line
 
 
@@ -116,20 +116,20 @@ def test_samples_that_do_not_fit(
 def test_a_truncated_file_of_samples(share: float, lenet: Path, tmp_path: Path, refused: Refused) -> None:
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
     given.write_bytes(given.read_bytes()[: int(given.stat().st_size * share)])
-    line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--calibrate", given)
+    line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--quantize-samples", given)
     assert line == f"{given}: the samples cannot be read: it is not an .npz file of arrays"
 
 
 def test_a_missing_file_of_samples_and_a_network_that_is_quantised_already(
     lenet: Path, tmp_path: Path, refused: Refused, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--calibrate", tmp_path / "none.npz")
+    line = refused(1, "compile", lenet, *COMPILE, tmp_path / "out", "--quantize-samples", tmp_path / "none.npz")
     assert line == f"{tmp_path / 'none.npz'}: the samples cannot be read: No such file or directory"
     given = samples(tmp_path / "samples.npz", input=normal(8, *SHAPE))
     made = tmp_path / "int8.onnx"
     assert run("opt", lenet, "-p", f"quantise{{samples={given}}}", "-o", made) == 0
     capsys.readouterr()
-    line = refused(1, "compile", made, *COMPILE, tmp_path / "out", "--calibrate", given)
+    line = refused(1, "compile", made, *COMPILE, tmp_path / "out", "--quantize-samples", given)
     assert line == "quantise: the network is quantized already: omit this pass"
 
 
@@ -144,7 +144,7 @@ REFUSED = {
     ),
     "rank 5": (
         "(float[1,2,3,4,5] x) => (float[1,2,3,4,5] y) { y = Relu(x) }",
-        "target tflm: node 'y' (Relu): tensor 'x' has rank 5: TFLite-micro takes up to 4; use target sockets",
+        "target tflm: node 'y' (Relu): tensor 'x' has rank 5: TFLite-micro supports up to 4; use target sockets",
     ),
     "a dynamic dimension": (
         "(float[N,4] x) => (float[N,4] y) { y = Relu(x) }",
@@ -159,23 +159,23 @@ REFUSED = {
         f"(float[1,2,4,4] x) => (float[1,2,4,4] y) <{NUMBERS}, int8[2] v = {{3, 4}}, int8[2,2,1,1] w = {{1,2,3,4}}> "
         "{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) e = DequantizeLinear<axis = 0>(w, t, v) "
         "c = Conv(d, e) r = QuantizeLinear(c, s, z) y = DequantizeLinear(r, s, z) }",
-        "target tflm: node 'e' (DequantizeLinear): a scale for each channel with a zero point that is not 0: quantise "
+        "target tflm: node 'e' (DequantizeLinear): it has a scale for each channel and a zero point that is not 0: quantise "
         "weights symmetrically",
     ),
     "activations quantised while it runs": (
         "(float[1,4] x) => (float[1,4] y) { q, a, b = DynamicQuantizeLinear(x) y = DequantizeLinear(q, a, b) }",
-        "target tflm: node 'q' (DynamicQuantizeLinear): activations are quantised while it runs: quantise with samples "
-        "(--calibrate)",
+        "target tflm: node 'q' (DynamicQuantizeLinear): its activations are quantised at run time: quantise with "
+        "samples (--quantize-samples)",
     ),
     "integers of a product": (
         "(int8[1,4] x) => (int32[1,2] y) <int8[4,2] w = {1,2,3,4,5,6,7,8}> { y = MatMulInteger(x, w) }",
-        "target tflm: node 'y' (MatMulInteger): activations are quantised while it runs: quantise with samples "
-        "(--calibrate)",
+        "target tflm: node 'y' (MatMulInteger): its activations are quantised at run time: quantise with "
+        "samples (--quantize-samples)",
     ),
     "a scale that is computed": (
         f"(float[1,4] x, float i) => (float[1,4] y) <{NUMBERS}> "
         "{ q = QuantizeLinear(x, i, z) y = DequantizeLinear(q, i, z) }",
-        "target tflm: node 'q' (QuantizeLinear): its scale is computed or one for each block: take constants, one for "
+        "target tflm: node 'q' (QuantizeLinear): its scale is computed or given for each block: use constants, one for "
         "each channel",
     ),
     "an output that is not quantised": (

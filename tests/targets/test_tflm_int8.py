@@ -205,13 +205,13 @@ def test_samples_that_do_not_fit_are_one_line(changes: dict[str, NDArray[Any]], 
 
 def test_a_file_that_is_none_no_samples_and_a_quantised_network_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("no arrays")
-    with pytest.raises(DicompilerError, match=r"cannot be read: it is no \.npz file"):
+    with pytest.raises(DicompilerError, match=r"cannot be read: it is not an \.npz file"):
         run_quantise(network("lenet"), tmp_path / "text.npz")
     with pytest.raises(DicompilerError, match="cannot be read: No such file"):
         run_quantise(network("lenet"), tmp_path / "missing.npz")
     with pytest.raises(UsageError, match="no samples: give a file"):
         PassManager(make_pipeline("quantise")).run(PipelineState(model=Model.load(network("lenet"))))
-    with pytest.raises(DicompilerError, match="quantised already"):
+    with pytest.raises(DicompilerError, match="quantized already"):
         run_quantise(quantised("lenet").to_proto(), samples(tmp_path / "samples.npz", network("lenet")))
 
 
