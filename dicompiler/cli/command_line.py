@@ -125,7 +125,7 @@ def _describe_usage_error(error: click.ClickException) -> str:
         message = f"unknown option {error.option_name!r}{did_you_mean(error.option_name, known)}"
     else:
         message = one_line(error.format_message()).rstrip(".")
-        for theirs, ours in (("valid integer range", "integer"), ("valid float range", "number")):
+        for theirs, ours in (("a valid integer range", "an integer"), ("a valid float range", "a number")):
             message = message.replace(theirs, ours)
         message = f"{message[:1].lower()}{message[1:]}; see '{path} --help'"
     return f"{place}: {message}" if place else message

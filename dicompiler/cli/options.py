@@ -349,7 +349,7 @@ def check_output_file(path: Path | None) -> None:
     if path is None or not path.exists():
         return
     if path.is_dir():
-        raise DicompilerError(f"{path}: is a directory: give the name of a file")
+        raise DicompilerError(f"{path}: it is a directory: give the name of a file")
     context = click.get_current_context(silent=True)
     if context is not None and context.info_name != "opt":
         arguments = [

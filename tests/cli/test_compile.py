@@ -98,14 +98,14 @@ class TestModels:
                 lambda p: p.graph.node[2].attribute.append(helper.make_attribute("group", 3)),
                 "group is 3, which does not fit 16 channels",
             ),
-            (lambda p: p.graph.initializer[0].dims.__setitem__(0, 17), "'w1' has 1728 bytes of data where its shape"),
-            (lambda p: p.graph.initializer[0].dims.__setitem__(0, -1), "'w1' has 1728 bytes of data where its shape"),
+            (lambda p: p.graph.initializer[0].dims.__setitem__(0, 17), "'w1' has 1728 bytes of data, but its shape"),
+            (lambda p: p.graph.initializer[0].dims.__setitem__(0, -1), "'w1' has 1728 bytes of data, but its shape"),
             (lambda p: p.graph.initializer.append(p.graph.initializer[0]), "two initializers have the name 'w1'"),
             (
                 lambda p: p.graph.initializer.pop(),
                 "reads 'w2', which is neither an input nor a weight nor the output of a node: ",
             ),
-            (lambda p: p.graph.node[1].input.__setitem__(0, "r"), "a circle, in which each reads what the one before"),
+            (lambda p: p.graph.node[1].input.__setitem__(0, "r"), "these nodes form a cycle: "),
             (lambda p: p.graph.input.pop(), "odd.onnx: not a valid ONNX model: Conv "),
             (lambda p: p.graph.node[1].attribute.add(name="no", type=2), "not a valid ONNX model: Relu 'r': Unrec"),
             (
@@ -147,10 +147,10 @@ class TestModels:
             ({"location": ""}, "is not a file in the model's directory"),
             ({"location": "loop"}, "there is no file"),
             ({"location": "directory"}, "there is no file"),
-            ({"offset": "-4"}, "bytes -4 to 1724 are not in"),
-            ({"offset": "x"}, "an offset, length or type that is no number"),
-            ({"offset": "9" * 30}, "are not in"),
-            ({"length": "3"}, "'w1' has 3 bytes of data where its shape 16x3x3x3 needs 1728"),
+            ({"offset": "-4"}, "bytes -4 to 1724 exceed the 4032 bytes of"),
+            ({"offset": "x"}, "has an invalid offset, length or type"),
+            ({"offset": "9" * 30}, "exceed the 4032 bytes of"),
+            ({"length": "3"}, "'w1' has 3 bytes of data, but its shape 16x3x3x3 needs 1728"),
         ],
     )
     def test_external_data_that_is_not_there(

@@ -28,9 +28,10 @@ class TestPlaces:
         other.mkdir()
         (other / "thesis.tex").write_text("years of work")
         line = refused(1, "compile", model, *COMPILE, other)
-        assert line == f"{other}: it exists and is no artifact of ours: choose another place or remove it"
+        remedy = "choose another place or remove it"
+        assert line == f"{other}: it exists and is not a directory that dicompiler wrote as artifact: {remedy}"
         line = refused(1, "compile", model, *COMPILE, model)
-        assert line == f"{model}: it exists and is no artifact of ours: choose another place or remove it"
+        assert line == f"{model}: it exists and is not a directory that dicompiler wrote as artifact: {remedy}"
         line = refused(1, "compile", model, *COMPILE, tmp_path / "none" / "out")
         assert str(tmp_path / "none") in line
 

@@ -46,7 +46,7 @@ class TestPlans:
         plan = self.plan(model, tmp_path)
         document = json.loads(plan.read_text())
         document["layers"]["hh"] = document["layers"].pop("h")
-        document.pop("network")
+        document.pop("model_digest")
         plan.write_text(json.dumps(document))
         line = refused(1, "compile", model, "--plan", plan, *COMPILE, tmp_path / "out")
         assert "'h'" in line and "plan" in line
@@ -75,7 +75,7 @@ FULL, TOP, BOTTOM = ([[0, 1], [0, 4], rows, [0, 12]] for rows in ([0, 12], [0, 6
 
 PLANS: dict[str, tuple[Any, str]] = {
     "uncovered": (("y", (TOP, BOTTOM)), "plan: no part computes [0:1, 0:4, 6:7, 0:12] of 'y', which 'z' on pi02 reads"),
-    "covered twice": (("y", (FULL, FULL)), "layers.y[1]: the same part stands there twice: remove one"),
+    "covered twice": (("y", (FULL, FULL)), "layers.y[1]: the part is listed twice: remove one"),
     "outside": (("y", ([*FULL[:2], [0, 13], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
     "huge": (("y", ([*FULL[:2], [0, 10**30], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
     "backwards": (("y", ([*FULL[:2], [6, 0], [0, 12]],)), "is empty or outside the layer's output (1, 4, 12, 12)"),
@@ -103,7 +103,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> str:
     command = ["plan", str(place / "model.onnx"), "--platform", "rpi4x2", "--strategy", "modnn", "-o", path]
     assert main(command) == 0
     found = json.loads((place / "plan.json").read_text())
-    found.pop("network")
+    found.pop("model_digest")
     return json.dumps(found)
 
 
@@ -142,7 +142,7 @@ class TestMorePlans:
             ({"sink": ["pi01", "pi01"]}, "holds an entry twice (allowed: each once)"),
             ({"sink": "pi01"}, 'sink: expected a list, got "pi01"'),
             ({"sinks": []}, "unknown key 'sinks' (did you mean 'sink'?)"),
-            ({"network": "abc"}, "plan: it was made for another network"),
+            ({"model_digest": "abc"}, "plan: it was made for another network"),
             ({"layers": []}, "layers: expected an object, got the list []"),
         ],
     )

@@ -22,7 +22,7 @@ PLATFORMS = {
     "infinite": ('"1 GFLOP/s"', '"inf GFLOP/s"', "device[0].rate: 'inf GFLOP/s' is not a number with a unit"),
     "too large": ('"1 GiB"', '"1e400 GiB"', "host[0].memory: '1e400 GiB' is too large for a memory size"),
     "no memory": ('"1 GiB"', '"0 GiB"', "host[0].memory: '0 GiB': a memory size must be more than zero"),
-    "key twice": ('name = "lab"', 'name = "lab"\nname = "x"', "a key appears twice, or [x] where [[x]] is meant"),
+    "key twice": ('name = "lab"', 'name = "lab"\nname = "x"', "a key appears twice, or [x] is written for [[x]]"),
     "one bracket": ("[[host]]", "[host]", "host: expected a list, got an object"),
     "no device": ('[[device]]\nname = "a"\nrate = "1 GFLOP/s"', "", "missing key 'device' (required: host, device,"),
     "no part computes": ('"1 GFLOP/s"', '"0 FLOP/s"', "no device computes: give at least one a rate above 0 FLOP/s"),

@@ -148,5 +148,5 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
         assert main(words) == 1
         error = capsys.readouterr().err.splitlines()[-1]
         assert line in error, error
-    with pytest.raises(DicompilerError, match="no artifact"):
+    with pytest.raises(DicompilerError, match="not an artifact"):
         reopen_artifact(place)

@@ -196,6 +196,7 @@ def test_digests_of_other_kinds_and_artifacts_of_earlier_versions_are_refused_in
         artifact / "artifact.json", lambda d: d.update(format="dicompiler.artifact/1", files={"a/weights.bin": old})
     )
     with pytest.raises(
-        DicompilerError, match=r"format dicompiler\.artifact/1 is not supported .*: compile the model again with 'dicompiler compile'$"
+        DicompilerError,
+        match=r"format dicompiler\.artifact/1 is not supported .*: compile the model again with 'dicompiler compile'$",
     ):
         load_artifact(artifact)

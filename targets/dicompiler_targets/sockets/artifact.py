@@ -125,7 +125,9 @@ class SocketsArtifact:
                 table_indices,
             )
         except (KeyError, TypeError) as error:
-            raise DicompilerError(f"{directory}: not an artifact of this version ({error}): compile the model again") from None
+            raise DicompilerError(
+                f"{directory}: not an artifact of this version ({error}): compile the model again"
+            ) from None
 
     @property
     def devices(self) -> tuple[str, ...]:
