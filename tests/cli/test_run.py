@@ -68,7 +68,7 @@ class TestWholeWay:
         ):
             np.savez(tmp_path / "x.npz", **arrays)
             assert words in failed(1, "run", directory, "--inputs", tmp_path / "x.npz")
-        assert "no artifact" in failed(1, "verify", tmp_path)
+        assert "not an artifact" in failed(1, "verify", tmp_path)
 
 
 class TestInputs:

@@ -159,8 +159,8 @@ REFUSED = {
         f"(float[1,2,4,4] x) => (float[1,2,4,4] y) <{NUMBERS}, int8[2] v = {{3, 4}}, int8[2,2,1,1] w = {{1,2,3,4}}> "
         "{ q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) e = DequantizeLinear<axis = 0>(w, t, v) "
         "c = Conv(d, e) r = QuantizeLinear(c, s, z) y = DequantizeLinear(r, s, z) }",
-        "target tflm: node 'e' (DequantizeLinear): it has a scale for each channel and a zero point that is not 0: quantise "
-        "weights symmetrically",
+        "target tflm: node 'e' (DequantizeLinear): it has a scale for each channel and a zero point that is not 0: "
+        "quantise weights symmetrically",
     ),
     "activations quantised while it runs": (
         "(float[1,4] x) => (float[1,4] y) { q, a, b = DynamicQuantizeLinear(x) y = DequantizeLinear(q, a, b) }",
