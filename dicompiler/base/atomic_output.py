@@ -73,8 +73,8 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
     if not known:
         missing = f" (its file list {TRACKED_LIST_NAME!r} is missing)" if (output / main_file).is_file() else ""
         raise DicompilerError(
-            f"{output}: it exists and is not a directory that dicompiler wrote as {kind}{missing}: choose another place "
-            "or remove it"
+            f"{output}: it exists and is not a directory that dicompiler wrote as {kind}{missing}: "
+            "choose another place or remove it"
         )
     if not output.absolute().parent.is_dir():
         raise DicompilerError(f"{output}: its parent directory does not exist: create it first")
