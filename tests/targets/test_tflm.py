@@ -242,7 +242,7 @@ def test_a_damaged_artifact_and_wrong_options_are_errors(tmp_path: Path) -> None
     assert compilation.program is not None
     frame = random_inputs(compilation.program.inputs)
     directory = emitted(compilation, tmp_path / "out")
-    with pytest.raises(UsageError, match="leave out --keys"):
+    with pytest.raises(UsageError, match="omit --keys"):
         TflmTarget().run(directory, [frame], RunOptions(timeout_s=10, start_manually=("d0",)))
     with pytest.raises(RunError, match="did not finish within 0 s"):
         TflmTarget().run(directory, [frame], RunOptions(timeout_s=0))

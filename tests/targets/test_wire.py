@@ -172,5 +172,5 @@ def test_boards_take_int8_and_refuse_what_tflite_micro_has_not(lenet: onnx.Model
     given = samples(lenet, tmp_path / "s.npz")
     compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="int8", wire_samples=given, output=tmp_path / "out")
     assert checks(tmp_path / "out")["output"].passed
-    with pytest.raises(DicompilerError, match=r"is of type float16: let it travel as it is, or as int8 \(--wire\)"):
+    with pytest.raises(DicompilerError, match=r"is of type float16: send it unchanged, or as int8 \(--wire-dtype\)"):
         compile(lenet, "rpi4x2", "modnn", target="tflm", wire_dtype="float16", output=tmp_path / "other")

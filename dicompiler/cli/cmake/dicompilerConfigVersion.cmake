@@ -1,5 +1,5 @@
 # Versions before 1 promise nothing to the next minor one.
-set(PACKAGE_VERSION "0.1.0")
+set(PACKAGE_VERSION "0.2.0")
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" own "${PACKAGE_VERSION}")
 if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION
     OR NOT "${PACKAGE_FIND_VERSION_MAJOR}.${PACKAGE_FIND_VERSION_MINOR}" STREQUAL own)
