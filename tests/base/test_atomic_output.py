@@ -225,14 +225,17 @@ def test_rejects_existing_foreign_paths(tmp_path: Path) -> None:
     (place / TRACKED_LIST_NAME).unlink()
     (place / "main.json").write_text("1")
     with pytest.raises(
-        DicompilerError, match=r"not an output of dicompiler \(its file list '\.outputs' is missing\): choose"
+        DicompilerError,
+        match=r"not a directory that dicompiler wrote as output \(its file list '\.outputs' is missing\): choose",
     ):
         check_output_directory(place, "main.json", "output")
     (place / "main.json").rename(place / "other.json")
-    with pytest.raises(DicompilerError, match="not an output of dicompiler: choose another place or remove it"):
+    with pytest.raises(
+        DicompilerError, match="not a directory that dicompiler wrote as output: choose another place or remove it"
+    ):
         check_output_directory(place, "main.json", "output")
     (place / TRACKED_LIST_NAME).write_text("other.json\n")
-    with pytest.raises(DicompilerError, match="not an output of dicompiler: choose"):
+    with pytest.raises(DicompilerError, match="not a directory that dicompiler wrote as output: choose"):
         check_output_directory(place, "main.json", "output")
 
 
