@@ -23,10 +23,12 @@ MAX_TRIM_ROUNDS = 32  # After a layer reads less, its producers can be trimmed i
 
 
 def trim_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan with each part reduced to the bounding box of the elements that are read.
+    """Return the plan with each part reduced to the bounding box of the elements that are read from it.
 
-    Equal halos on both sides of a tile are larger than strides and borders need. Partial sums and whole layers stay as
-    they are. If nothing can be reduced, the same plan is returned.
+    Strategies give the tiles of a layer equal halos on both sides, which is more than strides and borders need.
+    A part (the region of a layer that one device computes) is removed if nothing is read from it: otherwise it could be
+    read, in addition to the part that is read now, after the layers that read it have become smaller. Partial sums and
+    layers that cannot be divided stay as they are. If nothing can be reduced, the same plan is returned.
     """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))
@@ -42,23 +44,22 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
         if box.task is not None:
             read.setdefault(box.task, []).append(region)
 
-    def cut(name: str, index: int, part: Part) -> Part:
+    def trim_layer(name: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
         layers, layer = routing.layers, routing.layers.layer_by_name[name]
-        if layer.whole_reason or part.region is None:  # Whole parts may have several outputs.
-            return part
-        wanted = bounding_region(read.get((name, index), ()))
-        if wanted is None:
-            return part
-        wanted = align_region(layers, layer, wanted)
-        return part if wanted == align_region(layers, layer, part.region) else replace(part, region=wanted)
+        if layer.whole_reason or any(part.reduce for part in parts):
+            return parts
+        trimmed = []
+        for index, part in enumerate(parts):
+            wanted = bounding_region(read.get((name, index), ()))
+            if part.region is None:
+                trimmed.append(part)
+            elif wanted is not None:
+                wanted = align_region(layers, layer, wanted)
+                is_tight = wanted == align_region(layers, layer, part.region)
+                trimmed.append(part if is_tight else replace(part, region=wanted))
+        return tuple(trimmed) or parts
 
-    parts = {
-        name: layer_parts
-        if any(part.reduce for part in layer_parts)
-        else tuple(cut(name, i, part) for i, part in enumerate(layer_parts))
-        for name, layer_parts in plan.layers.items()
-    }
-    return replace(plan, layers=parts)
+    return replace(plan, layers={name: trim_layer(name, parts) for name, parts in plan.layers.items()})
 
 
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:

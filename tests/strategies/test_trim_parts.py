@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import onnx
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.generators import CLUSTER, integers, random_model, random_plan
 from support.layer_graphs import rules, stack
@@ -24,6 +24,7 @@ from dicompiler_strategies.trim_parts import trim_parts
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
+@example(172)  # A part that nothing read was read after trimming: device d had 678 FLOPs instead of 573.
 def test_trimmed_plan_is_bit_equal_and_needs_no_more_work(seed: int) -> None:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
@@ -32,9 +33,9 @@ def test_trimmed_plan_is_bit_equal_and_needs_no_more_work(seed: int) -> None:
     after = trim_parts(problem, plan)
 
     before_flops, flops = (
-        {entry.device: entry.flops for entry in problem.estimate(own).devices} for own in (plan, after)
+        {entry.device: entry.flops for entry in problem.estimate(of_plan).devices} for of_plan in (plan, after)
     )
-    assert all(flops[device] <= before_flops[device] for device in flops)
+    assert all(flops[device] <= before_flops.get(device, 0) for device in flops)
 
     inputs = integers(rng, model.proto)
     reference = run_model(model, inputs)
