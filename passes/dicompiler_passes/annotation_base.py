@@ -21,16 +21,17 @@ from dicompiler.plugin_api.regions import (
 )
 from dicompiler.plugin_api.utilities import did_you_mean
 
-MAX_PARTS = 1 << 16  # parts of a layer
+MAX_PARTS = 1 << 16
+"""Largest number of parts of one layer."""
 
 
 @dataclass(frozen=True)
 class AnnotationPass(Pass):
-    """Base class of passes that edit the plan of the layers they name and leave the model as it is.
+    """Base class of passes that assign parts to selected layers in the plan, and leave the model unchanged.
 
-    A layer can also be named by any other node of the model file that it contains. Without a platform the default
-    devices are d0, d1, …. A pass that cannot take all layers sets `missing_layers_hint`, the hint for users who name
-    none.
+    A part is the region of a layer that one device computes. Options name layers by their names or by any node of the
+    model file that the layer contains. Without a platform, the default devices are d0, d1, and so on. A subclass that
+    cannot be applied to all layers sets `missing_layers_hint`: users who name no layers get this text as an error.
     """
 
     layers: tuple[str, ...] = field(
@@ -55,17 +56,17 @@ class AnnotationPass(Pass):
 
     @property
     def named_devices(self) -> tuple[str, ...]:
-        """Every device that the options name."""
+        """All devices that the options name."""
         return self.devices
 
     @abstractmethod
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """Return the new parts by layer name."""
+        """Return the new parts of each layer that changes, by layer name."""
 
     def part_count(self) -> int:
-        """Return the largest number of parts of a layer: the option `parts` if the pass has it."""
+        """Return the largest number of parts that a layer gets: the option `parts` if the pass has it, else 1."""
         return int(getattr(self, "parts", 1))
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -91,7 +92,7 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return the layers that this pass can annotate one by one, if no layers are named."""
+        """Return the layers that the pass is applied to if the user names none: all layers that it can split."""
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
         return tuple(layer for layer in graph.layers if self._supports(graph, layer, devices))
@@ -108,9 +109,11 @@ class AnnotationPass(Pass):
     def strip_regions(
         self, graph: LayerGraph, layer: Layer, label: AxisLabel, parts: int, shares: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """Return the layer's output as `parts` strips along an axis.
+        """Return the regions of a layer's output if one axis is split into `parts` intervals of about the same length.
 
-        Raises DicompilerError if the output has fewer rows, columns or channels than parts.
+        `label` names the axis. If `shares` are given, the lengths are proportional to them.
+
+        Raises DicompilerError if the axis is shorter than the number of parts.
         """
         axis = labelled_axis(graph, layer, label)
         whole = full_region(output_shape(graph, layer))
@@ -121,7 +124,9 @@ class AnnotationPass(Pass):
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the device and lane of each part: neighbours on one device, in lanes of their own.
+        """Return the device and the lane of each part; a device gets consecutive parts, each in its own lane.
+
+        Parts of one device in different lanes are computed one after another, and can therefore share memory.
 
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
@@ -130,18 +135,18 @@ class AnnotationPass(Pass):
         return [(device, lane) for i, device in enumerate(used) for lane in range(per_device + (i < remainder))]
 
     def make_parts(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
-        """Return a part for each region, distributed over the devices."""
+        """Return one part for each region, distributed over the devices by `assign_devices`."""
         places = self.assign_devices(len(regions), devices)
         return [Part(device, region, lane=lane) for (device, lane), region in zip(places, regions, strict=True)]
 
     def error(self, message: str) -> DicompilerError:
-        """Return an error with the name of this pass."""
+        """Return an error that begins with the name of the pass."""
         return DicompilerError(f"{self.name}: {message}")
 
 
 @dataclass(frozen=True)
 class LayerAnnotationPass(AnnotationPass):
-    """Base class of annotating passes that treat each layer on its own."""
+    """Base class of annotating passes that split each layer independently of the others."""
 
     @abstractmethod
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
@@ -154,7 +159,10 @@ class LayerAnnotationPass(AnnotationPass):
 
 
 def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
-    """Return the layers that names, patterns and ranges select, in layer order."""
+    """Return the layers that `wanted` selects by name, pattern (conv*) or range (conv1..conv4), in topological order.
+
+    Errors begin with `place`, the name of the pass.
+    """
     names = [layer.name for layer in origins.layers.layers]
     selected: set[str] = set()
     for item in wanted:
@@ -173,7 +181,7 @@ def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 
 
 def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
-    """Return the layer of that name, or the layers with the model file's node of that name."""
+    """Return the names of the layers called `name`, or of the layers that contain the model file's node `name`."""
     layers = origins.layers.layer_by_name
     names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]
     if not names and name in origins.first_output_by_name:

@@ -22,7 +22,7 @@ MERGE_HELP = "devices that add partial sums: one (the first), scatter (a range o
 
 @dataclass(frozen=True)
 class LopPass(LayerAnnotationPass):
-    """Partition layers by output: each device computes a range of output channels.
+    """Split layers by output channels: each device computes a range of them (LOP, layer output partitioning).
 
     fc1 (channels 0:8) ⇒ fc1@d0 (0:4, weights 0:4), fc1@d1 (4:8, weights 4:8)
     """
@@ -38,9 +38,10 @@ class LopPass(LayerAnnotationPass):
 def merging_parts(
     step: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
 ) -> list[Part]:
-    """Return the parts that add partial sums up.
+    """Return the parts that add up the partial sums of a layer that is split along its input channels.
 
-    `one`: the first device, everything. `scatter`: each device a range of channels. `all`: every device everything.
+    `merge` says which devices add: `one` (the first device adds everything), `scatter` (each device adds its own range
+    of output channels) or `all` (every device adds everything).
     """
     places = step.assign_devices(parts, devices)
     if merge == "one":
@@ -49,12 +50,12 @@ def merging_parts(
         return [Part(device, lane=lane) for device, lane in places]
     if merge == "scatter":
         return step.make_parts(step.strip_regions(graph, layer, "channel", parts), devices)
-    raise UsageError(f"{step.name}: merge: {merge!r} is not one, scatter or all")
+    raise UsageError(f"{step.name}: invalid merge {merge!r}: expected one, scatter or all")
 
 
 @dataclass(frozen=True)
 class LipPass(LayerAnnotationPass):
-    """Partition layers by input: each device sums over a range of input channels.
+    """Split layers by input channels: each device sums over a range of them (LIP, layer input partitioning).
 
     fc1 (sum over 0:8) ⇒ fc1@d0 (sum over 0:4) + fc1@d1 (sum over 4:8) → d0
     """
@@ -79,7 +80,6 @@ class LipPass(LayerAnnotationPass):
 
 
 def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
-    """Return why a layer has no partial sums."""
     is_quantized = layer.anchor > 0 or graph.rule_of(layer.nodes[layer.anchor]).rounds_sums
     rounded = "it is quantized, and rounded partial sums add up to other numbers" if is_quantized else ""
     return layer.whole_reason or rounded or "its anchor is grouped or has no sum"
@@ -87,7 +87,7 @@ def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
 
 @dataclass(frozen=True)
 class FusePass(AnnotationPass):
-    """Cut the first layer by output and the last by input, without exchange in between.
+    """Split the first layer by output channels and the last by input channels, with no exchange between them.
 
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """
@@ -116,7 +116,7 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the range of the last layer's input channels that `tile` of the first layer's output becomes."""
+        """Return the range of the last layer's input channels that depends exactly on region `tile` of the first."""
         extent = reduction_length(graph, last)
         if extent is None:
             raise self.error(
@@ -134,7 +134,7 @@ class FusePass(AnnotationPass):
 
 
 def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
-    """Return the regions of the layers in between that a range of the last layer's input channels needs."""
+    """Return the regions of the layers `between` that `last` reads to sum over the input channels `reduce`."""
     task = make_share_task(graph, last, LayerShare(reduce=reduce))
     if not between:
         return {}
@@ -146,7 +146,10 @@ def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, r
 def _region_of_first(
     graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
 ) -> Region | None:
-    """Return the region of the first layer's output that the chain needs; None for more."""
+    """Return the region of the first layer that `last` needs to sum over the input channels `reduce`.
+
+    The result is None if the layers need more than this one region, for example a graph input.
+    """
     regions = _regions_between(graph, between, last, reduce)
     readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]
     readers.append(make_share_task(graph, last, LayerShare(reduce=reduce)))

@@ -1,6 +1,6 @@
-"""Constant folding: onnxruntime computes constant tensors at compile time.
+"""Constant folding: compute constant tensors with onnxruntime at compile time.
 
-Graph ⇒ the same graph, in which the results are initializers and the nodes that made them are gone
+Graph ⇒ the same graph without the nodes that compute constants; their results are initializers
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "st
 
 
 def fold_constants(graph: ModelGraph) -> None:
-    """Compute every node that has only constants as inputs, and then the nodes that depend on the results.
+    """Compute every node whose inputs are all constant, and then the nodes that depend on the results.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w
 
-    Not folded are:
+    These nodes are not folded:
 
     * DequantizeLinear, random operators and operators of other domains,
-    * control flow that computes something or reads tensors around it,
-    * results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute.
+    * control flow that computes something or reads tensors from outside its body,
+    * nodes with results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute.
 
-    An initializer that is also a graph input is not constant. A constant graph output is an initializer afterwards.
+    An initializer that is also a graph input is not constant. A constant graph output becomes an initializer.
 
     Raises DicompilerError if onnxruntime takes longer than FOLDING_TIMEOUT_S.
     """
@@ -78,14 +78,17 @@ def fold_constants(graph: ModelGraph) -> None:
 
 
 def _fold_once(graph: ModelGraph) -> bool:
-    """Fold once, and return True if the results may allow more folding because sizes may follow from them."""
+    """Fold the nodes that are foldable now; return True if a second call may fold more.
+
+    A second call helps if only some nodes were folded, because shape inference can then find the sizes of others.
+    """
     outputs = {tensor.name for tensor in graph.outputs}
     folded: set[str] = set()
     pending: list[gs.Node] = []
     removed: list[gs.Node] = []
     for node in graph.nodes:
         if not _is_foldable(graph, node, folded) or (node.op == "Identity" and node.outputs[0].name in outputs):
-            continue  # This Identity gives the output its name.
+            continue  # An Identity before a graph output stays, because it gives the output its name.
         if node.op == "Constant":
             graph.make_constant(node.outputs[0], _constant_value(node))
         elif node.op == "Identity":
@@ -105,7 +108,7 @@ def _fold_once(graph: ModelGraph) -> bool:
 
 
 def _store_as_weights(graph: ModelGraph) -> None:
-    """Make weights of large initializers that are typed lists or sparse."""
+    """Replace large initializers that are sparse, or stored as lists of numbers, by raw arrays."""
     for constant in [constant for constant in graph.initializers if _needs_storing(constant._values)]:
         constant.source, constant.values = None, constant.values
         graph.initializers.remove(constant)
@@ -113,19 +116,19 @@ def _store_as_weights(graph: ModelGraph) -> None:
 
 
 def _needs_storing(values: NDArray[Any] | LazyValues) -> bool:
-    """Return True if the data is sparse, or in a typed field (float_data, …) although it is large."""
+    """Return True if the data is sparse, or large and stored as a list of numbers (float_data, int64_data, …)."""
     if not isinstance(values, ConstantValues) or values.weight is not None:
         return isinstance(values, SparseValues)
     return not values.source.HasField("raw_data") and values.is_large
 
 
 def _is_foldable(graph: ModelGraph, node: gs.Node, folded: Collection[str]) -> bool:
-    """Return True if the node always gives the same tensors, from constants and the `known` tensors alone."""
+    """Return True if the node's results are constant: they depend only on constants and on the tensors `folded`."""
     if not all(graph.is_constant(tensor) or tensor.name in folded for tensor in node.inputs if tensor.name):
         return False
     if node.domain not in STANDARD_DOMAINS or node.op in (*UNFOLDED_OPS, *NON_TENSOR_OPS):
         return False
-    # The time and the result size of control flow that computes something are unknown.
+    # Loops and branches that compute something may take any time and memory, so only branches of constants fold.
     only_branches = all(inner.op in _BRANCH_ONLY_OPS for body in node.subgraphs(recursive=True) for inner in body.nodes)
     proto = export_node(node)
     return any(t.name for t in node.outputs) and only_branches and not is_random(proto) and not captured_names(proto)
@@ -144,10 +147,7 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Return the nodes with results that are small enough by shape inference.
-
-    They depend on such nodes alone.
-    """
+    """Return the nodes of `pending` with small results, by shape inference, that depend on no other pending node."""
     model, feeds = _build_model(graph, pending, [], {})
     for name in [name for name, array in feeds.items() if array.nbytes <= _MAX_VISIBLE_BYTES]:
         model.graph.initializer.append(onnx.numpy_helper.from_array(feeds[name], name))
@@ -181,14 +181,14 @@ def _nbytes(tensor_type: onnx.TypeProto.Tensor) -> int | None:
 
 
 def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Store results as initializers, and return the nodes that could be computed."""
+    """Compute nodes, store the results as initializers, and return the nodes that onnxruntime could compute."""
     pending_ids = {id(node) for node in pending}
     read_names = {name for node in graph.nodes if id(node) not in pending_ids for name in names_read(node)}
     read_names |= {tensor.name for tensor in graph.outputs}
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     values: dict[str, NDArray[Any]] = {}
     failed: list[gs.Node] = []
-    groups = [pending]  # all at once; one by one if onnxruntime refuses that
+    groups = [pending]  # All nodes are computed at once, or one by one if onnxruntime refuses them together.
     while groups:
         group, *groups = groups
         names = [t.name for node in group for t in node.outputs if t.name in read_names or (t.name and len(group) == 1)]
@@ -204,13 +204,16 @@ def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
 
 
 class _RejectedError(Exception):
-    """onnxruntime cannot compute a node or one of its inputs."""
+    """Raised if onnxruntime cannot compute a node or one of its inputs."""
 
 
 def _build_model(
     graph: ModelGraph, nodes: Sequence[gs.Node], outputs: Sequence[str], values: Mapping[str, NDArray[Any]]
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """Return nodes as a model with the outputs `wanted`, and the values of its inputs."""
+    """Return a model of `nodes` that returns the tensors `outputs`, and the values of its inputs by name.
+
+    Input values are constants of the graph, or come from `values`.
+    """
     results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
     needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}
     graph_proto = onnx.GraphProto(name="constants", node=map(export_node, nodes))
@@ -220,7 +223,7 @@ def _build_model(
         array = tensor.values if isinstance(tensor, gs.Constant) else values.get(name)
         if array is None:
             raise _RejectedError
-        if array.dtype.kind == "V":  # NumPy does not know the type (such as bfloat16), so it cannot be an input.
+        if array.dtype.kind == "V":  # NumPy lacks the type (such as bfloat16), so the array cannot be fed.
             graph_proto.initializer.append(onnx.numpy_helper.from_array(array, name))
         else:
             feeds[name] = np.require(array, requirements=["C", "A"])
@@ -233,7 +236,7 @@ def _build_model(
 def _run_nodes(
     graph: ModelGraph, nodes: Sequence[gs.Node], outputs: Sequence[str], constants: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the values of `wanted`."""
+    """Return the values of the tensors `outputs`, computed by `nodes` with onnxruntime."""
     import onnxruntime
 
     model, feeds = _build_model(graph, nodes, outputs, constants)

@@ -1,4 +1,4 @@
-"""Shapes that ONNX inference does not find: operators of onnxruntime and of ai.onnx.ml."""
+"""Shape inference for operators that ONNX's own inference omits: those of onnxruntime and of ai.onnx.ml."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def _same_shape(shape: Shape, attributes: _Attributes) -> Shape:  # noqa: ARG001
 
 
 def _row_per_input_row(columns: Callable[[_Attributes], int]) -> Callable[[Shape, _Attributes], Shape]:
-    """Return a shape function with one row for each row of the input, and one row for a vector."""
+    """Return a function that computes an output shape of one row per input row and columns(attributes) columns.
+
+    A vector counts as one row.
+    """
     return lambda shape, attributes: (shape[0] if len(shape) > 1 else 1, columns(attributes))
 
 
@@ -33,7 +36,7 @@ def _target_count(attributes: _Attributes) -> int:
 OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     **dict.fromkeys(("Binarizer", "Imputer", "Normalizer", "Scaler"), _same_shape),
     **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), _row_per_input_row(_target_count)),
-    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # of a vector one row
+    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # A vector has one row.
     "FeatureVectorizer": _row_per_input_row(lambda attributes: sum(attributes["inputdimensions"])),
 }
 """Operator of ai.onnx.ml → output shape, from the input shape and the attributes."""
@@ -42,7 +45,7 @@ LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strin
 
 
 def infer_contrib_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """Return value infos with static shapes for tensors that lack one, by name."""
+    """Return value infos with static shapes, by tensor name, for tensors of `model` that lack a shape in `tensors`."""
     inferred, asks_ort = dict[str, onnx.ValueInfoProto](), False
     for node in model.graph.node:
         unknown_names = [name for name in node.output if name and (name not in tensors or tensors[name].shape is None)]
@@ -75,7 +78,7 @@ def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> d
             if index is None or index.shape is None:
                 return {}
             attributes[""] = math.prod(index.shape)
-        # Operators that select or fill in elements keep their type.
+        # The output type is the input type for operators that select or fill in elements.
         keeps_type = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
         shapes = {
             node.output[0]: (
@@ -87,7 +90,7 @@ def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> d
 
 
 def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """Return the shapes that onnxruntime infers; none if it refuses the model without its weights."""
+    """Return the shapes that onnxruntime infers; an empty result if it cannot load the model without weights."""
     import onnxruntime
 
     names = [
@@ -106,7 +109,7 @@ def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) 
     inferred = {}
     for value in session.get_outputs():
         dtype = _ORT_TYPES.get(value.type)
-        # onnxruntime gives [] for an unknown shape.
+        # onnxruntime returns [] if it does not know the shape.
         if value.name in names and dtype and value.shape and all(isinstance(size, int) for size in value.shape):
             inferred[value.name] = helper.make_tensor_value_info(value.name, dtype, value.shape)
     return inferred

@@ -1,6 +1,6 @@
-"""The pass `form-layers`: each anchor operator takes in the element-wise nodes that follow it.
+"""The pass `form-layers`: group each anchor operator with the element-wise nodes that follow it.
 
-Model (normalised, shapes inferred) ⇒ LayerGraph
+Normalised model with inferred shapes ⇒ LayerGraph
 """
 
 from __future__ import annotations
@@ -30,28 +30,35 @@ _CONCAT_TYPES_BEFORE_OPSET_4 = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE,
 
 @dataclass(frozen=True)
 class FormLayers(Pass):
-    """Group nodes into layers: an anchor and the element-wise nodes that only it feeds.
+    """Group nodes into layers: an anchor (the main operator) and the element-wise nodes that read only its output.
 
-    Conv → BatchNormalization → Relu       ⇒  one layer, anchored at Conv
-    Conv → Add(shortcut) → Relu            ⇒  one layer, with the shortcut as an input
-    DequantizeLinear → Conv → QuantizeLinear  ⇒  one layer, anchored at Conv: its inputs and outputs are quantized
-    A → (no static shape) → B              ⇒  one layer that no plan cuts
+    Conv → BatchNormalization → Relu       ⇒  one layer with the anchor Conv
+    Conv → Add(shortcut) → Relu            ⇒  one layer with the anchor Conv; the shortcut is an input of the layer
+    DequantizeLinear → Conv → QuantizeLinear  ⇒  one layer with the anchor Conv; its inputs and outputs are quantized
+    A → (no static shape) → B              ⇒  one layer that no plan splits
     """
 
     name: ClassVar[str] = "form-layers"
     provides: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Set the layers."""
         from dicompiler.plugin_api import registry
 
         return replace(state, layers=form_layers(state.model, registry().operator_rules))
 
 
 def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> LayerGraph:
-    """Return the layers of a model.
+    """Return the layers of a model in topological order.
 
-    Raises DicompilerError if a graph input has no static shape, or no node makes a graph output.
+    Args:
+        model: Model in normal form, with inferred shapes.
+        rules: Operator rules by domain and operator name.
+
+    Returns:
+        The layer graph.
+
+    Raises:
+        DicompilerError: A graph input has no static shape, or a graph output is not computed by a node.
     """
     graph = model.proto.graph
     tensors = {
@@ -85,12 +92,12 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
 
 
 def _nodes(model: Model) -> Iterator[Node]:
-    """Yield the graph's nodes as rules see them, in file order, which is topological."""
+    """Yield the graph's nodes in file order, which is topological, as the records that operator rules read."""
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
-        # A stand-in of the exact check is cut like its original operator.
+        # Stand-ins, integer versions of operators for the exact check of `verify`, use the rules of the originals.
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        if domain.startswith(STAND_IN_DOMAIN):  # The number distinguishes stand-ins of one operator.
+        if domain.startswith(STAND_IN_DOMAIN):  # A number after # distinguishes stand-ins of one operator.
             domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
         attributes = {a.name: _attribute_value(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
@@ -106,7 +113,6 @@ def _nodes(model: Model) -> Iterator[Node]:
 
 
 def _attribute_value(attribute: onnx.AttributeProto) -> Any:
-    """Return an attribute's value; strings are decoded, and tensors and graphs stay as they are."""
     if attribute.type == onnx.AttributeProto.STRING:
         return attribute.s.decode("utf-8", "surrogateescape")
     return onnx.helper.get_attribute_value(attribute)
@@ -114,12 +120,12 @@ def _attribute_value(attribute: onnx.AttributeProto) -> Any:
 
 @dataclass(frozen=True)
 class _Group:
-    """Nodes that become a layer.
+    """Nodes that become one layer.
 
     Attributes:
-        nodes: The nodes in order.
-        anchor: Index of the anchor among them.
-        reason: Why no plan can cut the layer, '' if plans can.
+        nodes: The nodes in topological order.
+        anchor: Index of the main operator in `nodes`.
+        reason: Why no plan can split the layer; '' if plans can.
     """
 
     nodes: tuple[Node, ...]
@@ -128,7 +134,7 @@ class _Group:
 
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """Return the names of the nodes that read each tensor; '' means the graph output."""
+    """Return the names of the nodes that read each tensor; a graph output is also read by ''."""
     readers: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
@@ -137,11 +143,10 @@ def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, froz
 
 
 def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
-    """Return one group for each node, but join nodes around edges that cannot be cut.
+    """Return groups of nodes between which plans can cut; most groups have one node.
 
-    All nodes between them are joined too.
-
-    Edges without static shape, and tensors that control flow captures, cannot be cut.
+    Nodes are joined if the tensor between them cannot be cut: it has no static shape, or control flow captures it.
+    Nodes on a path between two joined nodes are joined with them.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     leaders = dict(enumerate(range(len(nodes))))
@@ -175,7 +180,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
 
 
 def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
-    """Move DequantizeLinear nodes into the group that reads them; the reader stays the anchor."""
+    """Move each DequantizeLinear into the group of the node that reads it; that node stays the anchor."""
     single_nodes = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
     by_reader = dequantize_by_reader(nodes, readers, lambda node: node.name in single_nodes)
@@ -191,12 +196,12 @@ def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, froze
 
 
 def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-    """Yield the strongly connected components of groups, by Tarjan's algorithm without recursion.
+    """Yield the strongly connected components of a graph (Tarjan's algorithm without recursion).
 
-    `dependencies` are the groups that each group depends on.
+    `dependencies` lists the successors of each vertex.
     """
-    order: dict[int, int] = {}  # order of visits
-    low: dict[int, int] = {}  # earliest open group that is reached
+    order: dict[int, int] = {}  # Order in which vertices were visited.
+    low: dict[int, int] = {}  # Earliest open vertex that each vertex reaches.
     open_groups: dict[int, None] = {}
     for start in dependencies:
         path = [] if start in order else [(start, iter(dependencies[start]))]
@@ -224,14 +229,14 @@ def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[i
 
 @dataclass(frozen=True)
 class _NodeLinks:
-    """Facts about nodes, for forming layers. Each node's inputs are visited once, however many there are.
+    """Lookup tables from nodes to their neighbours, built in one pass over all inputs.
 
     Attributes:
         nodes: Nodes by name.
-        readers: Names of the nodes that read each tensor, see `_readers`.
-        position: Position of each node.
-        last_producer: For each node, the node that makes its last operand, '' for none.
-        elementwise_shapes: Static shape of the one output of each element-wise node.
+        readers: Names of the nodes that read each tensor, from `_readers`.
+        position: Topological position of each node.
+        last_producer: For each node, the last node in topological order that computes one of its inputs; '' for none.
+        elementwise_shapes: Static output shape of each element-wise node with one output.
     """
 
     nodes: Mapping[str, Node]
@@ -253,10 +258,10 @@ class _NodeLinks:
         return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
 
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
-        """Return the nodes with a last operand that is made in the layer or by another ready node.
+        """Return the nodes of `names` that can join a layer with nodes `inside` now.
 
-        A residual Add thus goes to the layer of its last result. Others wait for an operand of a later round, such
-        as the last Mul of x·clip(x + 3).
+        A node can join if its last input is computed inside, or by another node that can join. A residual Add therefore
+        joins the layer of its last input. Other nodes may join in a later round, such as the Mul of x·clip(x + 3).
         """
         candidates, is_ready = set(names), dict[str, bool]()
         for name in names:
@@ -269,7 +274,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Let each anchor take in the nodes after it, as long as one tensor leaves the layer."""
+    """Let each group absorb the element-wise nodes that follow, as long as only one tensor leaves the group."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     absorbed_groups: set[int] = set()
@@ -292,16 +297,16 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 
 
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
-    """Return the element-wise nodes that read `output`, if one tensor leaves with them.
+    """Return the element-wise nodes after tensor `output` that a layer can absorb, such that one tensor leaves it.
 
-    x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both at once)
+    x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 
-    The nodes are added to `inside`, even if the result is empty.
+    `inside` is the set of the layer's node names. The function adds to it, even if it returns no nodes.
     """
     shape = graph.tensors[output].shape
     absorbed: list[Node] = []
     leaving = {output}
-    for _ in range(3):  # A branch such as x·sigmoid(x) closes after two nodes, a written-out hard-swish after three.
+    for _ in range(3):  # x·sigmoid(x) needs two rounds, a hard-swish of simple nodes three.
         names = {r for t in leaving for r in links.readers.get(t, ())} - inside
         if shape is None or not names or any(links.elementwise_shapes.get(name) != shape for name in names):
             return []
@@ -319,7 +324,7 @@ def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: L
 
 
 def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
-    """Return the static shape of the one output of an element-wise node; None for any other node."""
+    """Return the static output shape of an element-wise node with one output; None for any other node."""
     used = [name for name in node.outputs if name]
     if not graph.rule_of(node).is_elementwise or len(used) != 1:
         return None
@@ -328,9 +333,9 @@ def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
 
 
 def _computes_whole(node: Node, graph: LayerGraph) -> bool:
-    """Return True if a node of an element-wise operator computes all of its output at once nevertheless.
+    """Return True if a node in training mode needs its whole tensor although its operator is element-wise.
 
-    In training mode a Dropout draws, and a BatchNormalization takes the mean, for the whole tensor.
+    A Dropout then draws random numbers for the whole tensor, and a BatchNormalization takes the mean over it.
     """
     corner = tuple((0, min(1, extent)) for extent in graph.operation_of(node).out_shape)
     return graph.rule_of(node).is_elementwise and graph.make_piece(node, corner).out != corner
@@ -358,7 +363,7 @@ def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozense
 
 
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
-    """Return why the layer cannot be cut, '' if it can."""
+    """Return why plans cannot split the layer; '' if they can. `outgoing` are the tensors that leave the layer."""
     anchor = group.nodes[group.anchor]
     if not graph.rule_of(anchor).can_cut:
         return f"operator {anchor.domain + '::' if anchor.domain else ''}{anchor.op} has no rule"
@@ -379,15 +384,18 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
         return "it reads or makes strings or non-tensors" if has_strings else "one of its tensors has no static shape"
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
     if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.is_constant and tensor.shape == (0,))):
-        return "one of its tensors is empty"  # Empty parameters are allowed: exporters write absent ones as such.
+        return (
+            "one of its tensors is empty"  # Exporters write absent parameters as empty tensors, so those are allowed.
+        )
     return "it runs in training mode" if _computes_whole(anchor, graph) else ""
 
 
 def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers in topological order, with ties in file order.
+    """Return the layers in topological order, and in file order if that leaves a choice.
 
-    Products of one tensor with several matrices follow each other, so that keys and values are sent together. Queries,
-    which a product of tensors reads row by row, come after them, because they can wait until that is sent.
+    Matrix products of one tensor follow each other directly, so that keys and values of attention are sent together.
+    Products that compute queries come after those of keys and values, because attention reads queries row by row: they
+    can be computed while keys and values are being sent.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
@@ -395,7 +403,7 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     for i, missing in enumerate(waiting):
         for other in missing:
             followers[other].append(i)
-    products_by_input: dict[str, list[int]] = {}  # products by the tensor that they read
+    products_by_input: dict[str, list[int]] = {}  # Indices of products by the tensor that they read.
     for i, layer in enumerate(layers):
         if (anchor := layer.nodes[layer.anchor]).op in ("MatMul", "Gemm"):
             products_by_input.setdefault(anchor.inputs[0], []).append(i)
@@ -403,7 +411,9 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     products_by_input = {
         tensor: sorted(members, key=lambda i: i in queries) for tensor, members in products_by_input.items()
     }
-    ready = [i for i, missing in enumerate(waiting) if not missing]  # A sorted list is a heap.
+    ready = [
+        i for i, missing in enumerate(waiting) if not missing
+    ]  # The list is sorted, and a sorted list is a valid heap.
     ordered: dict[int, Layer] = {}
     while ready:
         first = heapq.heappop(ready)
@@ -421,9 +431,9 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
-    """Return the products that lead to the first operand of a product of two tensors.
+    """Return the indices of layers that compute queries: products whose result becomes the first operand of a MatMul.
 
-    All layers between have one input.
+    The second operand of that MatMul is computed too, and all layers in between have a single input.
     """
     queries: set[int] = set()
     for layer in layers:

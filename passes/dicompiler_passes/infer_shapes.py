@@ -1,4 +1,4 @@
-"""The pass `infer-shapes`: set input sizes, and infer every tensor's type and shape.
+"""The pass `infer-shapes`: set input sizes, and infer the type and shape of every tensor.
 
 Model + sizes of open dimensions ⇒ model with value_info for all tensors, and constants instead of shape computations
 """
@@ -30,14 +30,14 @@ _USUAL_IMAGE_SHAPE, _USUAL_SEQUENCE_SHAPE = (1, 3, 224, 224), (128,)
 
 @dataclass(frozen=True)
 class InferShapes(Pass):
-    """Set input sizes, infer every tensor's shape, and fold the nodes that compute shapes.
+    """Set input sizes, infer the shape of every tensor, and fold the nodes that compute shapes.
 
     x: [N, 3, H, W], shape=x=1x3x224x224         ⇒  x: [1, 3, 224, 224]; N, H and W are replaced everywhere
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
-    Split → a, b into equal parts                ⇒  Slice → a, Slice → b
-    node of which only the shape was read        ⇒  (gone)
+    Split → a, b into equal pieces               ⇒  Slice → a, Slice → b
+    node of which only the shape was read        ⇒  (removed)
 
-    In the text of a pipeline the option is quoted: infer-shapes{shape="x=1x3x224x224"}.
+    The option must be quoted in the text of a pipeline: infer-shapes{shape="x=1x3x224x224"}.
     """
 
     name: ClassVar[str] = "infer-shapes"
@@ -48,18 +48,20 @@ class InferShapes(Pass):
     )
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replace the model.
-
-        Raises UsageError if an input does not exist. Raises DicompilerError if a dimension is still open, or a size
-        contradicts the model.
-        """
         return replace(compilation, model=infer_shapes(compilation.model, parse_shapes(self.shape)))
 
 
 def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
-    """Parse input shapes: ("x=1x3x224x224",) → {"x": (1, 3, 224, 224)}. `x=` is a scalar.
+    """Parse input shapes: ("x=1x3x224x224",) → {"x": (1, 3, 224, 224)}. The text `x=` means a scalar.
 
-    Raises UsageError if a text has another form, or an input has two shapes.
+    Args:
+        texts: One text per input.
+
+    Returns:
+        Shapes by input name.
+
+    Raises:
+        UsageError: A text has another form, or two texts name the same input.
     """
     shapes: dict[str, Shape] = {}
     for text in texts:
@@ -74,7 +76,19 @@ def parse_shapes(texts: Iterable[str]) -> dict[str, Shape]:
 
 
 def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
-    """Return the model with these input shapes and all shapes that follow from them."""
+    """Return the model with the given input shapes, and the shapes of all other tensors inferred.
+
+    Args:
+        model: The model.
+        shapes: Shapes by input name or pattern (past*).
+
+    Returns:
+        Model with value_info for all tensors.
+
+    Raises:
+        UsageError: An input does not exist.
+        DicompilerError: A dimension of an input is still open, or a size contradicts the model.
+    """
     graph = model.graph()
     _bind_shapes(graph, shapes)
     hints: list[onnx.ValueInfoProto] = []
@@ -94,11 +108,8 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
     return model.with_graph(graph)
 
 
-# --- input sizes --------------------------------------------------------------------------------------------------
-
-
 def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
-    """Set the shapes of the graph's inputs, and the sizes of named dimensions ("N") everywhere."""
+    """Set the shapes of the graph's inputs, and replace named dimensions ("N") by their sizes in all tensors."""
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -115,7 +126,7 @@ def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
 
 
 def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
-    """Set one input's shape, and the sizes of its named dimensions."""
+    """Set the shape of one input, and add the sizes of its named dimensions to `sizes`."""
     text = "x".join(map(str, shape))
     if not _is_tensor(tensor):
         raise DicompilerError(f"shape {tensor.name}={text}: this input is not a tensor: omit it")
@@ -145,12 +156,12 @@ def _is_tensor(tensor: Variable) -> bool:
 
 
 def _is_static(size: int | str | None) -> bool:
-    """Return True if the dimension is a size. Some exporters write -1 for an open one."""
+    """Return True if the dimension is a size. Some exporters write -1 for an open dimension."""
     return isinstance(size, int) and size >= 0
 
 
 def _check_static(tensor: Variable) -> None:
-    """Raise an error if the input is a tensor of unknown shape."""
+    """Raise DicompilerError if the input is a tensor with an open dimension."""
     if not _is_tensor(tensor):
         return
     if tensor.shape is None:
@@ -164,21 +175,22 @@ def _check_static(tensor: Variable) -> None:
 
 
 def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
-    """Return the remedy: a size for each dimension, known sizes as they are."""
+    """Return a remedy for an error message: an example of the option --shape with a size for each dimension.
+
+    Open dimensions get the size in `named`, or a usual size.
+    """
     sizes = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_USUAL_IMAGE_SHAPE)]
     defaults = _USUAL_IMAGE_SHAPE if len(sizes) == len(_USUAL_IMAGE_SHAPE) else (1, *_USUAL_SEQUENCE_SHAPE * len(sizes))
     shape = [size if _is_static(size) else defaults[axis] for axis, size in enumerate(sizes)]
     return f"give it as --shape {tensor.name}={'x'.join(map(str, shape))}"
 
 
-# --- inference ----------------------------------------------------------------------------------------------------
-
-
 def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
     """Return the model without weights, with the value_info that ONNX infers from its inputs.
 
-    If ONNX finds no static shape for a tensor (such as behind an unknown operator), the file's own shape is used, and
-    then the one that onnxruntime infers. The file comes second because an exporter may have written other sizes.
+    A tensor for which ONNX finds no static shape, such as the output of an unknown operator, gets its shape from
+    `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX comes first because an exporter may have
+    written the file's shapes for other input sizes.
     """
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)
@@ -190,7 +202,7 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
         unknown = {name for name in results - used_hints if name not in tensors or tensors[name].shape is None}
         hints_by_name = {value.name: value for value in hints if value.name in unknown}
         missing = {name: value for name, value in hints_by_name.items() if _has_static_shape(value)}
-        # Tensors that the file does not describe either: ask onnxruntime, then let ONNX infer the following ones.
+        # If neither ONNX nor the file has a shape, onnxruntime infers it; ONNX then infers the tensors after it.
         missing = (
             missing
             or {name: value for name, value in infer_contrib_shapes(bare, tensors).items() if name in unknown}
@@ -211,7 +223,7 @@ def _has_static_shape(value: onnx.ValueInfoProto) -> bool:
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:
-    """Return the model without weights in which only inputs and initializers have shapes."""
+    """Return the model without weights, in which only inputs and initializers have shapes."""
     bare = model.without_weights()
     del bare.graph.value_info[:]
     for value in bare.graph.output:
@@ -221,7 +233,7 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
 
 
 def _fold_shapes(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace Shape and Size of tensors of static shape by constants; return True if there was one."""
+    """Replace Shape and Size of tensors with a static shape by constants; return True if any was replaced."""
     gone: list[gs.Node] = []
     for node in graph.nodes:
         if node.op not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS or not node.inputs:

@@ -1,6 +1,7 @@
-"""The pass `keep-states`: declare states, which stay on the device that makes them.
+"""The pass `keep-states`: declare states, which stay on the device that computes them.
 
-The pairs are written to the model's metadata (`ir.recurrent_states`).
+A state is a graph output that becomes a graph input of the next frame, such as a key/value cache. The pairs of input
+and output are written to the model's metadata (`dicompiler.ir.recurrent_states`).
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ optimum and onnxruntime (key/value caches), icefall (speech), PyTorch (results o
 
 @dataclass(frozen=True)
 class KeepStates(Pass):
-    """Declare pairs of graph input and output as states, which a device keeps from frame to frame.
+    """Declare pairs of graph input and graph output as states, which a device keeps from frame to frame.
 
-    past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: in the next frame past.0 is the former present.0
+    past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: past.0 of the next frame is present.0 of this frame
     present.0 = Concat(past.0, new) (1, 8, 65, 32)    ⇒  … → Slice → present.0/kept: the last 64 rows are the state
 
-    The second form needs inputs for a mask over all rows and for positions: rows that do not exist yet are zeros, and
-    only a mask distinguishes them from others.
+    The second form is accepted only if the model has inputs for an attention mask and for positions. The first frames
+    fill missing rows with zeros, and only a mask tells the model to ignore these rows.
     """
 
     name: ClassVar[str] = "keep-states"
-    preserves_outputs: ClassVar[bool] = False  # The model gets other outputs.
+    preserves_outputs: ClassVar[bool] = False  # Outputs with additional rows are replaced by shorter ones.
 
     state: tuple[str, ...] = field(
         default=(AUTO,),
@@ -65,15 +66,23 @@ class KeepStates(Pass):
     )
 
     def run(self, compilation: PipelineState) -> PipelineState:
-        """Replace the model.
-
-        Raises UsageError if a pattern matches nothing. Raises DicompilerError if a pair cannot be a state.
-        """
         return replace(compilation, model=keep_states(compilation.model, self.state))
 
 
 def keep_states(model: Model, texts: Sequence[str]) -> Model:
-    """Return the model with the states that the patterns select."""
+    """Return the model with the states that `texts` select.
+
+    Args:
+        model: The model.
+        texts: Patterns such as `past*=present*`; `auto` selects usual names of exporters, `none` selects nothing.
+
+    Returns:
+        The model with the states in its metadata; outputs with additional rows are replaced by their last rows.
+
+    Raises:
+        UsageError: A pattern matches no input, or a matching input has no output.
+        DicompilerError: A pair cannot be a state, because types or shapes differ.
+    """
     if NONE in texts and len(texts) > 1:
         raise UsageError("state: 'none' cannot be combined with patterns: omit one of them")
     patterns = [text for text in texts if text not in (AUTO, NONE)]
@@ -92,9 +101,9 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
 
 
 def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a pattern.
+    """Return the pairs of input and output name that a pattern `past*=present*` selects.
 
-    Raises UsageError if the pattern matches no input, or an input has no output.
+    Raises UsageError if the pattern matches no input, or if a matching input has no output.
     """
     past, equals, present = pattern.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
@@ -111,7 +120,7 @@ def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) 
 
 
 def _candidate_pairs(pattern: str, inputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each input that matches a pattern, with the name of its output."""
+    """Yield each input that matches the left side of a pattern, with the output name that the right side gives."""
     past, _, present = pattern.partition("=")
     regex = re.escape(past).replace(r"\*", "(.*)")
     for name in inputs:
@@ -130,7 +139,10 @@ def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
 def _find_usual_pairs(
     model: Model, tensors: Mapping[str, TensorInfo], inputs: Sequence[str], outputs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
-    """Return the pairs with usual names that can be states; log them, and the reason why others cannot."""
+    """Return the pairs with usual names that can be states, each with its number of additional rows, and log them.
+
+    Names in `taken` are skipped. The log also says why other pairs with usual names cannot be states.
+    """
     row_counts: dict[tuple[str, str], int] = {}
     refused: list[str] = []
     for pattern in USUAL_PATTERNS:
@@ -156,7 +168,7 @@ def _find_usual_pairs(
 
 
 def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
-    """Return how many rows the output has more than the input, or why it cannot be a state."""
+    """Return the number of rows that output `present` adds to input `past`, or a text: why it cannot be a state."""
     old, new = tensors[past], tensors[present]
     pair = f"input {past!r} {_describe_tensor(old)} and output {present!r} {_describe_tensor(new)}"
     if old.dtype != new.dtype:
@@ -185,7 +197,7 @@ def _describe_tensor(tensor: TensorInfo) -> str:
 
 
 def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
-    """Return True if the output is the input with new rows behind it."""
+    """Return True if the output is a Concat of the input and new rows along `axis`."""
     maker = next((node for node in model.proto.graph.node if present in node.output), None)
     if maker is None or maker.op_type != "Concat" or maker.input[0] != past:
         return False
@@ -194,14 +206,17 @@ def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
 
 
 def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], rows: int) -> bool:
-    """Return True if the model has inputs for a mask over `rows` rows and for positions."""
+    """Return True if the model has an input for a mask over `rows` rows and an input for positions."""
     inputs = [tensors[value.name] for value in model.proto.graph.input]
     has_mask = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in inputs)
     return has_mask and any("position" in tensor.name.lower() for tensor in inputs)
 
 
 def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Model:
-    """Return the model with these states; its outputs keep their places."""
+    """Return the model with pairs of input and output as states; `row_counts` are their numbers of additional rows.
+
+    The order of the outputs does not change.
+    """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     graph, tensors, pairs = proto.graph, model.tensors(), list[tuple[str, str]]()
@@ -216,10 +231,10 @@ def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Mod
 def _slice_last_rows(
     graph: onnx.GraphProto, past: TensorInfo, present: str, extra: int, opset: int, taken: dict[str, int]
 ) -> str:
-    """Replace an output by a Slice of its last rows and return the name of that.
+    """Replace the graph output `present` by a Slice of its last rows; return the name of the new output.
 
-    The Slice follows the node that makes the output directly, so that the next frame need not wait for the rest of this
-    one.
+    The Slice is inserted directly after the node that computes `present`. The state is then complete early, and the
+    next frame need not wait for the other nodes of this frame.
     """
     assert past.shape is not None
     output = next(value for value in graph.output if value.name == present)

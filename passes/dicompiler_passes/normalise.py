@@ -1,6 +1,6 @@
 """The pass `normalise`: bring any valid model into the form that all later passes rely on.
 
-Weights are initializers, every graph output is made by a node, and every node is read.
+In this form, weights are initializers, every graph output is computed by a node, and every node is read.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ from dicompiler_passes.shape_checks import propagate_shapes
 
 @dataclass(frozen=True)
 class Normalise(Pass):
-    """Make constants initializers, let a node make each output, and remove unread nodes.
+    """Turn constants into initializers, compute each graph output by a node, and remove unread nodes.
 
     Constant, ConstantOfShape, Transpose(w) …    ⇒  (initializer)
-    initializer that is also a graph input       ⇒  (initializer), its value is compiled in; IR 3 becomes 4
+    initializer that is also a graph input       ⇒  (initializer): callers can no longer set it; IR version 3 becomes 4
     Split → a, b                                 ⇒  Slice → a, Slice → b
     MatMul(w) → Split → q, k                     ⇒  MatMul(w[:, :n]) → q, MatMul(w[:, n:]) → k
     Dropout → y, mask (unread)                   ⇒  Dropout → y
     DequantizeLinear → a, b                      ⇒  DequantizeLinear → a, DequantizeLinear → b
     scores → ZipMap → output                     ⇒  scores → Identity → output
     SequenceConstruct(a, b) → output             ⇒  a → output_0, b → output_1
-    string labels → output                       ⇒  their indices → output
+    string labels → output                       ⇒  indices of the labels → output
     w → output, x → output, a → output twice     ⇒  Identity → output
-    unread node or initializer                   ⇒  (gone)
+    unread node or initializer                   ⇒  (removed)
     """
 
     name: ClassVar[str] = "normalise"
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Replace the model. Nodes that stay keep their names."""
         return replace(state, model=normalise(state.model))
 
 
 def normalise(model: Model) -> Model:
-    """Return the model in normal form. A second call changes nothing."""
+    """Return the model in normal form. A second call changes nothing. Nodes that stay keep their names."""
     graph = model.graph()
     fix_initializers(graph)
     graph.prune()
@@ -65,5 +64,5 @@ def normalise(model: Model) -> Model:
 
 
 def _infer_shapes(model: Model) -> Model:
-    """Return the model with inferred shapes: a Split into equal parts needs the extent."""
+    """Return the model with inferred shapes, because a Split into equal pieces needs the length of its axis."""
     return Model(propagate_shapes(model.without_weights()), model.weights)

@@ -1,4 +1,4 @@
-"""The rewrites of the pass `normalise`. Each edits a graph in place."""
+"""The rewrites of the pass `normalise`. Each function changes a graph in place."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _FIRST_IR_WITH_FREE_INITIALIZERS = 4
 
 
 def fix_initializers(graph: ModelGraph) -> None:
-    """Remove initializers from the graph inputs, so that their values are compiled in.
+    """Remove initializers from the graph inputs, so that callers cannot override their values.
 
-    IR version 3 requires them as inputs, so it becomes 4, which differs in nothing else.
+    IR version 3 requires initializers to be inputs, so the version becomes 4, which differs in nothing else.
     """
     graph.overridable_names.clear()
     graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
 
 
 def outputs_from_nodes(graph: ModelGraph) -> None:
-    """Give every graph output its own node, an Identity if needed.
+    """Let a node of its own compute every graph output; insert an Identity if needed.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
     a → output a and again output a        ⇒  a and Identity(a) → a_1
-    (x, a graph input) → output x          ⇒  x → Identity → x_1    (a name cannot stand for both)
+    (x, a graph input) → output x          ⇒  x → Identity → x_1    (an input and an output cannot have one name)
     """
     seen = {tensor.name: tensor for tensor in graph.inputs}
     for index, (name, tensor) in enumerate([(tensor.name, tensor) for tensor in graph.outputs]):
@@ -51,7 +51,10 @@ def outputs_from_nodes(graph: ModelGraph) -> None:
 
 
 def trim_outputs(graph: ModelGraph) -> None:
-    """Remove unread optional outputs: Dropout → y, mask  ⇒  Dropout → y. Nodes in training mode stay."""
+    """Remove optional outputs that nothing reads, except those of nodes in training mode.
+
+    Dropout → y, mask  ⇒  Dropout → y
+    """
     standard_nodes = [node for node in graph.nodes if node.domain in STANDARD_DOMAINS and onnx.defs.has(node.op)]
     candidates = [
         node for node in graph.nodes if node.op in SKIP_NORMALIZATIONS and node.domain not in STANDARD_DOMAINS
@@ -66,9 +69,9 @@ def trim_outputs(graph: ModelGraph) -> None:
 
 
 def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
-    """Return True if output `index` of the operator may be omitted.
+    """Return True if output `index` of the node's operator may be omitted.
 
-    Attention with a cache must make the next cache.
+    Attention with a cache as input must also return the cache for the next frame.
     """
     op = node.op
     if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
@@ -83,12 +86,12 @@ def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
 
 
 def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace each Split by Slices or products (`split_products`); return True if there was one.
+    """Replace each Split by Slices, or by several products (`split_products`); return True if any was replaced.
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
 
-    A layer has one output that is cut, so a Split could not be cut. A Split stays if its sizes are unknown: computed,
-    or equal parts of an axis of unknown extent (infer-shapes finds it).
+    Plans can split only layers with one output, and a Split has several. A Split stays if its sizes are unknown: if
+    they are computed, or if an axis of unknown length is split into equal pieces (infer-shapes finds the length).
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
     intervals_by_split = {
@@ -112,10 +115,10 @@ def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> boo
 def _split_intervals(
     node: gs.Node, opset: int, tensors: Mapping[str, TensorInfo]
 ) -> tuple[int, Sequence[Interval]] | None:
-    """Return the axis of a Split and the interval of each output; None if they are unknown.
+    """Return the axis of a Split and the interval of each output; None if the intervals are unknown.
 
-    Sizes are an input since opset 13 (and in opset 1), an attribute before. Without them the parts are equal, and since
-    opset 18 the last may be smaller.
+    The sizes are an input since opset 13 (and in opset 1), and an attribute in between. Without sizes, the pieces are
+    equal; since opset 18 the last piece may be smaller.
     """
     axis = int(node.attrs.get("axis", 0))
     source = tensors.get(node.inputs[0].name)
@@ -140,11 +143,12 @@ def _split_intervals(
 
 
 def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Make the inputs of Range scalars; return True if one was not.
+    """Reshape inputs of Range that have shape [1] into scalars; return True if there were any.
 
     (x of shape [1]) → Range                ⇒  x → Reshape → Range
 
-    onnxruntime computes such a Range, but refuses to load it if it knows the shape, as in a part of the model.
+    onnxruntime computes such a Range if it does not know the input's shape, but refuses to load it if it does. It knows
+    the shape in the submodels of devices.
     """
     changed = False
     for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD_DOMAINS]:
@@ -164,7 +168,7 @@ def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> 
 
 
 def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
-    """Return a Slice of the split's input for output `index`; bounds are attributes before opset 10."""
+    """Return a Slice that computes output `index` of a Split. Before opset 10, the bounds of a Slice are attributes."""
     node = split.copy([split.inputs[0]], [split.outputs[index]])
     node.op, node.name, node.attrs = "Slice", graph.unused_node_name(f"{split.name}_{index}"), {}
     for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():
@@ -178,5 +182,4 @@ def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interva
 
 
 def int64_array(*values: int) -> NDArray[np.int64]:
-    """Return a vector of 64-bit integers."""
     return np.array(values, np.int64)

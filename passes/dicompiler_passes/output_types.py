@@ -1,6 +1,6 @@
-"""Replacement of outputs that devices cannot send: sequences of maps or tensors, and strings.
+"""Replacement of graph outputs that devices cannot send: sequences of maps or tensors, and strings.
 
-A warning names the replacement.
+Each replacement logs a warning that names the new output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEQUENCE_OPS = ("SequenceConstruct", "SplitToSequence")
 
 
 def maps_to_tensors(graph: ModelGraph) -> None:
-    """Replace outputs that are sequences of maps by the tensors that the maps are made of.
+    """Replace outputs that are sequences of maps by the tensor of scores from which ZipMap makes the maps.
 
     scores → ZipMap → output  ⇒  scores → Identity → output
     """
@@ -48,7 +48,7 @@ _LABEL_ATTRIBUTES = {"TreeEnsembleClassifier": "classlabels_int64s"}
 
 
 def labels_to_indices(graph: ModelGraph) -> None:
-    """Replace string labels that are only outputs by their indices.
+    """Replace string labels that only a graph output uses by the indices of the labels.
 
     LinearClassifier(classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1)
     """
@@ -76,18 +76,18 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
-    """Return True if an output is a sequence made by a node that determines its length."""
+    """Return True if a graph output is a sequence whose length follows from the node that makes it."""
     output_names = {tensor.name for tensor in graph.outputs}
     return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in output_names for node in graph.nodes)
 
 
 def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> None:
-    """Replace outputs that are sequences by their tensors, in the same place.
+    """Replace each graph output that is a sequence by its tensors, at the same position among the outputs.
 
     SequenceConstruct(a, b) → y  ⇒  Identity(a) → y_0, Identity(b) → y_1
     SplitToSequence(x) → y       ⇒  Split(x) → y_0, y_1
 
-    Sequences of unknown length stay, such as those of a loop or of a split with computed sizes.
+    Sequences of unknown length stay, such as those from a loop or from a split with computed sizes.
     """
     outputs = [tensor.name for tensor in graph.outputs]
     for node in [node for node in graph.nodes if node.op in _SEQUENCE_OPS and node.domain in STANDARD_DOMAINS]:
@@ -117,7 +117,6 @@ def sequences_to_tensors(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -
 
 
 def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
-    """Return an Identity for each tensor of a sequence."""
     outputs = [Variable(graph.unused_tensor_name(f"{name}_{index}")) for index in range(len(node.inputs))]
     return [
         gs.Node("Identity", graph.unused_node_name(output.name), inputs=[tensor], outputs=[output], domain=node.domain)
@@ -126,7 +125,10 @@ def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
 
 
 def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[str, TensorInfo]) -> list[gs.Node]:
-    """Return a Split into a sequence's pieces, with Squeezes if needed; [] if unknown."""
+    """Return a Split of the tensor into the pieces of the sequence `name`, with Squeezes if the axis is dropped.
+
+    The result is [] if the sizes of the pieces are unknown.
+    """
     sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:
         return []
@@ -152,7 +154,7 @@ def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[
 
 
 def _piece_sizes(node: gs.Node, tensors: Mapping[str, TensorInfo]) -> Sequence[int]:
-    """Return the extents of a SplitToSequence's pieces along its axis; () if unknown."""
+    """Return the length of each piece of a SplitToSequence along its axis; () if unknown."""
     source = tensors.get(node.inputs[0].name)
     if source is None or source.shape is None:
         return ()

@@ -1,6 +1,6 @@
-"""The pass `partition`, the only one that rewrites the model by the plan.
+"""The pass `partition`, the only pass that rewrites the model by the plan.
 
-Model + LayerGraph + Plan ──route──► Routing ──► placed Model: one legal ONNX graph with a device for every node
+Model + LayerGraph + Plan ──route──► Routing ──► placed model: one valid ONNX graph in which every node has a device
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dicompiler.plugin_api.regions import partition
 
 @dataclass(frozen=True)
 class PartitionPass(Pass):
-    """Rewrite the model by the plan: parts on devices, with slices and concatenations between them.
+    """Rewrite the model by the plan: copies of nodes on devices, with Slices and Concats between them.
 
     Conv                 ⇒  Slice → Conv@d0 ┐
                             Slice → Conv@d1 ┴→ Concat
-    Gemm (reduce ranges) ⇒  Gemm@d0 + Gemm@d1 → Add → activation
+    Gemm (partial sums)  ⇒  Gemm@d0 + Gemm@d1 → Add → activation
     """
 
     name: ClassVar[str] = "partition"

@@ -26,7 +26,7 @@ def simplify_for_quantization(model: Model) -> Model:
 def _fold_batch_norms(graph: ModelGraph) -> None:
     """Fold batch normalizations into Gemm nodes, which onnxruntime does not do.
 
-    Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (if nothing else reads the Gemm)
+    Gemm(x, B, C) → BatchNormalization ⇒ Gemm(x, B', C')    (if nothing else reads the output of the Gemm)
     """
     read_counts = Counter(name for node in graph.nodes for name in names_read(node))
     read_counts.update(tensor.name for tensor in graph.outputs)
@@ -55,9 +55,9 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weight (in its layout) and bias of a Gemm with each output scaled.
+    """Return weight and bias of a Gemm with each output channel scaled by `factor`; alpha and beta are included.
 
-    Its alpha and beta are included.
+    The weight keeps its layout.
     """
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)
@@ -66,10 +66,7 @@ def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _use_global_average(graph: ModelGraph, inferred: Model) -> None:
-    """Replace average pools over the whole image.
-
-    AveragePool with one window, the image ⇒ GlobalAveragePool
-    """
+    """Replace average pools whose one window covers the whole image by GlobalAveragePool."""
     tensors = inferred.tensors()
     for node in graph.nodes:
         shape = tensors[node.inputs[0].name].shape if node.op == "AveragePool" else None

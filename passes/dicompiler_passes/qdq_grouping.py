@@ -1,7 +1,7 @@
-"""Grouping of quantized networks in QDQ form, so that a layer reads and makes quantized tensors.
+"""Grouping of the nodes of quantized networks in QDQ form, so that layers read and compute quantized tensors.
 
-QuantizeLinear stays with the node that makes its input, like any element-wise node. DequantizeLinear goes to the node
-that reads it.
+A QuantizeLinear joins the layer of the node that computes its input. A DequantizeLinear joins the layer of the node
+that reads its output.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ DEQUANTIZE_OP = "DequantizeLinear"
 
 
 def duplicate_dequantize(graph: ModelGraph) -> None:
-    """Give every node that reads a DequantizeLinear its own copy.
+    """Give every node that reads a DequantizeLinear its own copy of that DequantizeLinear.
 
-    DQ → a, b  ⇒  DQ → a, DQ → b    (a graph output keeps the original)
+    DequantizeLinear → a, b  ⇒  DequantizeLinear → a, DequantizeLinear → b    (a graph output keeps the original)
     """
     makers = {node.outputs[0].name: node for node in graph.nodes if node.op == DEQUANTIZE_OP}
     if not makers:
@@ -41,9 +41,9 @@ def duplicate_dequantize(graph: ModelGraph) -> None:
 def dequantize_by_reader(
     nodes: Sequence[Node], readers: Mapping[str, frozenset[str]], may_join: Callable[[Node], bool]
 ) -> dict[str, list[Node]]:
-    """Return the DequantizeLinear nodes in each node's layer: those that no other node reads.
+    """Return for each node, by name, the DequantizeLinear nodes that join its layer because only this node reads them.
 
-    `may_join` says whether a node may be joined with others.
+    `readers` are the names of the nodes that read each tensor. Nodes for which `may_join` returns False are left alone.
     """
     by_name = {node.name: node for node in nodes}
     by_reader: dict[str, list[Node]] = {}

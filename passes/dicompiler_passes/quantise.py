@@ -1,6 +1,6 @@
-"""The pass `quantise`: turn a float32 network into 8-bit integers, with ranges from samples.
+"""The pass `quantise`: quantize a float32 network to 8-bit integers, with value ranges measured on samples.
 
-Model in float32 + samples ⇒ model in QDQ form, by onnxruntime's static quantizer
+float32 model + samples ⇒ model in QDQ form (QuantizeLinear/DequantizeLinear pairs), by onnxruntime's static quantizer
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MIN_OPSET = 13
 
 @dataclass(frozen=True)
 class Quantise(Pass):
-    """Quantize weights by channel and activations by tensor, to 8 bits.
-
-    Later results are compared with the quantized network.
+    """Quantize weights per channel and activations per tensor to 8 bits.
 
     x → Conv → Relu → y  ⇒  x → Quantize → Dequantize → Conv(Dequantize(w)) → Quantize → Dequantize → y
 
-    With inputs=int8 the caller gives quantized inputs, as a camera's driver can. They take a quarter of the memory. The
-    model documents the scale of each input.
+    The quantized network becomes the reference: `verify` compares results with it and not with the float32 network.
+
+    With inputs=int8 the caller supplies quantized inputs, which need a quarter of the memory. The scale of each input
+    is written to its doc_string in the model.
     """
 
     name: ClassVar[str] = "quantise"
@@ -51,7 +51,7 @@ class Quantise(Pass):
     inputs: Literal["float32", "int8"] = field(default="float32", metadata={"help": "type of the network's inputs"})
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Replace the model, and drop layers, plan and reference."""
+        """Replace the model, and drop layers, plan, routing and reference, which belong to the float32 network."""
         if not self.samples:
             raise UsageError("quantise: no samples: give a file, quantise{samples=samples.npz}")
         model = normalise(state.model)
@@ -65,9 +65,9 @@ class Quantise(Pass):
 
 
 def quantise(model: Model, samples: Samples) -> Model:
-    """Return the network in QDQ form.
+    """Return the float32 network quantized to 8 bits, in QDQ form, with value ranges measured on `samples`.
 
-    Raises DicompilerError if onnxruntime cannot quantize it.
+    Raises DicompilerError if onnxruntime cannot quantize the network.
     """
     proto = simplify_for_quantization(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
@@ -85,11 +85,11 @@ def quantise(model: Model, samples: Samples) -> Model:
 
 
 def take_int8(model: Model) -> Model:
-    """Return a network in QDQ form with int8 inputs.
+    """Return a network in QDQ form with int8 inputs instead of float32 inputs.
 
     x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …
 
-    Raises DicompilerError if an input is also read in float32.
+    Raises DicompilerError if a node reads an input in float32.
     """
     graph = model.graph()
     for tensor in graph.inputs:
@@ -138,7 +138,7 @@ def _quantize_static(proto: onnx.ModelProto, samples: Samples, directory: Path) 
 
 
 def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
-    """Write the network with batch normalizations folded into the convolutions."""
+    """Write the network with batch normalizations folded into the convolutions, by onnxruntime's optimizer."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -150,7 +150,7 @@ def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
 
 @contextmanager
 def _warnings_disabled() -> Iterator[None]:
-    """Suppress the quantizer's advice, which is followed already."""
+    """Suppress the quantizer's advice to preprocess the model, which `_write_folded` has already done."""
     previous = logging.root.manager.disable
     logging.disable(max(previous, logging.WARNING))
     try:

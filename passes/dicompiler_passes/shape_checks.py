@@ -1,6 +1,6 @@
-"""Checks that nodes fit the shapes of their tensors, which shape inference of ONNX omits.
+"""Checks of nodes against the shapes of their tensors, which ONNX shape inference omits.
 
-Attribute ranges that do not depend on shapes are checked when the model is loaded.
+Attributes whose range does not depend on shapes are checked when the model is loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_INFERENCE_BYTES = 2**29
 
 
 def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
-    """Return the model without weights, with the shapes that ONNX infers.
+    """Return the model `bare`, which has no weights, with inferred shapes. Errors begin with `place`.
 
     Raises DicompilerError if neither ONNX nor onnxruntime accepts the model.
     """
@@ -36,9 +36,9 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 
 
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
-    """Infer shapes, following computations of shapes unless that takes more than MAX_INFERENCE_BYTES.
+    """Infer shapes, also through nodes that compute shapes unless that needs more than MAX_INFERENCE_BYTES.
 
-    ONNX follows each element of each vector that is computed with, whether it is a shape or not.
+    ONNX computes all small integer tensors element by element, whether they are shapes or not.
     """
     try:
         with memory_limit(MAX_INFERENCE_BYTES):
@@ -48,7 +48,7 @@ def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.Model
 
 
 def _ort_accepts(model: onnx.ModelProto) -> bool:
-    """Return True if onnxruntime loads the model. It is asked if ONNX alone finds a mistake."""
+    """Return True if onnxruntime loads the model. It accepts some models that ONNX's strict inference refuses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -56,13 +56,13 @@ def _ort_accepts(model: onnx.ModelProto) -> bool:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's exceptions have no other common base
+    except Exception:  # onnxruntime's exceptions have no other common base class.
         return False
     return True
 
 
 def check_sizes(graph: onnx.GraphProto, place: str) -> None:
-    """Raise an error for a tensor with a negative size or with more bytes than memory can hold."""
+    """Raise DicompilerError if a tensor has a negative size, or more bytes than memory can hold."""
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in (*graph.value_info, *graph.output):
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -77,7 +77,7 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
 
 
 def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place: str) -> None:
-    """Raise an error for an attribute or constant index that does not fit the shapes of a node's tensors.
+    """Raise DicompilerError if an attribute or a constant index of a node does not fit the shapes of its tensors.
 
     The tables NODE_CHECKS and INDEXED_OPS list the checks.
     """
@@ -87,7 +87,7 @@ def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place
 
 
 def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the mistake in a node; '' if there is none or a shape is unknown."""
+    """Return a description of the mistake in a node; '' if there is none or if a shape is unknown."""
     check = NODE_CHECKS.get(node.op_type)
     if check is None and node.op_type not in INDEXED_OPS:
         return ""
@@ -101,7 +101,7 @@ def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str
 
 
 def _check_indices(attributes: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
-    """Check that constant indices are from -rows to rows - 1."""
+    """Check that the constant indices lie between -rows and rows - 1."""
     if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
         return ""
     axis = attributes.get("axis", 0)
@@ -144,7 +144,7 @@ def _check_filters(attributes: Attributes, shapes: list[Shape]) -> str:
 
 
 def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
-    """Check that a convolution's kernel lies within its padded input; a pool's may exceed it."""
+    """Check that a convolution kernel is not larger than the padded input."""
     dilations, pads = attributes.get("dilations") or [1] * len(kernel), attributes.get("pads") or [0] * 2 * len(kernel)
     if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(dilations) + len(pads) != 3 * len(
         kernel
@@ -157,9 +157,9 @@ def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
 
 
 def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
-    """Return a check of a recurrent layer's weight shapes.
+    """Return a check of the weight shapes of a recurrent operator with `gates` gates.
 
-    They are (directions, gates · units, features) and (directions, gates · units, units).
+    The weights must have the shapes (directions, gates · units, features) and (directions, gates · units, units).
     """
 
     def check(attributes: Attributes, shapes: list[Shape]) -> str:
@@ -176,7 +176,7 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
 
 
 def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
-    """Check that no window of a pool lies in the padding alone."""
+    """Check that no window of a pool lies entirely in the padding."""
     kernel, pads = attributes.get("kernel_shape", ()), attributes.get("pads", ())
     spans = [
         (size - 1) * dilation + 1
@@ -187,7 +187,7 @@ def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: AR
 
 
 def _check_heads(attributes: Attributes, shapes: list[Shape]) -> str:
-    """Check that heads divide the output's columns, and that query heads share key and value heads evenly."""
+    """Check that the heads divide the output columns, and that the query heads share key and value heads evenly."""
     heads = attributes.get("q_num_heads", attributes.get("num_heads", 0))
     key_heads, output = attributes.get("kv_num_heads", heads), shapes[-1]
     if heads and key_heads and heads % key_heads:

@@ -14,7 +14,7 @@ from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPas
 
 @dataclass(frozen=True)
 class PlacePass(LayerAnnotationPass):
-    """Put whole layers on one device.
+    """Assign whole layers to devices.
 
     conv1 ⇒ conv1@d1
     """
@@ -87,9 +87,9 @@ class TileGrid(LayerAnnotationPass):
 def even_grid(
     graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: AnnotationPass
 ) -> tuple[Region, ...]:
-    """Return rows × columns tiles of the layer's output.
+    """Return the regions of a layer's output if height and width are split into a grid of rows × columns tiles.
 
-    Raises DicompilerError if the output has fewer rows or columns.
+    Raises DicompilerError if the output has fewer rows or columns than the grid.
     """
     tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:
@@ -99,7 +99,7 @@ def even_grid(
 
 @dataclass(frozen=True)
 class FuseTiles(AnnotationPass):
-    """Tile the last of several layers; each device computes all that its tile needs.
+    """Tile the last of several layers; each device also computes the regions of the earlier layers that its tile needs.
 
     conv1 → conv2 (rows 0:8) ⇒ d0: conv1 rows 0:5, conv2 rows 0:4;  d1: conv1 rows 3:8, conv2 rows 4:8
     """

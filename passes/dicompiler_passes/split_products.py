@@ -1,4 +1,4 @@
-"""Products with an output that is only split become several products, such as Q, K and V of one weight."""
+"""Rewrite of a matrix product whose output is only split into several products, such as Q, K and V of one weight."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SplitCuts = Mapping[int, tuple[int, Sequence[Interval]]]
 
 
 def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: SplitCuts) -> None:
-    """Replace Splits that cut the columns of a weight by products with these columns.
+    """Replace Splits of a product's columns by one product for each piece.
 
     x → MatMul(w) → Add(b) → Split → q, k    ⇒  x → MatMul(w[:, :n]) → Add(b[:n]) → q,  x → MatMul(w[:, n:]) → …
 
-    Between product and Split an Add of a vector and a Reshape that keeps the columns are allowed. If another node reads
-    one of these tensors, the Split stays.
+    Between product and Split, an Add of a vector and a Reshape that keeps the columns are allowed. If another node
+    reads one of these tensors, the Split stays.
 
     Args:
         graph: The graph, changed in place.
         tensors: Types and shapes of its tensors.
-        cuts: Axis of each Split by id, and the interval of each output.
+        cuts: For each Split, by id of its node: the axis and the interval of each output.
     """
     for split in [node for node in graph.nodes if id(node) in cuts]:
         axis, intervals = cuts[id(split)]
@@ -42,7 +42,7 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
 
 
 def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
-    """Return the nodes from a product to the split; [] if other nodes are between them."""
+    """Return the nodes from a product with this number of columns to the split; [] if other nodes are in between."""
     chain: list[gs.Node] = []
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
     while len(tensor.outputs) == 1 and len(tensor.inputs) == 1 and tensor.name not in outputs:
@@ -71,9 +71,9 @@ def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.N
 def _copy_chain(
     graph: ModelGraph, chain: Sequence[gs.Node], output: Any, interval: Interval, copy_number: int
 ) -> list[gs.Node]:
-    """Return the chain for one interval of the columns, ending in `output`.
+    """Return a copy of the nodes of `chain` that computes only the columns in `interval`, as the tensor `output`.
 
-    The first copy keeps the nodes' names.
+    Copy number 0 keeps the names of the nodes.
     """
     pieces: list[gs.Node] = []
     previous = chain[0].inputs[0]
@@ -94,7 +94,7 @@ def _copy_chain(
 
 
 def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, interval: Interval) -> Any:
-    """Return a constant's columns (rows if the product transposes it), or the changed shape of a Reshape."""
+    """Return the slice of a node's constant for the columns in `interval`; for a Reshape, the new target shape."""
     array = np.asarray(value.values)
     if node.op == "Reshape":
         piece = np.append(array[:-1], interval[1] - interval[0]).astype(array.dtype)

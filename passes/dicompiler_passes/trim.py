@@ -1,4 +1,4 @@
-"""The pass `trim`: remove computation of elements that are never read.
+"""The pass `trim`: remove the computation of elements that nothing reads.
 
 Model + LayerGraph ──bounds inference from the outputs──► read regions ──partition on one device──► Model + LayerGraph
 """
@@ -39,7 +39,7 @@ SINGLE_DEVICE = "d0"
 
 @dataclass(frozen=True)
 class Trim(Pass):
-    """Cut every layer down to the box of its output that is read.
+    """Reduce every layer to the bounding box of its output elements that are read.
 
     MatMul (128 rows) → Gather (row 0)   ⇒  Slice (row 0) → MatMul (1 row) → Gather
     """
@@ -50,7 +50,7 @@ class Trim(Pass):
     def run(self, compilation: PipelineState) -> PipelineState:
         """Replace model and layers, and keep the former model as `reference`. Nodes keep their names.
 
-        Raises DicompilerError if there is a plan already, with regions for other shapes.
+        Raises DicompilerError if the state has a plan, because its regions are those of the untrimmed layers.
         """
         layers = compilation.layers
         assert layers is not None
@@ -80,7 +80,7 @@ class Trim(Pass):
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
-    """Yield the nodes that read one of the tensors `cut`, directly or through nodes of the same layer."""
+    """Yield the nodes of a layer that depend on one of the tensors `cut`."""
     names = set(cut)
     for node in layer.nodes:
         if not names.isdisjoint(node.inputs):
@@ -89,7 +89,14 @@ def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
 
 
 def find_read_regions(layers: LayerGraph) -> dict[str, Region | None]:
-    """Return the box of each layer's output that is read, in layer order; None for all of it."""
+    """Return the bounding box of the elements of each layer's output that are read; None for the whole output.
+
+    Args:
+        layers: The layer graph.
+
+    Returns:
+        Regions by layer name, in layer order.
+    """
     boxes = {name: full_region(layers.tensors[name].shape or ()) for name in layers.outputs}
     read_regions: dict[str, Region | None] = {}
     for layer in reversed(layers.layers):

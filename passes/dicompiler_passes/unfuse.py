@@ -1,6 +1,6 @@
-"""Undo fusions of onnxruntime's optimizer that prevent cutting.
+"""Rewrites that undo fusions of onnxruntime's optimizer, because plans cannot split the fused operators.
 
-Graph with known shapes ⇒ the same results, from operators that can be cut
+Graph with known shapes ⇒ equivalent graph of operators that plans can split
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SKIP_NORMALIZATIONS = {
 
 
 def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Take fused operators apart; return True if the graph was changed.
+    """Replace fused operators by their parts; return True if the graph was changed.
 
     Attention(x, w, b, mask), without a past     ⇒  MatMul, Add → q, k, v → MultiHeadAttention
     SkipLayerNormalization(x, y) → n, s (read)   ⇒  Add(x, y) → s → LayerNormalization → n
     MatMulNBits(x, w, scales: N·B)               ⇒  MatMulNBits(x, w, scales: N × B)
 
-    Other attention is opened (`open_attention`), and products are separated from activations (`unfuse_product`).
+    `open_attention` rewrites the other attention operators, `unfuse_product` separates products from activations.
     """
     changed = False
     for node in [node for node in graph.nodes if node.domain == ORT_DOMAIN or node.op == "Attention"]:
@@ -55,15 +55,15 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _is_sum_read(graph: ModelGraph, node: gs.Node) -> bool:
-    """Return True if the sum (output 3) of a skip normalization is read, and neither mean nor deviation."""
+    """Return True if the sum (output 3) of a skip normalization is read, and neither its mean nor its deviation."""
     names = graph.names_read()
     return [i for i, output in enumerate(node.outputs) if output.name in names] in ([0, 3], [3])
 
 
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
-    """Make matrices of constant scales and zero points of a MatMulNBits; return True if one was a vector.
+    """Reshape constant scales and zero points of a MatMulNBits from vectors to matrices; return True if any changed.
 
-    With a row for each column of the product, ranges of blocks can be cut.
+    A matrix has one row per column of the product, so that plans can split its blocks along the second axis.
     """
     if node.op != "MatMulNBits":
         return False
@@ -77,7 +77,7 @@ def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
 
 
 def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return True if an Attention has constant weights, no past, and a supported mask."""
+    """Return True if an Attention has constant weights, no past, and a mask that the rewrite supports."""
     inputs, read_names = node.inputs, graph.names_read()
     weights = [value for value in inputs[1:3] if value.name]
     present = {index for index, value in enumerate(inputs) if value.name}
@@ -100,7 +100,7 @@ def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, 
 def _copy_as(
     graph: ModelGraph, like: gs.Node, op: str, inputs: Sequence[Any], output: Any, domain: str, **attrs: Any
 ) -> gs.Node:
-    """Return a node of another operator, named after `like`."""
+    """Return a node of operator `op` with a name derived from the node `like`."""
     node = like.copy(list(inputs), [output])
     node.op, node.domain, node.attrs = op, domain, attrs
     node.name = graph.unused_node_name(f"{like.name}_{op}")

@@ -1,6 +1,6 @@
-"""Preparation of attention with packed inputs, biases or caches, so that it is cut by heads.
+"""Rewrites of attention nodes with packed inputs, biases or caches, so that plans can split them by heads.
 
-The attention node stays. Nodes are put in front of it, and it reads and makes less.
+The attention node stays. Nodes are inserted before it, and it gets fewer inputs and outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Shapes = Sequence[tuple[int, ...] | None]
 
 
 class PrecedingNodes:
-    """Nodes to be put in front of `node`."""
+    """Builder of nodes that will be inserted before `node`."""
 
     def __init__(self, graph: ModelGraph, node: gs.Node) -> None:
         self.graph, self.node, self.nodes = graph, node, list[gs.Node]()
@@ -43,7 +43,10 @@ class PrecedingNodes:
         )
 
     def add_split(self, tensor: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-        """Return the tensor in pieces of these sizes: a Split, by which a product before it can be cut."""
+        """Add a Split of a tensor into pieces of these sizes, and return the pieces.
+
+        A product before the Split can then be replaced by one product per piece.
+        """
         first = self.add("Split", tensor, self.add_constant(sizes), axis=axis)
         others = [Variable(self.graph.unused_tensor_name(f"{self.node.name}_Split")) for _ in sizes[1:]]
         self.nodes[-1].outputs = [first, *others]
@@ -107,20 +110,20 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    has_bias = _has_input(node, 3)  # A bias is not added to the past.
+    has_bias = _has_input(node, 3)  # The bias is not added to past keys and values, so a Concat cannot replace it.
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
     )
-    if appended is not None:  # Keys and values may have an axis of heads although queries have none.
+    if appended is not None:  # The operator accepts keys and values with an axis of heads and queries without.
         node.inputs = [node.inputs[0], *appended, *node.inputs[3:6]]
         node.outputs = node.outputs[:1]
     return is_changed or appended is not None
 
 
 def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
-    """Open the standard Attention. The node becomes the Reshape back if its queries had no axis of heads.
+    """Rewrite the standard Attention with a cache; queries without an axis of heads are reshaped before and after.
 
-    Causal masks and windows count rows from the length of the past, so such a node stays.
+    Causal masks and windows count rows from the length of the past, so a node that has one is not rewritten.
     """
     node, query = preceding.node, shapes[0]
     has_window = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
@@ -145,9 +148,10 @@ def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[
 
 
 def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
-    """Append keys and values by heads to those of the past; they become outputs 1 and 2.
+    """Append new keys and values to the caches of an attention node, with Concats that compute outputs 1 and 2.
 
-    None without such a past, with inputs that tell how much of it counts, or if scores are read too.
+    The past keys are input `first`, the past values the input after it. The result is the two extended caches. It is
+    None if there is no past, if inputs say how many of its rows are valid, or if attention scores are read too.
     """
     node, read = preceding.node, preceding.graph.names_read()
     if any(output.name in read for output in node.outputs[3:]):
@@ -165,7 +169,7 @@ def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> l
 
 
 def _split_heads(preceding: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
-    """Return (batch, rows, heads · size) as (batch, heads, rows, size), if it is not so already."""
+    """Reshape (batch, rows, heads · size) to (batch, heads, rows, size); return a tensor with four axes unchanged."""
     if len(shape) == 4:
         return tensor
     split = preceding.add("Reshape", tensor, preceding.add_constant([*shape[:2], heads, shape[2] // heads]))
@@ -198,10 +202,11 @@ def _open_grouped_query(preceding: PrecedingNodes, shapes: _Shapes, tensors: Map
 def _build_caches(
     preceding: PrecedingNodes, key: tuple[int, ...], new_shape: tuple[int, ...], extra: int, dtype: int
 ) -> None:
-    """Make the caches of a GroupQueryAttention from other nodes.
+    """Compute the new key and value caches of a GroupQueryAttention with separate nodes.
 
-    Row `seqlens_k` of a cache is the new one, those before it come from the old cache, and those after it are zeros.
-    The new cache has `new_shape`, which is `extra` rows longer than the old one.
+    Row `seqlens_k` of a new cache is the new row, the rows before it are those of the old cache, and the rows after it
+    are zeros. `new_shape` is the shape of the new caches, which are `extra` rows longer than the old ones. `key` is the
+    shape of the new keys, `dtype` the element type.
     """
     node, key_heads = preceding.node, preceding.node.attrs["kv_num_heads"]
     at = preceding.add("Reshape", node.inputs[5], preceding.add_constant([key[0], 1, 1, 1]))
@@ -222,7 +227,7 @@ def _build_caches(
         )
     outputs = list(node.outputs)
     for index, row in ((1, rotated_key), (2, node.inputs[2])):
-        # One row: its heads become an axis without being moved.
+        # A Reshape is enough to make heads an axis, because there is only one row.
         row = preceding.add("Reshape", row, preceding.add_constant([key[0], key_heads, 1, new_shape[3]]))
         zero = preceding.add_constant(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
         cache = node.inputs[2 + index]

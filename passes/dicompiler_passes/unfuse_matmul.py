@@ -1,6 +1,6 @@
-"""Products and convolutions that onnxruntime fused with activations or transposed operands.
+"""Rewrites of products and convolutions that onnxruntime fused with activations or transposed operands.
 
-A fused node ⇒ the standard nodes that it was made of. onnxruntime fuses them again if they are on one device.
+A fused node ⇒ the standard nodes that it combines. onnxruntime fuses them again if they are on one device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTIVATION_PARAMETERS = {
 
 
 def unfuse_product(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Take a fused product apart; return True if the graph was changed.
+    """Replace a fused product by standard nodes; return True if the graph was changed.
 
     FusedConv(x, w, b, z)        ⇒  Conv(x, w, b), Add(z), activation
     FusedGemm(a, b, c)           ⇒  Gemm(a, b, c), activation
@@ -93,9 +93,9 @@ def _unfuse_matmul(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo])
 
 
 def axis_order(rank: int, batch: Any, last: Any) -> list[int]:
-    """Return the order of axes in which an operand is a stack of matrices. A vector stays.
+    """Return the permutation that turns an operand of FusedMatMul into a stack of matrices; a vector keeps its order.
 
-    batch: its rows come before the batch axes. last: its rows and columns are transposed.
+    If `batch` is true, the operand's rows come before its batch axes. If `last` is true, its matrices are transposed.
     """
     axes = list(range(rank))
     if batch:

@@ -164,7 +164,7 @@ def test_fuse_needs_no_exchange_between_layers(model: Model) -> None:
         ("lop{layers=softmax}", "cannot be split along channel: axes that can be split: none"),
         ("lop{layers=fc2 parts=7}", "has 6 output channels, too few for 7 parts"),
         ("lip{layers=depthwise}", "cannot be split along input channels"),
-        ("lip{layers=fc1 merge=none}", "merge: 'none' is not one, scatter or all"),
+        ("lip{layers=fc1 merge=none}", "invalid merge 'none': expected one, scatter or all"),
         ("fuse{layers=fc1}", "a single layer cannot be fused"),
         ("fuse-tiles{}", "name the layers to fuse"),
         ("fuse-tiles{layers=conv1,pool}", "one exit"),
