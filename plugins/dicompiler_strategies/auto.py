@@ -1,4 +1,4 @@
-"""The strategy `auto`, the default: it simulates the plans of other strategies and improves the best."""
+"""The strategy `auto`, the default: simulate the plans of the other strategies and improve the best one."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ tenth of the time.
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """The best of all strategies' plans by simulation, improved by local search.
+    """The best plan of all strategies by simulation, improved by local search.
 
         single, pipeline, modnn, heads or cpsat, dp, gradient → simulator → best plan → other choices for a layer → …
 
-    If the objective is a weighted sum, the strategies are asked for each term, and the sum ranks their plans.
+    If the objective is a weighted sum, each strategy is asked for a plan for each term; the sum ranks all plans.
 
-    The work is counted in seconds of a reference computer and is the same in every run. Only if the budget's time has
-    passed on a slower machine before the work is done does the plan depend on the machine; its note then says so.
+    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slower machine
+    the search also stops when the budget's real time has passed. The plan then depends on the machine, and its note
+    says so.
     """
 
     name: ClassVar[str] = "auto"
@@ -69,10 +70,10 @@ class Auto(Strategy):
             raise ValueError(f"tries must be 0 or more, not {self.tries}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the best plan found; an interrupt returns the best plan so far.
+        """Return the best plan found. If you interrupt the search, it returns the best plan so far.
 
         Raises:
-            DicompilerError: No strategy has a plan that can be carried out.
+            DicompilerError: No strategy found a plan that satisfies the constraints.
         """
         run = _AutoSearch(problem, self)
         search, note = run.search, ""
@@ -91,10 +92,10 @@ class Auto(Strategy):
         return replace(self._prefer_single_device(problem, search.best), note=note)
 
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
-        """Return the best plan, or the best single device if that is predicted to be nearly as good.
+        """Return the best plan, or the plan of the best single device if that is predicted to be nearly as good.
 
-        Such small gains are within the error of the prediction. Without runtime costs, predictions are taken as they
-        are.
+        A gain below MIN_SPLIT_GAIN is within the error of the prediction. If the platform has no runtime costs, the
+        prediction decides alone.
         """
         plan, metrics = problem.best_single_device
         prefers_single = problem.runtime_costs and metrics.objective_value(
@@ -106,7 +107,7 @@ class Auto(Strategy):
 
 
 class _AutoSearch:
-    """One run: the strategies one after another, then plans around the best one."""
+    """One execution of `auto`: ask the strategies one after another, then improve the best plan."""
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
@@ -141,7 +142,7 @@ class _AutoSearch:
             self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
 
     def _search_tables(self) -> None:
-        """Search for better plans in the tables, around the best plan."""
+        """Search the cost tables for better plans near the best plan."""
         if self.refined is None and not self.search.budget.is_exceeded():
             self.search.try_optima(self.tables)
         best = self.search.best
@@ -154,7 +155,7 @@ class _AutoSearch:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the network is too large for all tables that cpsat would use."""
+        """True if the network is too large to fill all the tables that cpsat asks for."""
         return (
             not self.uses_heads
             and self.problem_size > MAX_GRADIENT_SIZE
@@ -163,12 +164,12 @@ class _AutoSearch:
 
     @cached_property
     def affordable_choices(self) -> ChoiceSet:
-        """The choice set of cpsat's tables."""
+        """The choices that cpsat's tables contain."""
         return CpSat().affordable_choices(self.problem, self.options.budget)
 
     @cached_property
     def problem_size(self) -> int:
-        """Layers times devices."""
+        """Number of layers times number of devices."""
         return len(self.problem.layers.layers) * len(self.problem.platform.devices)
 
     @property
@@ -178,21 +179,21 @@ class _AutoSearch:
 
     @cached_property
     def objective_problems(self) -> tuple[Problem, ...]:
-        """The problem once for each term of its objective, because few strategies support weighted sums."""
+        """One copy of the problem for each term of the objective, because few strategies support weighted sums."""
         terms = objective_terms(self.problem.objective)
         return (self.problem,) if len(terms) == 1 else tuple(replace(self.problem, objective=name) for name in terms)
 
     @cached_property
     def uses_heads(self) -> bool:
-        """True if heads is asked instead of the strategies in NOT_FOR_ATTENTION."""
+        """True if the strategy `heads` replaces the strategies in NOT_FOR_ATTENTION."""
         own = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
         return bool(own) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
     def tables(self) -> CostTables:
-        """The tables of cpsat, or of heads if that is asked.
+        """The cost tables of `heads` if it is used, else those of cpsat.
 
-        Raises DicompilerError if there is a plan already and the budget is exceeded before they are filled.
+        Raises DicompilerError if the budget is exceeded before the tables are filled and a plan exists already.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
@@ -200,7 +201,7 @@ class _AutoSearch:
         return CpSat().build_tables(self.problem, budget, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
-        """Return the reason why there is no plan: cpsat's error says most, otherwise the first one."""
+        """Return the error that explains best why there is no plan: cpsat's, else the first one."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
@@ -217,7 +218,7 @@ class _AutoSearch:
             raise KeyboardInterrupt
 
     def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
-        """Return the strategy's plan, after it was evaluated."""
+        """Ask a strategy for a plan, evaluate it, and return it."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
             refined = tried.plan_over_tables(self.tables, self.search.budget)

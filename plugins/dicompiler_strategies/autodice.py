@@ -1,7 +1,7 @@
-"""AutoDiCE's files `platform.txt` and `mapping.json`.
+"""Reader of AutoDiCE's files `platform.txt` and `mapping.json`.
 
-`mapping.json` lists layers under keys `<host>_<resource>`. A key is one device, and the order of the keys is the rank
-order.
+`mapping.json` lists layers under keys `<host>_<resource>`. Each key is one device. The order of the keys is the order
+of the MPI ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ASSUMPTION_NOTE = (
 
 @dataclass(frozen=True)
 class AutodiceHost:
-    """A line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`."""
+    """One line of platform.txt: `nx01, arm, slots=0-5, gpu=NVIDIAVolta (CUDA)`."""
 
     name: str
     architecture: str
@@ -38,7 +38,7 @@ class AutodiceHost:
 
 @dataclass(frozen=True)
 class MappingKey:
-    """A key of mapping.json: `nx01_arm012` means the cores 0, 1 and 2 of nx01, `nx01_gpu` its GPU.
+    """A key of mapping.json: `nx01_arm012` means the cores 0, 1 and 2 of host nx01, `nx01_gpu` means its GPU.
 
     Attributes:
         text: The key as it is written.
@@ -63,7 +63,7 @@ class MappingKey:
 
 
 def parse_key(text: str, place: str) -> MappingKey:
-    """Return the parsed key: `nx01_arm012` (each digit a core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
+    """Return the parsed key: `nx01_arm012` (one digit per core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
 
     Error messages begin with `place`.
     """
@@ -84,7 +84,7 @@ def parse_key(text: str, place: str) -> MappingKey:
 
 
 def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
-    """Return key → layer names, in rank order; errors name the file and the key."""
+    """Return the layer names of each key of a mapping.json, in the order of the file; errors name file and key."""
     document: Any = load_json(path)
     if not isinstance(document, dict) or not document:
         raise DicompilerError(f'{path}: expected an object such as {{"nx01_arm012": ["conv1"]}}')
@@ -97,7 +97,7 @@ def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
 
 
 def load_hosts(path: str | Path) -> tuple[AutodiceHost, ...]:
-    """Return the hosts of a platform.txt; empty lines and lines that begin with # are ignored."""
+    """Return the hosts of a platform.txt. Empty lines and lines that begin with # are ignored."""
     hosts: list[AutodiceHost] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -128,9 +128,9 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
 
 
 def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
-    """Return the platform with the hosts of platform.txt and one device for each key of mapping.json.
+    """Return a platform with the hosts of platform.txt and one device for each key of mapping.json.
 
-    Rates, memory and network are assumed, see ASSUMPTION_NOTE.
+    Rates, memory and network are assumptions (ASSUMPTION_NOTE).
     """
     hosts = load_hosts(platform_txt)
     keys = tuple(load_mapping(mapping))
@@ -141,7 +141,7 @@ def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Plat
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
-    """Return the platform with one device for all cores of each host, and one for its GPU."""
+    """Return a platform with one device for all cores of each host, and one for each GPU."""
     hosts = load_hosts(platform_txt)
     keys = []
     for host in hosts:
@@ -185,7 +185,7 @@ def _describe_cores(host: AutodiceHost) -> str:
 
 
 def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
-    """Return the device that a key means: the one of that name, or the host's only GPU or CPU device."""
+    """Return the platform's device that a key names, or the only GPU or CPU device of the key's host."""
     by_name = {device.name: device for device in platform.devices}
     if key.device in by_name:
         return by_name[key.device]

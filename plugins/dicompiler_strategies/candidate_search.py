@@ -1,12 +1,13 @@
-"""Search by simulation among plans that are good in the barrier model.
+"""Search, by simulation, among plans that are good in the barrier model.
 
-The barrier model counts all sending as if nothing overlapped, but in reality much of it overlaps with computing. The
-optimum is therefore found several times, with the edge costs multiplied by a factor λ ≤ 1, and the simulator picks the
-best plan. Then runs of layers of the best plan are decided again, also with cheaper sending, as long as the simulated
+The barrier model lets each layer begin when all devices have finished the layer before, so it counts all sending as
+if nothing overlapped. In reality much of the sending overlaps with computing. The best plan of the barrier model is
+therefore computed several times, with the times of sending multiplied by a factor λ ≤ 1, and the simulator selects
+the best of these plans. Then the plan is changed layer by layer and in sequences of layers, as long as the simulated
 time improves.
 
-    Problem + CostTables → selections
-    Problem + plans → the plan that is best by simulation, and plans around it
+    Problem + CostTables → selections (one choice per layer) → plans
+    Problem + plans → the best plan by simulation
 """
 
 from __future__ import annotations
@@ -66,7 +67,13 @@ MAX_TRIED_PARTS = 20_000
 
 @dataclass(frozen=True)
 class EvaluatedPlan:
-    """A plan with its metrics and the strategy that it comes from."""
+    """A plan with its metrics.
+
+    Attributes:
+        plan: The plan.
+        metrics: Its simulated or estimated metrics.
+        origin: Name of the strategy that found the plan.
+    """
 
     plan: Plan
     metrics: Metrics
@@ -77,7 +84,11 @@ class EvaluatedPlan:
 
 
 def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
-    """Return the plans that fit the layers and the memory, with simulated metrics and their origins."""
+    """Return the plans that fit layers and memory, with their metrics.
+
+    `plans` are pairs of a plan and the name of the strategy that found it. Very large plans are estimated and not
+    simulated.
+    """
     candidates = list(plans)
     small = [plan for plan, _ in candidates if _count_parts(plan) <= MAX_SIMULATED_PARTS]
     simulated = iter(problem.evaluate_all(small))
@@ -90,14 +101,13 @@ def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[
 
 
 def _count_parts(plan: Plan) -> int:
-    """Parts of all layers."""
     return sum(map(len, plan.layers.values()))
 
 
 def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Iterator[tuple[int, ...]]:
-    """Yield the optimum for each λ without repetitions.
+    """Yield the best selection (one choice per layer) in the barrier model for each λ, without repetitions.
 
-    Yields nothing if the layer graph is too entangled for elimination.
+    Nothing is yielded if the layer graph has too many parallel branches for exact elimination.
     """
     order = build_elimination_order(tables.choice_counts, list(tables.edge_seconds))
     if order.largest_table > MAX_TABLE_ELEMENTS:
@@ -113,9 +123,13 @@ def find_optima(tables: CostTables, lambdas: Sequence[float] = LAMBDAS) -> Itera
 
 
 class CandidateSearch:
-    """The search for the best plan by simulation; `name` is used in the log.
+    """A search that evaluates plans and keeps the best one.
 
-    The same plans are evaluated with and without an executor.
+    Attributes:
+        problem: The problem.
+        name: Name of the strategy, for the log.
+        budget: The work that the search may do.
+        best: The best plan so far; None at the beginning.
     """
 
     def __init__(self, problem: Problem, name: str, budget: WorkBudget | None = None) -> None:
@@ -127,9 +141,10 @@ class CandidateSearch:
         self._seen: set[object] = set()
 
     def try_plans(self, plans: Iterable[tuple[Plan, str]]) -> bool:
-        """Return True if one of the plans is better than the best so far, which it then replaces.
+        """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
-        Once there is a best plan, plans are left out if their evaluation exceeds the budget.
+        Plans that were evaluated before are skipped, and so are plans whose evaluation would exceed the budget. The
+        first plan is always evaluated.
         """
         new = []
         for plan, origin in plans:
@@ -142,7 +157,7 @@ class CandidateSearch:
         return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
     def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
-        """Return True if one of the evaluated plans is better than the best so far, which it then replaces."""
+        """Return True if one of the evaluated plans is better than the best plan so far and replaces it."""
         least = math.inf if self.best is None else self.best.value(self.problem)
         for candidate in sorted(evaluated, key=lambda candidate: candidate.value(self.problem)):
             value = candidate.value(self.problem)
@@ -155,7 +170,7 @@ class CandidateSearch:
         return False
 
     def _spend_evaluation(self, plan: Plan) -> bool:
-        """Return True and count an evaluation if the budget allows it; the first evaluation is always done."""
+        """Spend the evaluation of a plan; return True if the budget allowed it. The first evaluation is always allowed."""
         seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
             self.budget.spend(seconds)
@@ -163,7 +178,7 @@ class CandidateSearch:
         return self.budget.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
-        """Evaluate the optima of the tables with cheaper sending."""
+        """Evaluate the best selections of the barrier model for all λ."""
         for selection in find_optima(tables):
             if self.budget.is_exceeded():
                 return
@@ -171,9 +186,10 @@ class CandidateSearch:
                 self.try_plans([(tables.plan(selection), "cpsat")])
 
     def try_neighbours(self, tables: CostTables, tries: int, seed: int) -> None:
-        """Evaluate plans around the best one, and continue from each improvement.
+        """Evaluate plans that differ a little from the best plan, and continue from each improvement.
 
-        It stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or after MAX_TRIED_PARTS parts.
+        The search stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or after MAX_TRIED_PARTS
+        parts.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         parts_left, last_success = MAX_TRIED_PARTS, 0
@@ -196,10 +212,10 @@ class CandidateSearch:
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
-        """Let devices hold fewer weights of a layer if that hardly changes the objective.
+        """Select choices with fewer weights on the fullest device if the objective grows by less than MAX_SPARING_LOSS.
 
-        It is tried for the MAX_SPARED_LAYERS layers that hold most weights beyond their minimum, if that is at least a
-        hundredth of all weights.
+        The MAX_SPARED_LAYERS layers with the most bytes above their minimum are tried, if these are at least 1 % of all
+        weights.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -225,7 +241,7 @@ class CandidateSearch:
                     self.best, selection = candidate, changed
 
     def trim(self) -> None:
-        """Evaluate the best plan without elements that no other part reads."""
+        """Evaluate the best plan with its parts reduced to the elements that other parts read."""
         if (
             self.best is not None
             and self.problem.model is not None
@@ -234,7 +250,10 @@ class CandidateSearch:
             self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.origin)])
 
     def try_waves(self, others: Iterable[Plan] = ()) -> None:
-        """Evaluate the best plan and others in waves: parts that other devices wait for come first."""
+        """Reorder the best plan and the plans `others` in waves, and evaluate the results.
+
+        In waves, a device first computes the rows that other devices wait for (module `overlap_waves`).
+        """
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return
         for plan in (self.best.plan, *others):
@@ -242,7 +261,7 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.origin)
 
     def _try_wave_shares(self, plan: Plan, origin: str) -> None:
-        """Evaluate a plan in waves with several shares, then with shares closer and closer to the best one."""
+        """Evaluate a plan with several shares of rows in the first wave, then with shares ever closer to the best."""
         best = 1.0
         for step in (0.0, *SHARE_STEPS):
             for share, waved in overlap_orders(
@@ -256,7 +275,7 @@ class CandidateSearch:
                 return
 
     def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
-        """Return True if the barrier model gives so many seconds that simulating the plan is pointless."""
+        """Return True if the barrier model predicts so many seconds that a simulation of the plan is pointless."""
         if self.best is None or self.problem.objective != "latency":
             return False
         return tables.total_seconds(selection) > HOPELESS_RATIO * self.best.value(self.problem)
@@ -265,10 +284,10 @@ class CandidateSearch:
 def neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
-    """Yield endless selections near `selection`.
+    """Yield selections near `selection` without end; a selection has one choice per layer.
 
-    They alternate: one with another choice for one layer (among the four best there in the barrier model), and one with
-    a run of layers decided again.
+    Two kinds alternate. The first changes the choice of one layer to one of the four best in the barrier model, with
+    times of sending multiplied by `scale`. The second optimises a sequence of layers again.
     """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
@@ -284,9 +303,10 @@ def neighbours(
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
-    """Return the selection with the optimum for a random run of layers, λ and disturbed times.
+    """Return the selection with the choices of a random sequence of layers replaced by optimal ones.
 
-    The result is None if the run is too entangled for elimination.
+    The optimum is computed for a random λ and with random errors on all times. The result is None if the sequence has
+    too many parallel branches for exact elimination.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
@@ -304,7 +324,7 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return for each layer the MAX_RUN_CHOICES choices that cost least with the best neighbours."""
+    """Return the MAX_RUN_CHOICES choices of each layer that cost least together with their best neighbours."""
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
         least[i] += table.min(axis=1)

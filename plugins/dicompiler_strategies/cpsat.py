@@ -1,4 +1,4 @@
-"""The strategy `cpsat`: the joint problem over the whole layer graph, solved exactly if possible."""
+"""The strategy `cpsat`: solve the problem over the whole layer graph at once, exactly if possible."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ MAX_GRADIENT_SIZE = 2_000
 
 @dataclass(frozen=True)
 class CpSat(Strategy):
-    """One choice for each layer, all at once, with a proven bound.
+    """One choice of split for each layer, optimised over all layers at once, with a proven lower bound.
 
-    The choices are tiles, grids, LOP, LIP and fusion on m devices.
+    The choices are height tiles, grids, output channels (LOP), input channels (LIP) and fusion, on several numbers of
+    devices.
 
-    The log says the value, the bound, and the scope of the bound: the barrier model (see `tables.cost_tables`) over
-    this choice set. Memory of the hosts is a hard limit. Equal options give equal plans.
+    The log states the value, the lower bound, and the scope of the bound: it holds for the barrier model (see
+    `tables.cost_tables`) and this set of choices. Memory of the hosts is a hard limit. Equal options give equal plans.
     """
 
     name: ClassVar[str] = "cpsat"
@@ -65,15 +66,15 @@ class CpSat(Strategy):
         self.choice_set()
 
     def choice_set(self) -> ChoiceSet:
-        """Return the choice set that the options describe."""
+        """Return the set of choices that the options describe."""
         return ChoiceSet(self.kinds, self.device_counts, self.extra_rows, self.shares, self.row_cuts, self.merges)
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
 
-        With `simulate` and the objective latency, the candidates are the proven optimum, the optima with cheaper
-        sending, the plans that gradient finds in the same tables, and plans around the best of them. The simulator, in
-        which sending and computing overlap, picks the best, and elements that no part reads are removed.
+        With `simulate` and the objective latency, the strategy simulates the proven optimum, the optima with cheaper
+        sending, the plans that `gradient` finds in the same tables, and plans near the best of them. In the simulator,
+        sending and computing overlap. Elements that nothing reads are removed from the best plan.
 
         Raises:
             DicompilerError: No plan fits into memory.
@@ -84,7 +85,7 @@ class CpSat(Strategy):
         return self.plan_over_tables(self.build_tables(problem, budget), budget).plan
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> EvaluatedPlan:
-        """Return the best plan over given tables with its metrics; an interrupt returns the best plan so far."""
+        """Return the best plan over given tables. If you interrupt the search, it returns the best plan so far."""
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         solution = self.solve(cost_tables, budget)
         search = CandidateSearch(problem, self.name, budget)
@@ -106,7 +107,7 @@ class CpSat(Strategy):
         return replace(best, plan=replace(best.plan, note=note), origin=self.name)
 
     def solve(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> JointSolution:
-        """Return the best plan over the tables with its bound; the solver stops when the budget is exceeded."""
+        """Return the best plan over the tables and its lower bound. The solver stops when the budget is exceeded."""
         from dicompiler_strategies.joint.cpsat_solver import SolverEffort
         from dicompiler_strategies.joint.solve import solve_jointly
 
@@ -117,17 +118,18 @@ class CpSat(Strategy):
     def build_tables(
         self, problem: Problem, budget: WorkBudget | None = None, among: ChoiceSet | None = None
     ) -> CostTables:
-        """Return the cost tables of the requested choices, or of fewer if those take too long to fill.
+        """Return the cost tables of the requested choices, or of fewer choices if those take too long to compute.
 
-        The tables may use about half of the budget. `among` replaces the affordable choice set.
+        The tables may use about half of the budget. If `among` is given, exactly these choices are used.
         """
         budget = budget or WorkBudget()
         return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)
 
     def requested_choices(self, problem: Problem) -> ChoiceSet:
-        """Return the choice set that the options describe, reduced to choices that matter for the objective.
+        """Return the choices that the options describe, without those that are useless for the objective.
 
-        Extra rows save messages, not work. For objectives without messages there are no more than necessary.
+        Extra rows of tiles save messages but not work. For objectives that count no messages, only the necessary ones
+        remain.
         """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):
@@ -135,14 +137,14 @@ class CpSat(Strategy):
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """Return the richest choice set whose tables fit into half of this many seconds."""
+        """Return the largest set of choices whose tables can be computed in half of this many seconds."""
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)
 
 
 def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> list[tuple[int, ...]]:
-    """Return the selections that gradient finds best in the tables; none if it would take too long."""
+    """Return the best selections of `gradient` in the tables; [] if the search would take too long."""
     from dicompiler_strategies.gradient.strategy import Gradient
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MAX_GRADIENT_SIZE:

@@ -1,6 +1,6 @@
-"""The strategy `fit`: the fewest boards or the coarsest tiles that fit RAM and flash.
+"""The strategy `fit`: the fewest boards, or the fewest tiles, with which a network fits RAM and flash.
 
-The search uses an estimate of TFLite-micro's arena; the target's measurement decides.
+The search uses an estimate of TFLite-micro's memory; the target's measurement decides.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ EXTRA_BYTES = 256
 
 @dataclass(frozen=True)
 class Fit(Strategy):
-    """The fewest boards, or the coarsest tiles one after another on one board, that fit RAM and flash.
+    """The fewest boards, or the largest tiles one after another on one board, that fit RAM and flash.
 
         conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as in MCUNetV2)
 
-    Layers that are too large are computed in fused height tiles, runs of other layers are whole, and a layer with too
-    many weights is cut by output channels. Among plans with the same number of boards and tiles, the one with the
-    fewest multiplications by the estimate is taken. The strategy is made for targets that measure memory (tflm).
+    Layers that are too large are computed in fused height tiles, sequences of other layers are computed whole, and a
+    layer with too many weights is split by output channels. Among plans with equally many boards and tiles, the
+    strategy takes the one with the fewest multiplications. It is made for targets that measure memory (tflm).
     """
 
     name: ClassVar[str] = "fit"
@@ -48,7 +48,7 @@ class Fit(Strategy):
         """Return the first plan that fits.
 
         Raises:
-            DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs most.
+            DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs the most.
         """
         boards = _list_boards(problem.platform)
         stages = StageEstimates(problem.layers, getattr(problem.target, "margin", 0.0))
@@ -93,7 +93,7 @@ class Fit(Strategy):
         return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
 
     def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
-        """Yield (boards, tiles one after another on each board at most) in the order of the search."""
+        """Yield pairs of a number of boards and the largest number of tiles per board, in the order of the search."""
         if self.fewest_boards or boards == 1:
             yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
             return
@@ -112,7 +112,10 @@ def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
 
 
 def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
-    """Return device → bytes to reserve by the target's measurement; empty if the plan fits."""
+    """Return the bytes to reserve on each device according to the target's measurement; empty if the plan fits.
+
+    If the plan does not fit, the error is appended to `refused`.
+    """
     target = problem.target
     if target is None or problem.model is None:
         return {}

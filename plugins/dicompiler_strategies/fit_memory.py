@@ -1,6 +1,6 @@
-"""Estimate of the arena and flash of TFLite-micro for a run of layers, or for tiles of them.
+"""Estimate of the memory that TFLite-micro needs for consecutive layers, or for tiles of them.
 
-It is close enough for a search; the target's measurement decides.
+The estimate guides the search. The target tflm then measures the memory of the plan that was found.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
 
 @dataclass(frozen=True)
 class ArenaEstimate:
-    """Estimated memory of one model.
+    """Estimated memory of one TFLite-micro model.
 
     Attributes:
-        arena: Bytes of the arena with the margin.
-        flash: Bytes of the model.
+        arena: Bytes of the arena (the model's working memory in RAM), with the margin.
+        flash: Bytes of the model file.
         macs: Multiply-accumulate operations.
         incoming: Bytes of the inputs.
         outgoing: Bytes of the outputs.
@@ -42,10 +42,11 @@ class ArenaEstimate:
 
 
 def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> ArenaEstimate:
-    """Return the memory of one model with these tasks, with a relative margin on the arena.
+    """Return the memory of one model that computes these tasks in order.
 
-    A tensor exists from the task that computes it to its last reader, and an output of the last task to the end.
-    Paddings that TFLite does not support need a padded copy of the tensor.
+    A tensor occupies memory from the task that computes it to its last reader, and an output of the last task to the
+    end. Paddings other than TFLite's SAME and VALID need a padded copy of the tensor. `margin` is added to the arena as
+    a share of it.
     """
     first_time: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -93,14 +94,14 @@ def _nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> int:
 
 
 def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the output channels of a convolution with dequantised weights."""
+    """Return the number of output channels if the node is a convolution with quantized weights, else 0."""
     if work.node.op != "Conv" or work.piece is None or layers.tensors[work.node.inputs[1]].is_constant:
         return 0
     return work.piece.out[1][1] - work.piece.out[1][0]
 
 
 def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the elements of a window operator's padded copy; 0 if paddings SAME or VALID suffice."""
+    """Return the elements of the padded copy of a window operator's input; 0 if padding SAME or VALID suffices."""
     if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
         return 0
     attributes: Mapping[str, object] = {**work.node.attributes, **work.piece.attributes}

@@ -1,10 +1,10 @@
-"""Stages: a network as a sequence of runs of layers.
+"""Search for a sequence of stages that fits the memory of microcontroller boards.
 
-Each stage is whole on a device, in fused tiles, or cut by output channels.
+A stage is a sequence of consecutive layers that is computed whole on one board, in fused tiles, or (a single layer)
+split by output channels. A stage ends where a single tensor is passed on, so that nothing else is stored between two
+stages.
 
     LayerGraph + boards + largest number of tiles → the cheapest sequence of stages that fits by the estimate
-
-A stage ends where only one tensor is passed on, so that nothing else is held between two stages.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ STAGE_PENALTY = 1e-3
 
 @dataclass(frozen=True)
 class FitBoard:
-    """A device with the memory that is left for the network.
+    """A device with the memory that is available to the network.
 
     Attributes:
         device: Name of the device.
         ram: Bytes of RAM.
-        flash: Bytes of flash; 0 if models are in RAM.
+        flash: Bytes of flash; 0 if models are stored in RAM.
     """
 
     device: str
@@ -52,14 +52,14 @@ class FitBoard:
 
 @dataclass(frozen=True)
 class FitStage:
-    """Consecutive layers on one or more devices.
+    """Consecutive layers that are computed together, on one or more devices.
 
     Attributes:
-        first: Position of the first layer.
+        first: Position of the first layer in the layer graph.
         last: Position after the last layer.
-        kind: Whole on one device, rows, or channels.
-        devices: The devices.
-        tiles: Number of tiles, dealt out over the devices.
+        kind: "whole" (on one device), "rows" (fused height tiles) or "channels" (split by output channels).
+        devices: Names of the devices.
+        tiles: Number of tiles; each device computes about the same number, one after another.
     """
 
     first: int
@@ -71,13 +71,13 @@ class FitStage:
 
 @dataclass(frozen=True)
 class _PartialPlan:
-    """Stages for the first layers, with the memory that they use.
+    """Stages for the first layers of the network, with the memory that they use.
 
     Attributes:
-        cost: Multiplications, plus the penalties for stages.
-        board: Position of the board for whole stages.
-        used_flash: Bytes of this board's flash that whole stages use.
-        shared_flash: Bytes of flash that tiled and cut stages use on every board.
+        cost: Multiply-accumulates, plus STAGE_PENALTY for each stage.
+        board: Position of the board that computes whole stages now.
+        used_flash: Bytes of flash that whole stages use on this board.
+        shared_flash: Bytes of flash that tiled and split stages use on every board.
         stages: The stages.
     """
 
@@ -90,7 +90,13 @@ class _PartialPlan:
 
 @dataclass
 class StageEstimates:
-    """Estimates of a network's stages, cached between searches."""
+    """Memory estimates of all stages of a network. They are cached, because several searches ask for them.
+
+    Attributes:
+        layers: The network.
+        margin: Relative margin that is added to each arena (TFLite-micro's working memory).
+        estimates: Cached estimates by first layer, last layer, kind and number of tiles.
+    """
 
     layers: LayerGraph
     margin: float
@@ -103,12 +109,15 @@ class StageEstimates:
 
     @property
     def heaviest_layer(self) -> Layer:
-        """Layer that needs most flash."""
+        """The layer that needs the most flash."""
         layers = self.layers.layers
         return layers[max(range(len(layers)), key=lambda i: self.estimate_stage(i, i + 1, "whole", 1)[0].flash)]
 
     def estimate_stage(self, first: int, last: int, kind: StageKind, tiles: int) -> tuple[ArenaEstimate, ...]:
-        """Return estimates of the first, a middle and the last tile; empty if the stage cannot be cut so."""
+        """Return estimates of the first, a middle and the last tile of a stage; () if it cannot be split in this way.
+
+        The stage consists of the layers at positions `first` to `last` - 1.
+        """
         key = first, last, kind, tiles
         if key not in self.estimates:
             self.estimates[key] = tuple(self._estimate_tiles(*key))
@@ -134,7 +143,7 @@ class StageEstimates:
                 yield estimate_arena(self.layers, tasks, self.margin)
 
     def row_bands(self, first: int, last: int, tiles: int) -> list[Region]:
-        """Return the output of the stage's last layer in bands of equal height; empty if not possible."""
+        """Return the regions of the last layer's output, split into `tiles` bands of equal height; [] if impossible."""
         chosen = self.layers.layers[first:last]
         along = [find_cuttable_axis(self.layers, layer, "height") for layer in chosen]
         axis, whole = along[-1], full_region(output_shape(self.layers, chosen[-1]))
@@ -148,7 +157,10 @@ class StageEstimates:
         return [with_interval(whole, axis, interval) for interval in ends]
 
     def channel_slices(self, layer: Layer, tiles: int) -> list[Region]:
-        """Return the layer's output in equal shares of its channels; fewer if it cannot be cut so."""
+        """Return the regions of a layer's output if its channels are split into `tiles` equal shares.
+
+        The result is empty if the layer has no channels to split, and shorter if there are too few.
+        """
         axis = find_cuttable_axis(self.layers, layer, "channel")
         if axis is None:
             return []
@@ -156,7 +168,10 @@ class StageEstimates:
         return [with_interval(whole, axis, cut) for cut in cuts if cut[0] < cut[1]]
 
     def stage_parts(self, stages: Sequence[FitStage]) -> dict[str, list[Part]]:
-        """Return the parts of every layer. Each tile has its own lane, so that a model ends with its stage."""
+        """Return the parts (device, region and lane) of every layer.
+
+        Each tile has its own lane, so that it becomes a TFLite model of its own that ends with the stage.
+        """
         layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
         for stage in stages:
@@ -179,22 +194,25 @@ class StageEstimates:
         return layer_parts
 
     def find_stages(self, boards: Sequence[FitBoard], most: int) -> tuple[FitStage, ...] | None:
-        """Return the stages with the fewest multiplications that fit, or None.
+        """Return the sequence of stages with the fewest multiplications that fits the boards; None if nothing fits.
 
-        At most `most` tiles are computed one after another on a board.
+        A board computes at most `most` tiles of a stage one after another.
         """
         search = _StageSearch(self, boards, most)
         label = search.whole_network() or search.run()
         return None if label is None else label.stages
 
     def end_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of a stage's inputs and outputs, which are held in addition to its arena."""
+        """Return the bytes of a stage's inputs and outputs, which are stored in addition to the arena."""
         ends = (first, _next_boundary(self.cuts, first)), (_previous_boundary(self.cuts, last), last)
         before, behind = (self.estimate_stage(a, b, "whole", 1)[0] for a, b in ends)
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the RAM that the worst layer needs in its best stage so far, and that layer."""
+        """Return the RAM in bytes and the layer that needs the most, each layer in its best stage estimated so far.
+
+        A stage has at most `most` tiles.
+        """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
             for tiles in (*(2**i for i in range(most.bit_length())), most):
@@ -209,14 +227,21 @@ class StageEstimates:
 
 @dataclass
 class _StageSearch:
-    """Dynamic program over stage boundaries: for each, the cheapest plan so far by board for whole stages."""
+    """Dynamic program over stage boundaries.
+
+    For each boundary and each board that could continue with whole stages, it keeps the cheapest plan of the layers
+    before the boundary.
+    """
 
     stages: StageEstimates
     boards: Sequence[FitBoard]
     max_tiles_per_board: int
 
     def whole_network(self) -> _PartialPlan | None:
-        """Return the whole network on the first board if it fits, because nothing needs fewer multiplications."""
+        """Return the whole network as one stage on the first board, or None if it does not fit.
+
+        If it fits, it is the best plan, because no other plan needs fewer multiplications.
+        """
         return self._add_whole_stage(_PartialPlan(0.0), 0, self.stages.cuts[-1])
 
     def run(self) -> _PartialPlan | None:
@@ -235,13 +260,13 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return the plan with another board for the following whole stages."""
+        """Return a plan that continues with whole stages on another board."""
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield the plan with one more stage that starts here and fits, and the stage's end."""
+        """Yield every plan that adds one fitting stage, which begins at layer `start`, and the stage's end."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)
@@ -263,7 +288,7 @@ class _StageSearch:
                 break
 
     def _layer_fits(self, layer: int) -> bool:
-        """Return True if the layer fits uncut with its inputs and outputs."""
+        """Return True if the layer fits a board without being split, together with its inputs and outputs."""
         (need,) = self.stages.estimate_stage(layer, layer + 1, "whole", 1)
         return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
 
@@ -278,7 +303,10 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, used, partial.shared_flash, (*partial.stages, stage))
 
     def _add_channel_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with a layer that has too many weights for one board, cut by channels."""
+        """Return the plan with one layer split by channels over all boards.
+
+        The result is None if the layer's weights fit one board, or if the split does not fit.
+        """
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
         if end != start + 1 or count < 2 or partial.used_flash + partial.shared_flash + whole.flash <= board.flash:
@@ -294,7 +322,10 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, partial.used_flash, shared, (*partial.stages, stage))
 
     def _add_row_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with the coarsest fused tiles that fit, on one group of boards."""
+        """Return the plan with a stage in the fewest fused tiles that fit; None if none fit.
+
+        The tiles are distributed over all boards, or over all but the first, which then only stores inputs and outputs.
+        """
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
         candidates = []
         for group in groups:
@@ -308,9 +339,9 @@ class _StageSearch:
     def _try_tiles(
         self, partial: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
     ) -> _PartialPlan | None:
-        """Return the plan with `each` tiles on every board of the group; None if it does not fit.
+        """Return the plan with a stage of `each` tiles on every board of `group`; None if it does not fit.
 
-        The first board holds the inputs and outputs of the stage, even if it computes no tile.
+        The first board stores the inputs and outputs of the stage, even if it computes no tile.
         """
         tiles = each * len(group)
         needs = self.stages.estimate_stage(start, end, "rows", tiles) if tiles > 1 else ()
@@ -336,7 +367,7 @@ class _StageSearch:
 
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:
-    """Return the positions after layers whose output is the only tensor that is read later."""
+    """Return the positions between layers at which a single tensor is passed on, with 0 and the number of layers."""
     last_reader: dict[str, int] = {}
     for i, layer in enumerate(layers.layers):
         last_reader |= dict.fromkeys(layer.inputs, i)

@@ -1,4 +1,4 @@
-"""The strategy `manual`: a plan file, or a mapping.json of AutoDiCE."""
+"""The strategy `manual`: take the plan from a plan file or from a mapping.json of AutoDiCE."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ log = logging.getLogger("dicompiler")
 
 @dataclass(frozen=True)
 class Manual(Strategy):
-    """A plan file, or AutoDiCE's mapping.json with or without its platform.txt.
+    """The plan of a plan file, or of AutoDiCE's mapping.json with or without its platform.txt.
 
-    A key of a mapping means the device of that name, or else the GPU or the CPU cores of the host. A node is named by
-    its name or its first output tensor, with / or with _ instead. Every node of the model file may be named.
+    A mapping lists nodes under keys. A key means the device of that name, or else the GPU or the CPU cores of the host.
+    A node is named by its name or its first output tensor, with / or with _ instead. You may name every node of the
+    model file.
 
-    - A layer is placed where its anchor is placed, with all nodes that were fused into it.
-    - A layer under two keys is cut by output channels in equal shares (LOP).
-    - Nodes that were folded away are ignored. The Slices that replace a Split follow it.
-    - A layer that passes added follows its producer, or else its reader.
+    - A layer is assigned to the device of its anchor (its main node), with all nodes that are fused into it.
+    - A layer under several keys is split by output channels in equal shares (LOP).
+    - Nodes that constant folding removed are ignored. The Slices that replace a Split are assigned like the Split.
+    - A layer that passes added is assigned like the layer before it, or else like the layer after it.
 
-    With `platform`, the keys are checked against that file, which is also the platform if no other one is given.
+    With `platform`, the keys are checked against that file. It also serves as the platform if you give no other.
     """
 
     name: ClassVar[str] = "manual"
@@ -47,7 +48,7 @@ class Manual(Strategy):
         return platform_from_mapping(self.mapping, self.platform) if self.platform else None
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan of the file; a mapping gets the problem's source and sink.
+        """Return the plan of the file. A plan from a mapping has the source and sink of the problem.
 
         Raises:
             DicompilerError: The file does not fit the problem. The error names the file.
@@ -87,13 +88,16 @@ def _warn_of_core_mismatch(devices: Mapping[MappingKey, Device]) -> None:
 
 
 def _aliases(name: str, output: str) -> tuple[str, ...]:
-    """Return the names that a mapping may use for a node, the most likely first."""
+    """Return the names that a mapping may use for a node, the most likely one first."""
     names = [alias for alias in (output, name) if alias]
     return tuple(dict.fromkeys([*names, *(alias.replace("/", "_") for alias in names)]))
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return alias → the nodes (name → first output) that it can mean; one with its / means exactly one."""
+    """Return for each alias the nodes that it can mean; a name that is written with its / means exactly one.
+
+    `nodes` maps node names to first outputs.
+    """
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
         for alias in _aliases(name, output):
@@ -105,7 +109,10 @@ def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 def _keys_by_node(
     lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
 ) -> dict[str, tuple[MappingKey, ...]]:
-    """Return node name → its keys in rank order; raise if a name is unknown or ambiguous."""
+    """Return the keys under which the mapping lists each node, in rank order.
+
+    Raises DicompilerError if a name is unknown or can mean several nodes.
+    """
     known = _nodes_by_alias(lineage.added_nodes) | _nodes_by_alias(lineage.first_output_by_name)
     keys: dict[str, tuple[MappingKey, ...]] = {}
     for key, names in mapping.items():
@@ -123,7 +130,14 @@ def _keys_by_node(
 
 @dataclass(frozen=True)
 class _MappingResolver:
-    """Resolves a mapping to devices."""
+    """Finds the devices of every layer in a mapping.
+
+    Attributes:
+        problem: The problem.
+        keys: Keys of each node by name.
+        devices: Device of each key.
+        place: The mapping file, for errors.
+    """
 
     problem: Problem
     keys: Mapping[str, tuple[MappingKey, ...]]
@@ -131,7 +145,10 @@ class _MappingResolver:
     place: str
 
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
-        """Return layer → devices; a layer without a key follows its producer, its reader, or the first key."""
+        """Return the devices of each layer.
+
+        A layer without a key gets the device of the layer before it, else of the layer after it, else of the first key.
+        """
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}
         for layer in graph.layers:
@@ -145,9 +162,9 @@ class _MappingResolver:
         return homes
 
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
-        """Return the devices of a layer's anchor; if passes added it, of the last node with a key, or ().
+        """Return the devices of a layer's anchor; if passes added the anchor, of the last node with a key, else ().
 
-        Warns if a node that was fused into the layer is under another key.
+        Warns if another node of the layer is under another key.
         """
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)

@@ -1,4 +1,4 @@
-"""The strategy `modnn`: MoDNN (Mao et al., DATE 2017), layers in height slices by compute rate."""
+"""The strategy `modnn`: MoDNN (Mao et al., DATE 2017), height slices in proportion to the devices' rates."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 @dataclass(frozen=True)
 class Modnn(Strategy):
-    """MoDNN's BODP: every layer in height slices in proportion to the compute rate.
+    """MoDNN's BODP: every layer is split into height slices in proportion to the devices' computing rates.
 
         conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
 
-    A layer with fewer rows than devices uses fewer devices. Layers without rows (fully connected ones) and those that
-    cannot be cut are computed whole on the fastest device. MoDNN's scheme for sparse fully connected layers is not
+    A layer with fewer rows than devices uses fewer devices. Layers without rows (fully connected ones) and layers that
+    cannot be split are computed whole on the fastest device. MoDNN's scheme for sparse fully connected layers is not
     included.
     """
 

@@ -1,6 +1,7 @@
-"""Waves: each device first computes the parts that other devices wait for.
+"""Reordering of a plan in waves, so that sending overlaps with computing.
 
-The rest is computed while those are being sent.
+Each device first computes the rows that other devices wait for (the first wave), and the other rows while the first
+are being sent (the second wave).
 
     keys and values of rows 0:50, queries  ⇒  keys and values of rows 0:35 | of rows 35:50 | queries, lane by lane
 
@@ -43,9 +44,9 @@ run.
 def overlap_orders(
     problem: Problem, plan: Plan, shares: Sequence[float] = FIRST_WAVE_SHARES
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield (share, plan) with the parts in waves, for each share that changes the plan.
+    """Yield the plan reordered in waves for each share of rows in the first wave that changes it, with that share.
 
-    Yields nothing if no device has work that can be deferred, or if the plan has lanes, replicas or failure plans.
+    Nothing is yielded if no device has work that can be deferred, or if the plan has lanes, replicas or failure plans.
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
@@ -60,14 +61,14 @@ def overlap_orders(
 
 @dataclass(frozen=True)
 class _TaskOrder:
-    """Facts about the order of tasks that follow from a routing.
+    """Facts about the order of tasks, derived from a routing. A task computes one part of a layer on its device.
 
     Attributes:
         routing: The routing.
-        sending_tasks: Tasks that send their output.
-        local_inputs: Task → tasks on its device that it reads since the device last waited for another device.
-        late_tasks: Tasks that do not contribute to anything that their device sends before it waits again.
-        waiting_tasks: Tasks that read received pieces.
+        sending_tasks: Tasks whose output is sent to another device.
+        local_inputs: For each task, the tasks of its device that it reads and that ran after the device last waited.
+        late_tasks: Tasks that can be deferred, because nothing that the device sends before it waits again needs them.
+        waiting_tasks: Tasks that read data from other devices.
     """
 
     routing: Routing
@@ -100,7 +101,7 @@ class _TaskOrder:
         return cls(routing, sent, local, behind, waiting)
 
     def order_in_waves(self, plan: Plan, share: float) -> Plan:
-        """Return the plan with this share of the rows in the first wave; the same plan if nothing changes."""
+        """Return the plan with `share` of the rows in the first wave; the same plan if nothing changes."""
         cuts = self._wave_cuts(plan, share) if share < 1 else {}
         if not cuts and not self.late_tasks:
             return plan
@@ -120,10 +121,10 @@ class _TaskOrder:
         return replace(plan, layers=layers)
 
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
-        """Return the tasks that are split into two waves, with their regions.
+        """Return the tasks that are split into two waves, with their two regions.
 
-        These are the tasks between those that wait and those that send, if they do not need all of a tensor for each
-        row.
+        These are the tasks that run after the device waited and that contribute to sent data, except tasks that read a
+        whole tensor for each row.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
@@ -138,7 +139,10 @@ class _TaskOrder:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Return the two regions of a task that cuts one axis; None if a half needs as much as both."""
+        """Return the two regions of a task whose region is split along one axis.
+
+        The result is None if one half needs as much input as both halves together.
+        """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
             return None
@@ -163,7 +167,7 @@ def _task_id(task: Task) -> TaskId:
 
 
 def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
-    """Yield the boxes that the task reads."""
+    """Yield the boxes (regions of tensors on a device) that the task reads."""
     for tree in routing.reads.get(_task_id(task), {}).values():
         for leaf in assembly_leaves(tree):
             yield leaf.box

@@ -1,4 +1,4 @@
-"""The strategy `pipeline`: whole layers in consecutive runs, one run for each device."""
+"""The strategy `pipeline`: consecutive whole layers on each device."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dicompiler.plugin_api import Device, DicompilerError, LayerShare, Part, Pla
 
 @dataclass(frozen=True)
 class Pipeline(Strategy):
-    """Whole layers in consecutive runs on the devices, with the least time for the slowest run.
+    """Consecutive whole layers on each device, such that the slowest device takes the least time.
 
         conv1 conv2 conv3 | conv4 conv5 | fc6 fc7     on pi01, pi02, pi03, in this order; a device may get no layer
 
-    The plan is optimal for the compute times of the cost model; the time of sending is not counted.
+    The plan is optimal for the computing times of the cost model; times of sending are not counted.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -30,7 +30,7 @@ class Pipeline(Strategy):
         """Return the balanced plan.
 
         Raises:
-            DicompilerError: A device is unknown, has no compute or is named twice.
+            DicompilerError: A device is unknown, cannot compute or is named twice.
         """
         names = self.devices or tuple(device.name for device in problem.platform.computing_devices)
         devices = [problem.platform.device(name) for name in names]
@@ -46,21 +46,22 @@ class Pipeline(Strategy):
 
 
 def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
-    """Return the seconds of each layer whole on a device, in layer order."""
+    """Return the seconds that a device needs for each layer as a whole, in layer order."""
     return [problem.cost_model.seconds(problem.layers, layer, LayerShare(), device) for layer in problem.layers.layers]
 
 
 def run_numbers(ends: Sequence[int]) -> list[int]:
-    """Return the number of the run of each layer from the ends of the runs: (2, 2, 3) → [0, 0, 2]."""
+    """Return for each layer the index of its device, from the end of each device's layers: (2, 2, 3) → [0, 0, 2]."""
     return [run for run, (start, end) in enumerate(zip((0, *ends), ends, strict=False)) for _ in range(start, end)]
 
 
 def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """Return the end of each device's run so that the slowest run takes the least time; runs may be empty.
+    """Return the end of each device's consecutive layers such that the slowest device takes the least time.
 
-    costs[d][l] are the seconds of layer l on device d. best[d][i], the least time of the slowest run for the first i
-    layers on the first d devices, is the minimum over j of max(best[d-1][j], seconds of layers j..i on device d). The
-    first term grows with j, the second one falls.
+    costs[d][l] are the seconds of layer l on device d. A device may get no layer.
+
+    best[d][i], the least time of the slowest of the first d devices for the first i layers, is the minimum over j of
+    max(best[d-1][j], seconds of layers j..i on device d). The first term grows with j, the second one falls.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count
@@ -77,6 +78,9 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]), at the crossing or before."""
+    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
+
+    The minimum is where the two terms cross, or just before.
+    """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

@@ -1,4 +1,4 @@
-"""The strategy `replicate`: whole frames in turn to devices, or to groups with pipelines."""
+"""The strategy `replicate`: give whole frames in turn to devices, or to groups of devices that work as pipelines."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_REPLICAS = 16
 
 @dataclass(frozen=True)
 class Replicate(Strategy):
-    """Frames in turn to groups of devices.
+    """Frames are given in turn to groups of devices, for the objective throughput.
 
-    A group of one device runs the whole network, larger ones a pipeline.
+    A group of one device computes the whole network; a larger group computes it as a pipeline.
 
         frame 0 → pi01 pi02 | frame 1 → pi03 pi04 | frame 2 → pi01 pi02 | …
 
-    Single devices get frames in proportion to their rates; groups, made of similar devices, get them in turn. The
-    objective must be throughput.
+    If groups have one device, the number of frames is in proportion to the device's rate. Larger groups get equally
+    many frames, and consist of devices such that all groups are about equally fast.
     """
 
     name: ClassVar[str] = "replicate"
@@ -36,7 +36,7 @@ class Replicate(Strategy):
             raise ValueError(f"group_size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the fitting plan with the least time between frames, preferring small groups.
+        """Return the fitting plan with the least time between frames; of equal plans, the one with the smaller groups.
 
         Raises:
             UsageError: The objective is not throughput, or a group is larger than the cluster.
@@ -57,7 +57,7 @@ class Replicate(Strategy):
 
 
 def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
-    """Yield the plans for groups of `size` devices; for single devices also in proportion to their rates."""
+    """Yield plans for groups of `size` devices: with equally many frames, and for single devices also by rate."""
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing_devices}
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
     # With states there is only one group, because no other group has the states of the previous frame.
@@ -75,7 +75,11 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
 def _replicated_plan(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
-    """Return the first team's pipeline, cut for the slowest devices and renamed for the other teams."""
+    """Return a plan in which the groups `teams` compute frames in the given order.
+
+    The plan is the pipeline of the first group; replicas rename its devices to those of the other groups. Its stages
+    are balanced for the slowest device at each position.
+    """
     slowest = [
         [max(at_place) for at_place in zip(*(seconds[d.name] for d in place), strict=True)]
         for place in zip(*teams, strict=True)
@@ -92,11 +96,11 @@ def _replicated_plan(
 
 
 def deal_frames(seconds: Sequence[float], max_frames: int) -> tuple[int, ...]:
-    """Return the device of each frame of a round, with the least time between frames.
+    """Return the device of each frame in a repeating round that has the least time between frames.
 
-    `seconds` are those of a frame on each device. Each frame goes to the device that finishes it first. Of all rounds
-    of at most `max_frames` frames, the one with the least max over d of seconds[d] · frames of d / frames is taken; of
-    equal ones the shortest.
+    `seconds` is the time of a frame on each device. Each frame is assigned to the device that would finish it first.
+    Rounds of 1 to `max_frames` frames are compared by max over devices d of seconds[d] · (frames of d) / frames; of
+    equal rounds, the shortest is returned.
     """
     frame_counts = [0] * len(seconds)
     turns: list[int] = []

@@ -1,4 +1,4 @@
-"""The strategy `single`: the whole network on one device, the baseline of every other plan."""
+"""The strategy `single`: the whole network on one device, the baseline for every other plan."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy
 
 @dataclass(frozen=True)
 class Single(Strategy):
-    """The whole network on one device: the best one by the objective, or the one that is named.
+    """The whole network on one device: the device that you name, or the best one for the objective.
 
-    Inputs and outputs are sent if the source or the sink is another device.
+    Inputs are sent to the device and outputs are sent back if the source or the sink is another device.
     """
 
     name: ClassVar[str] = "single"
@@ -22,7 +22,7 @@ class Single(Strategy):
         """Return the plan with every layer on the device.
 
         Raises:
-            DicompilerError: The device is unknown or has no compute.
+            DicompilerError: The device is unknown or cannot compute.
         """
         if not self.device:
             return problem.best_single_device[0]

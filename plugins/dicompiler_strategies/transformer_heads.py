@@ -1,7 +1,7 @@
-"""The strategy `heads` for transformers: attention by heads, other layers by columns and rows.
+"""The strategy `heads` for transformers: split attention by heads, other layers by columns and rows.
 
-After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245, with rows in between) and
-TPI-LLM (Li et al., arXiv 2410.00531).
+After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245, which adds rows in between)
+and TPI-LLM (Li et al., arXiv 2410.00531).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ sent, and not those of its readers, so that parallel products can be sent in one
 
 @dataclass(frozen=True)
 class Heads(Strategy):
-    """Runs of layers by channels (heads), rows of a sequence, or whole layers on each device.
+    """Sequences of layers split by channels (heads) or by rows of the token sequence, or computed whole on each device.
 
         Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
 
-    Every layer has few choices, all on the same number of devices, in equal shares or by rate. The best combination is
-    found exactly for several prices of sending, and the simulator picks one. If memory is the objective, layers have
-    only the choices with the fewest weights on the fullest device.
+    Every layer has few choices, all on the same number of devices, in equal shares or in proportion to their rates. The
+    best combination is computed exactly for several factors λ on the time of sending, and the simulator selects one. If
+    the objective is memory, only the choices with the fewest weights on the fullest device are considered.
     """
 
     name: ClassVar[str] = "heads"
@@ -72,7 +72,7 @@ class Heads(Strategy):
         return self._plan(problem, WorkBudget(self.budget), self.waves)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """Return the best plan found, not in waves."""
+        """Return the best plan found, not reordered in waves: the caller does that with the best of all plans."""
         return self._plan(problem, budget, waves=False)
 
     def _plan(self, problem: Problem, budget: WorkBudget, waves: bool) -> Plan:
@@ -100,7 +100,7 @@ class Heads(Strategy):
 
 
 def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudget | None = None) -> CostTables:
-    """Return the cost tables of the few choices of each layer, all on `count` devices in these shares."""
+    """Return cost tables with few choices per layer, all on `count` devices. `shares` is "equal" or "rate"."""
     options = ChoiceSet(
         HEADS_KINDS, (count,), 0, (shares, SOURCE_SHARE), ("balanced",), ("rows", "all"), each_device=False
     )
@@ -108,12 +108,12 @@ def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudge
 
 
 def has_attention(problem: Problem) -> bool:
-    """Return True if a layer that can be cut multiplies two computed tensors."""
+    """Return True if a layer that plans can split multiplies two computed tensors."""
     return any(not layer.whole_reason for layer in _attention_layers(problem.layers))
 
 
 def _attention_layers(layers: LayerGraph) -> Iterator[Layer]:
-    """Yield the layers that multiply two computed tensors."""
+    """Yield the layers that multiply two computed tensors, as attention does."""
     for layer in layers.layers:
         names = [name for name in layer.nodes[layer.anchor].inputs if name]
         if sum(not layers.tensors[name].is_constant for name in names) > 1 and count_macs(layers, layer):
@@ -127,15 +127,15 @@ def _explain_no_attention(problem: Problem) -> str:
 
 
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
-    """Return the best plan of rows alone, if there is one: in waves it may be better than other plans."""
+    """Return the best plan that splits by rows alone, or []. In waves, it may be better than all other plans."""
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 
 
 def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
-    """Yield the best plans for each price of sending.
+    """Yield the best plans for each λ, for several sets of choices.
 
-    First come the choices with the least weights on the fullest device. If memory is not the objective, rows alone and
-    all choices follow, because without barriers rows may be better.
+    The first set has only the choices with the fewest weights on the fullest device. If the objective is not memory,
+    choices that split rows, and then all choices, follow.
     """
     fewest_weights = [np.flatnonzero(held.max(axis=1) == held.max(axis=1).min()) for held in cost_tables.weight_bytes]
     all_choices = [np.arange(count) for count in cost_tables.choice_counts]
@@ -145,7 +145,7 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
 
 
 def _row_choices(cost_tables: CostTables) -> KeptChoices:
-    """Return the choices that cut rows or nothing."""
+    """Return the numbers of the choices that split rows or nothing."""
     return [
         np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
         for choices in cost_tables.choices
@@ -153,7 +153,10 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """Yield the best plan for each price of sending; nothing if the layers are too entangled."""
+    """Yield the best plan over the choices `kept` for each λ.
+
+    Nothing is yielded if the layer graph has too many parallel branches for exact elimination.
+    """
     layers = cost_tables.problem.layers
     nodes = [
         seconds

@@ -1,4 +1,4 @@
-"""Trimming: parts that several devices compute redundantly are reduced to the elements that are read.
+"""Reduction of parts that several devices compute redundantly to the elements that are read.
 
 rows 0:35 | 21:56, of which 0:34 | 22:56 are read  ⇒  rows 0:34 | 22:56
 """
@@ -63,7 +63,7 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 
 
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
-    """Yield every piece of a computed box that is read on its device or sent."""
+    """Yield each box of computed elements (a region of a tensor on a device) with the piece that is read or sent."""
     for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:
             yield box.origin, box.region
