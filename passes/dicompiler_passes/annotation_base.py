@@ -31,7 +31,7 @@ class AnnotationPass(Pass):
 
     A part is the region of a layer that one device computes. Options name layers by their names or by any node of the
     model file that the layer contains. Without a platform, the default devices are d0, d1, and so on. A subclass that
-    cannot be applied to all layers sets `missing_layers_hint`: users who name no layers get this text as an error.
+    cannot be applied to all layers sets `missing_layers_hint`: it is the error message if the user names no layers.
     """
 
     layers: tuple[str, ...] = field(

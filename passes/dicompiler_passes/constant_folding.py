@@ -33,12 +33,12 @@ from dicompiler_passes.shape_checks import propagate_shapes
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 
 UNFOLDED_OPS = ("DequantizeLinear",)
-"""Operators whose result is larger than their inputs, such as a dequantized weight."""
+"""Operators with a result that is larger than their inputs, such as a dequantized weight."""
 
 NON_TENSOR_OPS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
-"""Operators whose result is not a tensor, so that no initializer can hold it."""
+"""Operators with a result that is not a tensor, so that no initializer can hold it."""
 
 MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
 """Largest number of bytes of one folded tensor, and of all tensors that a pass folds. Other nodes stay."""
@@ -47,7 +47,7 @@ FOLDING_TIMEOUT_S = 60.0
 """Largest number of seconds that onnxruntime may take for folding."""
 
 BOUNDED_OUTPUT_OPS = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators whose results have an unknown size that is not larger than their inputs."""
+"""Operators with results of unknown size, but not larger than their inputs."""
 
 _BRANCH_ONLY_OPS = ("Constant", "Identity", "If")
 """Operators of control flow that computes nothing."""
@@ -58,7 +58,7 @@ _CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "st
 
 
 def fold_constants(graph: ModelGraph) -> None:
-    """Compute every node whose inputs are all constant, and then the nodes that depend on the results.
+    """Compute every node with only constant inputs, and then the nodes that depend on the results.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w
 

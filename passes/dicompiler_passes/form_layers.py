@@ -431,7 +431,7 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
-    """Return the indices of layers that compute queries: products whose result becomes the first operand of a MatMul.
+    """Return the indices of layers that compute queries: products that lead to the first operand of a MatMul.
 
     The second operand of that MatMul is computed too, and all layers in between have a single input.
     """

@@ -76,7 +76,7 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
-    """Return True if a graph output is a sequence whose length follows from the node that makes it."""
+    """Return True if a graph output is a sequence, and its length follows from the node that makes it."""
     output_names = {tensor.name for tensor in graph.outputs}
     return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in output_names for node in graph.nodes)
 

@@ -66,7 +66,7 @@ def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDAr
 
 
 def _use_global_average(graph: ModelGraph, inferred: Model) -> None:
-    """Replace average pools whose one window covers the whole image by GlobalAveragePool."""
+    """Replace average pools with a single window over the whole image by GlobalAveragePool."""
     tensors = inferred.tensors()
     for node in graph.nodes:
         shape = tensors[node.inputs[0].name].shape if node.op == "AveragePool" else None

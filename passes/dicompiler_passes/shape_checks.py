@@ -1,6 +1,6 @@
 """Checks of nodes against the shapes of their tensors, which ONNX shape inference omits.
 
-Attributes whose range does not depend on shapes are checked when the model is loaded.
+Attributes with a range that does not depend on shapes are checked when the model is loaded.
 """
 
 from __future__ import annotations
@@ -208,4 +208,4 @@ NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
 """Operator → check of its attributes against the shapes of inputs and first output."""
 
 INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
-"""Operators whose second input indexes rows of the first along an axis."""
+"""Operators with a second input that indexes rows of the first along an axis."""

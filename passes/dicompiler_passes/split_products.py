@@ -1,4 +1,4 @@
-"""Rewrite of a matrix product whose output is only split into several products, such as Q, K and V of one weight."""
+"""Rewrite of a matrix product that only a Split reads into several products, such as Q, K and V of one weight."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 
 ORT_DOMAIN = "com.microsoft"
 KNOWN_GROUP_QUERY_INPUTS = 11
-"""Number of inputs of GroupQueryAttention whose effect on its caches is known."""
+"""Number of inputs of GroupQueryAttention that `_build_caches` supports."""
 _Shapes = Sequence[tuple[int, ...] | None]
 
 

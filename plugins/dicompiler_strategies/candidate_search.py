@@ -143,7 +143,7 @@ class CandidateSearch:
     def try_plans(self, plans: Iterable[tuple[Plan, str]]) -> bool:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
-        Plans that were evaluated before are skipped, and so are plans whose evaluation would exceed the budget. The
+        Plans that were evaluated before are skipped, and so are plans that would exceed the budget. The
         first plan is always evaluated.
         """
         new = []
@@ -170,7 +170,7 @@ class CandidateSearch:
         return False
 
     def _spend_evaluation(self, plan: Plan) -> bool:
-        """Spend the evaluation of a plan; return True if the budget allowed it. The first evaluation is always allowed."""
+        """Spend a plan's evaluation; return True if the budget allows it. The first one is always allowed."""
         seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
             self.budget.spend(seconds)

@@ -137,7 +137,7 @@ class CpSat(Strategy):
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """Return the largest set of choices whose tables can be computed in half of this many seconds."""
+        """Return the largest set of choices with tables that can be computed in half of this many seconds."""
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)

@@ -16,7 +16,7 @@ from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
 """Bytes of an arena in addition to its tensors, on a 64-bit host. They are fitted to 178 models that were measured
-there, mostly within 400 bytes. Channels are those of quantised convolutions, whose scales are prepared in the arena.
+there, mostly within 400 bytes. Channels are those of quantised convolutions: their scales are prepared in the arena.
 """
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
 """Bytes of a model in addition to its constants."""

@@ -65,7 +65,7 @@ class _TaskOrder:
 
     Attributes:
         routing: The routing.
-        sending_tasks: Tasks whose output is sent to another device.
+        sending_tasks: Tasks with an output that is sent to another device.
         local_inputs: For each task, the tasks of its device that it reads and that ran after the device last waited.
         late_tasks: Tasks that can be deferred, because nothing that the device sends before it waits again needs them.
         waiting_tasks: Tasks that read data from other devices.
@@ -139,7 +139,7 @@ class _TaskOrder:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Return the two regions of a task whose region is split along one axis.
+        """Return the two regions of a task that computes an interval of one axis.
 
         The result is None if one half needs as much input as both halves together.
         """
