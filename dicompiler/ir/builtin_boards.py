@@ -1,7 +1,7 @@
-"""Boards of the built-in platforms. Each number states its source.
+"""Hardware data of the boards in the built-in platforms: rates, memory, power and network.
 
-Compute rates are sustained rates, not peaks, because plans balance work by them. Use profiles of your own boards if
-you can.
+The description of each board names the sources of its data. Compute rates are sustained rates, not peaks, because
+strategies balance the work by them. Use profiles of your own boards if you can.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _PI4_DESCRIPTION = (
     " 4.84 GB/s, STREAM's Triad (sci-pi.org.uk, Stream). Power: 2.7 W idle, 6.4 W with"
     " four cores busy (Pi Dramble's measurements)." + _PI_NETWORK
 )
-# Table II of AutoDiCE for one board: ResNet-101 (7.85 GMAC, 15.7 GFLOP) runs at 5.786 images/s on six cores and at
-# 21.767 on the GPU, which are 91 and 342 GFLOP/s. Its largest energy per image times images/s of each kind is 10.7 W
-# (VGG-19 on the CPU) and 22.4 W (ResNet-101 on the GPU) for the whole board; less the idle share of the other device.
+# Rates of the Jetson Xavier NX: in Table II of the AutoDiCE paper, ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on
+# six cores and at 21.767 images/s on the GPU. These are 91 and 342 GFLOP/s.
+# Active power: in the same table, energy per image times images/s is at most 10.7 W with the CPU (VGG-19) and 22.4 W
+# with the GPU (ResNet-101) for the whole board. The idle power of the other device, 2 W, is subtracted from each.
 _NX_DESCRIPTION = (
     "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: those"
     " of ResNet-101 in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, with a theoretical maximum of"
@@ -38,15 +39,15 @@ _NX_DESCRIPTION = (
 
 @dataclass(frozen=True)
 class BuiltinBoard:
-    """Host that a built-in platform contains N times.
+    """Board of which a built-in platform contains a number of copies.
 
     Attributes:
-        name: Name of the platforms, before the number of hosts.
-        description: Sources of the numbers.
-        prefix: Prefix of the hosts' names.
-        host: The host, without a name.
-        devices: Its devices; their names are suffixes of the host's name.
-        network: The network.
+        name: Start of the platforms' names, before the number of boards: "rpi4x".
+        description: Hardware of the board, with the source of each rate, size and power.
+        prefix: Start of the hosts' names, before their numbers: "pi".
+        host: Memory of one board. Its name is empty.
+        devices: Devices of one board. Their names are suffixes of the host's name: "_gpu".
+        network: Network between the boards.
     """
 
     name: str
@@ -57,62 +58,40 @@ class BuiltinBoard:
     network: Network
 
 
-@dataclass(frozen=True)
-class Microcontroller:
-    """Board without an operating system.
-
-    Attributes:
-        name: Name of its platforms, before the number of hosts.
-        prefix: Prefix of the hosts' names.
-        ram_bytes: RAM in one contiguous piece for the arena and its buffers.
-        flash_bytes: Flash for weights.
-        clock_hz: Clock frequency in Hz.
-        cycles_per_multiply_add: Cycles of a multiply-add in float32 (an assumption).
-        source: Sources of the numbers.
-    """
-
-    name: str
-    prefix: str
-    ram_bytes: int
-    flash_bytes: int
-    clock_hz: float
-    cycles_per_multiply_add: float
-    source: str
-
-    @property
-    def to_board(self) -> BuiltinBoard:
-        text = self.source + _SERIAL_DESCRIPTION.format(cycles=self.cycles_per_multiply_add)
-        device = Device("", "", 2 * self.clock_hz / self.cycles_per_multiply_add)
-        host = Host("", self.ram_bytes + self.flash_bytes, flash=self.flash_bytes)
-        return BuiltinBoard(self.name, text, self.prefix, host, (device,), Network("switch", 0.8e6))
+def _microcontroller(
+    name: str, prefix: str, ram: int, flash: int, clock_hz: float, cycles_per_multiply_add: float, description: str
+) -> BuiltinBoard:
+    rate_and_network = (
+        f" Rate: {cycles_per_multiply_add:g} cycles per multiply-add are an assumption; a profile of your own boards is"
+        " better. Network: serial links at 1 Mbaud with 8 data bits of 10 (an assumption)."
+    )
+    device = Device("", "", 2 * clock_hz / cycles_per_multiply_add)
+    host = Host("", ram + flash, flash=flash)
+    return BuiltinBoard(name, description + rate_and_network, prefix, host, (device,), Network("switch", 0.8e6))
 
 
-_SERIAL_DESCRIPTION = (
-    " Rate: {cycles:g} cycles per multiply-add are an assumption; a profile of your own boards is better. Network:"
-    " serial links at 1 Mbaud with 8 data bits of 10 (an assumption)."
-)
-MICROCONTROLLERS = (
-    Microcontroller(
+_MICROCONTROLLERS = (
+    _microcontroller(
         "nano33x", "nano", 256 * KIB, 1 * MIB, 64e6, 10,
         "Arduino Nano 33 BLE: Cortex-M4F at 64 MHz, 256 KB RAM, 1 MB flash (Nordic's product specification of the"
         " nRF52840).",
     ),
-    Microcontroller(
+    _microcontroller(
         "stm32f746x", "f746-", 320 * KIB, 1 * MIB, 216e6, 5,
         "STM32F746: Cortex-M7 at 216 MHz, 320 KB RAM (SRAM1 240, SRAM2 16, DTCM 64, contiguous), 1 MB flash (ST's"
         " data sheet and RM0385).",
     ),
-    Microcontroller(
+    _microcontroller(
         "stm32h743x", "h743-", 512 * KIB, 2 * MIB, 480e6, 5,
         "STM32H743: Cortex-M7 at 480 MHz, 2 MB flash, 1 MB RAM, of which the largest piece is used, 512 KB of AXI"
         " SRAM (ST's data sheet and RM0433).",
     ),
-    Microcontroller(
+    _microcontroller(
         "esp32s3x", "esp", 512 * KIB, 8 * MIB, 240e6, 10,
         "ESP32-S3: two Xtensa LX7 at 240 MHz, of which one is used, 512 KB SRAM (Espressif's data sheet), 8 MB external"
         " flash (module ESP32-S3-WROOM-1-N8).",
     ),
-    Microcontroller(
+    _microcontroller(
         "rp2040x", "pico", 264 * KIB, 2 * MIB, 133e6, 100,
         "RP2040: two Cortex-M0+ at 133 MHz without floating point, of which one is used, 264 KB SRAM (Raspberry Pi's"
         " data sheet), 2 MB external flash (Raspberry Pi Pico).",
@@ -130,5 +109,5 @@ BOARDS = (
     BuiltinBoard("rpi3x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
     BuiltinBoard("rpi4x", _PI4_DESCRIPTION, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK),
     BuiltinBoard("jetson-nx", _NX_DESCRIPTION, "nx", Host("", 8 * GIB), _NX_DEVICES, Network("switch", 1e9)),
-    *(microcontroller.to_board for microcontroller in MICROCONTROLLERS),
+    *_MICROCONTROLLERS,
 )

@@ -14,13 +14,13 @@ NetworkKind = Literal["switch", "shared", "gateway"]
 
 @dataclass(frozen=True)
 class Host:
-    """A machine.
+    """Machine of the cluster.
 
     Attributes:
         name: Name of the host.
-        memory: Bytes that its devices may use together, including flash.
-        bandwidth: Bandwidth of its own network link in each direction in bit/s, if it is lower than the network's.
-        flash: Bytes of flash, which store weights only; 0: weights are in RAM.
+        memory: Bytes that its devices may use together: RAM and flash.
+        bandwidth: Bandwidth in bit/s of the host's network link in each direction; None: the network's bandwidth.
+        flash: Bytes of flash, which store only weights; 0: the weights are in RAM.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Host:
 
     @property
     def ram(self) -> int:
-        """Bytes of RAM: for all data, and without flash for the weights too."""
+        """Bytes of RAM. It stores all data; on a host with flash, it stores all data except weights."""
         return self.memory - self.flash
 
 
@@ -43,10 +43,10 @@ class Device:
         host: Name of its host.
         rate: Sustained compute rate in FLOP/s (a multiply-add is two FLOP); 0: it has no compute (a camera, a gateway).
         cores: Number of CPU cores.
-        power_active: Power in W while it computes. The power of a host is the sum over its devices.
-        power_idle: Power in W while it waits.
+        power_active: Power in W while the device computes. The power of a host is the sum over its devices.
+        power_idle: Power in W while the device waits.
         gpu: True if it is a GPU.
-        power_network: Additional power in W while it sends or receives.
+        power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
     """
 
@@ -70,23 +70,14 @@ Amount = TypeVar("Amount", float, "NDArray[np.float64]")
 
 
 class TransferMedium:
-    """Base class of links and networks, which transfer bytes.
-
-    Attributes:
-        bandwidth: Bandwidth in bit/s.
-    """
+    """Base class of links and networks, which transfer bytes with a bandwidth in bit/s."""
 
     bandwidth: float
 
     def transfer_s(self, nbytes: Amount, message: float = 0.0) -> Amount:
-        """Return the seconds for which a transfer occupies the medium, without the latency.
+        """Return the seconds for which a transfer of `nbytes` bytes occupies the medium, without the latency.
 
-        Args:
-            nbytes: Bytes of the transfer.
-            message: Additional seconds of each transfer.
-
-        Returns:
-            Seconds.
+        `message` is the fixed time per transfer in seconds, which is added to the time of the bytes.
         """
         return message + 8 * nbytes / self.bandwidth
 
@@ -96,7 +87,7 @@ class Link(TransferMedium):
     """Link between two hosts, for both directions.
 
     Attributes:
-        hosts: Names of the hosts.
+        hosts: Names of the two hosts.
         bandwidth: Bandwidth in bit/s.
         latency: Latency in seconds.
     """
@@ -108,15 +99,15 @@ class Link(TransferMedium):
 
 @dataclass(frozen=True)
 class Network(TransferMedium):
-    """Network between the hosts. Devices of one host use its memory instead.
+    """Network between the hosts. Devices of the same host exchange data through its memory instead.
 
     Attributes:
         kind: `switch`: every host has its own full-duplex link; `shared`: all hosts share one medium; `gateway`: all
             data passes one gateway, and all hosts share its bandwidth.
         bandwidth: Bandwidth in bit/s.
         latency: Latency in seconds.
-        links: Links that differ from the rest of the network.
-        message_overhead_s: Seconds for which each transfer occupies its link in addition to its bytes.
+        links: Links between two hosts that differ from the bandwidth or latency of the network.
+        message_overhead_s: Fixed time in seconds for which each transfer occupies its link, in addition to its bytes.
     """
 
     kind: NetworkKind
@@ -129,11 +120,11 @@ class Network(TransferMedium):
         """Return the link between two hosts.
 
         Args:
-            a: Name of a host.
-            b: Name of a host.
+            a: Name of the first host.
+            b: Name of the second host.
 
         Returns:
-            The link; None if both are the same host.
+            The entry of `links` for these hosts, or a link with the network's values; None if both are the same host.
         """
         if a == b:
             return None

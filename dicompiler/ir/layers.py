@@ -1,7 +1,7 @@
-"""Layers: the units that a plan divides, and their graph.
+"""Layers: the units that a plan divides among devices, and their graph.
 
-A layer is an anchor operator with the element-wise nodes that are fused into it. Layers are immutable and contain
-neither weights nor ONNX objects; routing, costs and strategies need nothing else of the model.
+A layer is an anchor (its main operator) with the element-wise nodes that are fused into it. Layers are immutable and
+contain neither weights nor ONNX objects. Routing, costs and strategies need no other data of the model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from dicompiler.ir.regions import Interval, Region, full_region
 
 @dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per layer.
 class Layer:
-    """An anchor operator with absorbed element-wise nodes.
+    """Unit that a plan divides: an anchor node (the main operator) with the element-wise nodes fused into it.
 
     Attributes:
         name: Name of the layer, which is the name of the anchor node.
         nodes: The nodes, in topological order.
-        anchor: Index in `nodes` of the node that is divided by regions of its output.
-        inputs: Tensors that the layer reads, without weights.
-        outputs: Tensors that other layers, or the model's outputs, read. A layer that can be divided has exactly one.
+        anchor: Index of the anchor in `nodes`.
+        inputs: Names of the tensors that the layer reads, without weights.
+        outputs: Names of the tensors that other layers read or that are model outputs. A layer that can be divided has
+            exactly one.
         whole_reason: Reason why the layer can only be computed as a whole; '' if it can be divided.
     """
 
@@ -37,7 +38,7 @@ class Layer:
 
     @property
     def output(self) -> str:
-        """The layer's first output; the regions in a plan are regions of this tensor."""
+        """The layer's first output tensor. The regions in a plan are regions of this tensor."""
         return self.outputs[0]
 
 
@@ -51,11 +52,13 @@ class LayerGraph(Memoizing):
         inputs: Names of the model's inputs, without states.
         outputs: Names of the model's outputs.
         rules: Operator rules by (domain, operator type).
-        wire_dtypes: Pairs of a layer or input and the element type in which its tensor is sent (`WireFormat.dtypes`).
-        states: Pairs of the model input and the model output of each state. The input of a state is stored where it is
-            read, like a weight, so it is neither in `inputs` nor in the inputs of layers.
-        rule_bound_nodes: Names of nodes that read no more than their rule says even if all of their output is computed.
-        random_nodes: Names of nodes that draw random numbers.
+        wire_dtypes: Pairs of a name of a layer or model input, and the element type in which its tensor is sent (see
+            `WireFormat.dtypes`).
+        states: Pairs of the model input and the model output of each state. The input of a state is stored on the
+            device that reads it, like a weight, so it is neither in `inputs` nor in the inputs of layers.
+        rule_bound_nodes: Names of the nodes for which the operator rule's piece is used even if it computes the full
+            output. All other nodes then read all of their inputs.
+        random_nodes: Names of the nodes that draw random numbers.
     """
 
     layers: tuple[Layer, ...]
@@ -70,13 +73,13 @@ class LayerGraph(Memoizing):
 
     @cached_property
     def delivered_outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that are sent to the sinks: all but those of states."""
+        """Names of the model outputs that are sent to the sinks (all except the outputs of states)."""
         kept = {present for _, present in self.states}
         return tuple(name for name in self.outputs if name not in kept)
 
     @cached_property
     def state_output_of(self) -> Mapping[str, str]:
-        """Model output of each state, by its model input."""
+        """Name of the model output of each state, by the name of its model input."""
         return dict(self.states)
 
     @cached_property
@@ -86,17 +89,17 @@ class LayerGraph(Memoizing):
 
     @cached_property
     def position(self) -> Mapping[str, int]:
-        """Index of each layer in `layers`, by name."""
+        """Index of each layer in `layers`, by layer name."""
         return {layer.name: i for i, layer in enumerate(self.layers)}
 
     @cached_property
     def producer(self) -> Mapping[str, Layer]:
-        """Layer that computes a tensor, by tensor name. Model inputs have none."""
+        """Layer that computes each tensor, by tensor name. Model inputs have no entry."""
         return {tensor: layer for layer in self.layers for tensor in layer.outputs}
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Layer, ...]]:
-        """Layers that read a tensor, by tensor name, in layer order."""
+        """Layers that read each tensor, in layer order, by tensor name."""
         readers: dict[str, list[Layer]] = {}
         for layer in self.layers:
             for tensor in layer.inputs:
@@ -104,18 +107,18 @@ class LayerGraph(Memoizing):
         return {tensor: tuple(layers) for tensor, layers in readers.items()}
 
     def rule_of(self, node: Node) -> OperatorRule:
-        """Return the rule of a node; `whole_tensor` if none is registered.
+        """Return the operator rule of a node. Without a registered rule, the node is computed as a whole.
 
         Args:
             node: A node of a layer.
 
         Returns:
-            The rule.
+            The registered rule, or a rule with the function `whole_tensor`.
         """
         return self.rules.get((node.domain, node.op)) or OperatorRule(node.op, whole_tensor, node.domain)
 
     def cut_output(self, node: Node) -> str:
-        """Return the output of a node that its rule divides.
+        """Return the name of the output tensor that the node's operator rule divides into regions.
 
         Args:
             node: A node of a layer.
@@ -127,7 +130,7 @@ class LayerGraph(Memoizing):
 
     @memoized
     def operation_of(self, node: Node) -> Operation:
-        """Return a node with its tensors, for its rule.
+        """Return a node together with the types and shapes of its tensors, as operator rules need it.
 
         Args:
             node: A node of a layer.
@@ -144,21 +147,19 @@ class LayerGraph(Memoizing):
 
     @memoized
     def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
-        """Return the piece that computes a region of a node's output.
+        """Return the computation of a region of a node's output, as the node's operator rule describes it.
 
-        A full region is computed by the unchanged node.
+        A full region is computed by the unchanged node, except for nodes in `rule_bound_nodes`.
 
         Args:
             node: A node of a layer.
-            region: Requested region of its output.
-            reduce: Range of the reduction axis for a partial sum.
+            region: Requested region of the output that the rule divides.
+            reduce: Range of the reduction axis for a partial sum; None for the complete result.
 
         Returns:
-            The piece.
+            The piece: the computed region, the regions of the inputs that it needs, and changed attributes.
         """
         operation = self.operation_of(node)
         piece = self.rule_of(node).piece(operation, region, reduce)
-        everything = (
-            reduce is None and piece.out == full_region(operation.out_shape) and node.name not in self.rule_bound_nodes
-        )
-        return whole_tensor(operation, region, reduce) if everything else piece
+        is_full = reduce is None and piece.out == full_region(operation.out_shape)
+        return whole_tensor(operation, region, reduce) if is_full and node.name not in self.rule_bound_nodes else piece

@@ -10,31 +10,31 @@ from typing import Literal
 from dicompiler.base.objectives import objective_terms, speed_metric
 
 Method = Literal["estimate", "simulation"]
-"""How times were predicted."""
+"""Method by which times were predicted."""
 MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
-"""Speed-ups above this factor times the number of devices are reported as implausible."""
+"""A speed-up is reported as implausible if it exceeds the number of devices times this factor."""
 
 
 @dataclass(frozen=True)
 class DeviceMetrics:
     """Metrics of one device for one frame.
 
-    With replicas, all but the memory are means over the roles (integers are rounded up); memory is for all roles
-    together.
+    If the plan has several replicas, times and counts are means over the replicas, and integers are rounded up. Sizes
+    of memory are for all replicas together.
 
     Attributes:
         device: Name of the device.
-        flops: Floating-point operations.
-        compute_s: Seconds in segments.
+        flops: Number of floating-point operations.
+        compute_s: Seconds in which the device computes segments.
         weights: Bytes of constants.
         activations: Peak bytes of computed and received tensors.
-        sent: Bytes sent to other devices, including those of the same host.
-        received: Bytes received from other devices.
-        link_s: Seconds for which its messages occupy a link; unknown (0) in an estimate.
-        waits: Seconds of waiting, by the sender of the awaited message ("": for the next frame); unknown in an
-            estimate.
-        overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and the target's
-            overhead (an estimate uses its lower bound). 0 if the target is unknown.
+        sent: Bytes sent to other devices, including devices of the same host.
+        received: Bytes received from other devices, including devices of the same host.
+        link_s: Seconds for which messages of the device occupy a link; 0 in an estimate, which does not predict it.
+        waits: Seconds of waiting, by the name of the device that sends the awaited message. The key "" is the waiting
+            for the next frame. Empty in an estimate, which does not predict it.
+        overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and memory of
+            the target's runtime. An estimate uses a lower bound. 0 if the target is unknown.
         runtime_s: Seconds that the target's runtime spends on messages.
     """
 
@@ -52,35 +52,35 @@ class DeviceMetrics:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of computing and of handling messages."""
+        """Seconds in which the device computes or processes messages."""
         return self.compute_s + self.runtime_s
 
     @property
     def wait_s(self) -> float:
-        """Seconds of waiting."""
+        """Seconds in which the device waits for messages."""
         return sum(self.waits.values())
 
     @property
     def memory(self) -> int:
-        """Bytes of weights and activations, without the target's overhead."""
+        """Bytes of weights and activations, without `overhead_bytes`."""
         return self.weights + self.activations
 
     @property
     def total_memory(self) -> int:
-        """Bytes that the device's host must provide for it."""
+        """Bytes of weights, activations and overhead, which the device's host must provide."""
         return self.memory + self.overhead_bytes
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of a plan for one frame; with replicas, means over the roles.
+    """Metrics of a plan for one frame. If the plan has several replicas, the metrics are means over them.
 
     Attributes:
         devices: Metrics of the devices that the plan names, in platform order.
         latency_s: Seconds from the inputs on the sources to the outputs on the sinks.
         period_s: Seconds between two frames of a stream, determined by the busiest device or link.
         energy_j: Energy of all devices during the latency, in joules.
-        memory: Bytes on the host with the highest use.
+        memory: Bytes in use on the host that needs the most memory.
         total_bytes: Bytes that devices send to each other.
         method: `simulation`, or `estimate`, which assumes a barrier after each layer.
         input_output_s: Additional seconds to bring the inputs from the client to the sources and the outputs from the
@@ -103,50 +103,49 @@ class Metrics:
             name: Name of the device.
 
         Returns:
-            Its metrics; None if the plan does not name it.
+            Metrics of the device; None if the plan does not name it.
         """
         return next((entry for entry in self.devices if entry.device == name), None)
 
     @property
     def busiest_device(self) -> DeviceMetrics:
-        """The device that computes longest."""
+        """Metrics of the device that computes for the longest time."""
         return max(self.devices, key=lambda entry: entry.compute_s)
 
     def with_overhead(self, added: Mapping[str, int]) -> Metrics:
-        """Return the metrics with other memory overheads.
+        """Return a copy of the metrics with another memory overhead of each device.
 
         Args:
-            added: `overhead_bytes` by device.
+            added: New `overhead_bytes` of each device, by device name.
 
         Returns:
             The new metrics.
         """
-        return replace(
-            self, devices=tuple(replace(entry, overhead_bytes=added[entry.device]) for entry in self.devices)
-        )
+        devices = tuple(replace(entry, overhead_bytes=added[entry.device]) for entry in self.devices)
+        return replace(self, devices=devices)
 
     def speedup_over(self, other: Metrics, objective: str) -> float:
-        """Return the ratio of another plan's time to this plan's time.
+        """Return the time of another plan divided by the time of this plan.
 
         Args:
             other: Metrics of the other plan.
-            objective: The time is the period for a throughput objective, else the latency.
+            objective: Objective that selects the compared time: the period for throughput, else the latency.
 
         Returns:
-            The ratio; 1 if both take no time.
+            The speed-up of this plan; 1 if both times are 0.
         """
         own_s, other_s = (getattr(metrics, speed_metric(objective)) for metrics in (self, other))
         return float(other_s / own_s) if own_s else math.inf if other_s else 1.0
 
     def describe_implausible_gain(self, alone: Metrics, objective: str) -> str:
-        """Describe a speed-up over one device that exceeds the number of devices.
+        """Return a warning if the plan's speed-up over one device exceeds the number of computing devices.
 
         Args:
-            alone: Metrics of one device.
-            objective: The objective, as for `speedup_over`.
+            alone: Metrics of the plan that uses one device only.
+            objective: Objective that selects the compared time: the period for throughput, else the latency.
 
         Returns:
-            A warning; '' if the speed-up is plausible.
+            The warning; '' if the speed-up is plausible.
         """
         gain, count = self.speedup_over(alone, objective), sum(entry.compute_s > 0 for entry in self.devices)
         if gain <= max(count, 1) * MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE:
@@ -157,10 +156,10 @@ class Metrics:
         )
 
     def objective_value(self, objective: str) -> float:
-        """Return the value of an objective, which should be small.
+        """Return the value of an objective. Smaller values are better.
 
         Args:
-            objective: One objective or a weighted sum (see `objective_terms`).
+            objective: Name of one objective, or a weighted sum of objectives (see `objective_terms`).
 
         Returns:
             Seconds, joules or bytes, or their weighted sum.
@@ -177,12 +176,12 @@ class Metrics:
 
 @dataclass(frozen=True)
 class FailureMetrics:
-    """Metrics of the plan that is used while devices are down.
+    """Metrics of the plan that is used while certain devices are down.
 
     Attributes:
-        failed: The failed devices; () for the plan itself.
-        metrics: Metrics of the plan.
-        extra_weight_bytes: Bytes of weights that devices store for this plan in addition to those of the plan itself.
+        failed: Names of the failed devices; () for the plan itself.
+        metrics: Metrics of the plan that is used during the failure.
+        extra_weight_bytes: Bytes of weights that devices store for this plan, in addition to those of the plan itself.
     """
 
     failed: tuple[str, ...]
@@ -192,14 +191,14 @@ class FailureMetrics:
 
 @dataclass(frozen=True)
 class DeviceFootprint:
-    """Memory of a device's host that a program uses, as measured by the target.
+    """RAM and flash that a program uses on the host of a device, as measured by the target.
 
     Attributes:
         device: Name of the device.
         ram: Bytes of RAM.
         flash: Bytes of flash.
-        largest_consumers: What uses most of the RAM, and of the flash, in words for error messages.
-        details: Further numbers in bytes, by name.
+        largest_consumers: Descriptions of the largest consumer of RAM and of flash, for error messages.
+        details: Further sizes in bytes, by name.
     """
 
     device: str

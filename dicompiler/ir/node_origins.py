@@ -1,9 +1,7 @@
-"""Node origins: mapping between nodes of the model file and nodes of layers.
+"""Node origins: mapping between the nodes of the model file and the nodes of layers.
 
-Users know the names in the file.
-
-Passes fold, absorb and rename nodes, and none of them keeps records. The mapping is derived from the graph as it was
-loaded, which tells the readers of the outputs of removed nodes.
+Users know the names in the file, but passes fold, absorb and rename nodes without recording it. The mapping is
+therefore derived by comparison of the layers with the graph as it was loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +19,6 @@ from dicompiler.ir.operator_rule import Node
 
 
 class _FileNode(NamedTuple):
-    """Node of the model file; `reads` and `outputs` are tensor names."""
-
     name: str
     op: str
     reads: tuple[str, ...]
@@ -31,10 +27,10 @@ class _FileNode(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class NodeOrigins:
-    """Origins of the nodes of a layer graph, computed on demand.
+    """Mapping between the nodes of a layer graph and the nodes of the model file, computed on demand.
 
     Attributes:
-        layers: The layers.
+        layers: The layers, after all passes that change nodes.
         loaded_graph: The graph as it was loaded; None if no node was removed or renamed.
     """
 
@@ -43,12 +39,12 @@ class NodeOrigins:
 
     @cached_property
     def first_output_by_name(self) -> Mapping[str, str]:
-        """First output of each node of the file, by node name in file order ('' if it has none)."""
+        """First output of each node of the file, by node name in file order ('' if the node has no output)."""
         return {node.name: _first_output(node.outputs) for node in self._file_nodes}
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """First output of each layer node with a name that the file does not have, by node name."""
+        """First output of each node of a layer with a name that is not in the file, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()
@@ -57,10 +53,10 @@ class NodeOrigins:
 
     @cached_property
     def origin_of(self) -> Mapping[str, str]:
-        """Name of the file's node from which a layer node comes, by name of the layer node.
+        """Name of the file's node from which each node of a layer comes, by the name of the layer's node.
 
-        It is the node with the same name and operator, else the node that computes the same tensor in the file. Nodes
-        that passes added have no origin.
+        The origin is the node of the file with the same name and operator. If there is none, it is the node of the file
+        that computes one of the same tensors. Nodes that passes added have no origin.
         """
         operators = {node.name: node.op for node in self._file_nodes}
         maker = {output: node.name for node in self._file_nodes for output in node.outputs}
@@ -73,34 +69,34 @@ class NodeOrigins:
         return origins
 
     def names_of(self, node: Node) -> tuple[str, ...]:
-        """Return the names by which users can refer to a layer node.
+        """Return the names by which users can refer to a node of a layer.
 
         Args:
             node: A node of a layer.
 
         Returns:
-            Its own name, unless the file has another node with it, then the name of its origin.
+            The node's name, unless a node of the file has the same name, then the name of the node's origin, if any.
         """
-        by_name = (node.name,) if node.name in self.added_nodes else ()
-        return (*by_name, *(self.origin_of[name] for name in (node.name,) if name in self.origin_of))
+        added = [node.name] if node.name in self.added_nodes else []
+        origin = [self.origin_of[node.name]] if node.name in self.origin_of else []
+        return (*added, *origin)
 
     def layers_of(self, name: str) -> tuple[Layer, ...]:
         """Return the layers that contain a node.
 
-        If passes removed the node, the result is that of the first node that reads its output, directly or through
-        other removed nodes.
+        If passes removed a node of the file, the result is the layers of the first node that reads its output,
+        directly or through other removed nodes.
 
         Args:
             name: Name of a node of the file or of a layer.
 
         Returns:
-            The layers, in layer order; () for an unknown name, or for an unread node.
+            The layers, in layer order; () if the name is unknown or nothing reads the removed node.
         """
         return self._layers_by_name.get(self._successor_of.get(name, name), ())
 
     @cached_property
     def _layers_by_name(self) -> Mapping[str, tuple[Layer, ...]]:
-        """Layers of each node, by all of its names."""
         layers_of: dict[str, dict[Layer, None]] = {}
         for layer in self.layers.layers:
             for node in layer.nodes:
@@ -110,9 +106,10 @@ class NodeOrigins:
 
     @cached_property
     def _successor_of(self) -> Mapping[str, str]:
-        """Name of the node that replaces a file's node (itself, if it is in a layer), by node name."""
+        """Name of the node that replaces each node of the file, by node name. A node in a layer replaces itself."""
         kept, nodes = set(self.origin_of.values()), self._file_nodes
-        reader: dict[str, int] = {}  # First remaining node that reads a tensor, directly or through removed nodes.
+        # Index of the first remaining node that reads each tensor, directly or through removed nodes.
+        reader: dict[str, int] = {}
         successor_of: dict[str, str] = {}
         for index in reversed(range(len(nodes))):
             node = nodes[index]

@@ -1,10 +1,11 @@
-"""Operator rules: all that the compiler knows of an operator.
+"""Operator rules: the compiler's knowledge about each operator.
 
-    (node, region of its output, range of the reduction axis) ⇒ Piece(output region, needed input regions, attributes)
+The main function of a rule maps a node, a region of its output and a range of the reduction axis to a Piece. A piece
+has the region that is computed, the regions of the inputs that it needs, and changed attributes. The computed region
+may exceed the requested one, because groups, Reshape, Softmax and LRN must be aligned.
 
-A rule also contains the operator's cost and its integer stand-in for the exact check. Weights are inputs like all
-others. The output region of a piece may exceed the requested one, because groups, Reshape, Softmax and LRN must be
-aligned. An operator without a rule is computed as a whole (`whole_tensor`).
+A rule also contains the operator's cost, and its exact integer replacement for the exact check. Weights are inputs like
+all others. An operator without a rule is computed as a whole (see `whole_tensor`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dicompiler.base.memoize import Memoizing
 from dicompiler.ir.regions import Interval, Region, Shape, full_region
 
 STAND_IN_DOMAIN = "dicompiler.check"
-"""Domain of operators that the exact check computes by an exact function with the same inputs and the same rule.
+"""Domain of stand-ins: exact integer functions that replace operators which round, in the exact check.
 
-Stand-ins of operators outside of the standard domain have longer domains: dicompiler.check.com.microsoft.
+For an operator outside of the standard domain, its domain is appended: "dicompiler.check.com.microsoft".
 """
 
 
@@ -32,7 +33,7 @@ class TensorInfo:
 
     Attributes:
         name: Name of the tensor.
-        dtype: Element type, an onnx.TensorProto.DataType; 0 if it is not a tensor.
+        dtype: Element type, an onnx.TensorProto.DataType; 0 if the value is not a tensor.
         shape: Static shape; None if a dimension is unknown.
         is_constant: True for weights and other initializers.
         value: Value of a small constant (shape of a Reshape, axes of a Slice, scales of a Resize); else None.
@@ -47,7 +48,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per node.
 class Node:
-    """ONNX node as rules see it.
+    """ONNX node in the form that operator rules use.
 
     Attributes:
         name: Name of the node.
@@ -70,13 +71,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Operation(Memoizing):
-    """Node together with its tensors: the argument of rules.
+    """Node together with the types and shapes of its tensors: the argument of operator rules.
 
     Attributes:
         node: The node.
-        inputs: Its input tensors; None for an omitted optional input.
-        outputs: Its output tensors; None for an omitted optional output.
-        cut_output: Index of the output that is divided.
+        inputs: Types and shapes of the input tensors; None for an omitted optional input.
+        outputs: Types and shapes of the output tensors; None for an omitted optional output.
+        cut_output: Index of the output that the rule divides into regions.
     """
 
     node: Node
@@ -99,19 +100,19 @@ class Operation(Memoizing):
 
     @property
     def out_shape(self) -> Shape:
-        """Static shape of the output that is divided."""
+        """Static shape of the output that the rule divides into regions."""
         tensor = self.outputs[self.cut_output]
         assert tensor is not None and tensor.shape is not None
         return tensor.shape
 
     def has_input(self, index: int) -> bool:
-        """Return True if input `index` is present.
+        """Return True if the node has an input with this index and does not omit it.
 
         Args:
             index: Index of the input.
 
         Returns:
-            True if the node has this input and does not omit it.
+            True if the input is present.
         """
         return index < len(self.inputs) and self.inputs[index] is not None
 
@@ -120,7 +121,7 @@ class Operation(Memoizing):
 
         Args:
             name: Name of the attribute.
-            default: Result if the node does not have it.
+            default: Result if the node does not have the attribute.
 
         Returns:
             The value.
@@ -128,7 +129,7 @@ class Operation(Memoizing):
         return self.node.attributes.get(name, default)
 
     def constant_value(self, index: int) -> NDArray[Any] | None:
-        """Return the value of an input that is a small constant.
+        """Return the value of an input that is a small constant, such as the shape of a Reshape.
 
         Args:
             index: Index of the input.
@@ -150,17 +151,18 @@ class Operation(Memoizing):
 
 @dataclass(frozen=True)
 class Piece:
-    """Computation of a region: the node on regions of its inputs, with changed attributes or inputs.
+    """Computation of a region of a node's output from regions of its inputs, with changed attributes or inputs.
 
     Attributes:
         out: Region of the output that is computed. It contains the requested region.
         needs: Region of each input that is read; None if the piece omits the input or the node does not have it.
-        attributes: Attributes that differ from the node's; None removes an attribute.
-        constants: Arrays that replace inputs, by index (the shape of a Reshape).
-        written_region: Region that the node writes if it is larger than `out`. The rest is wrong and is sliced away.
-        op: Operator type, if it differs from the node's.
-        table_rows: For a partial result of a table lookup (Gather), the rows of the first input that the piece has.
-            Indices of other rows give 0, which takes `TABLE_LOOKUP_NODE_COUNT` additional nodes.
+        attributes: Attributes that differ from those of the node. The value None removes an attribute.
+        constants: Arrays that replace inputs, by index of the input (for example the shape of a Reshape).
+        written_region: Region that the node writes, if it is larger than `out`. Elements outside of `out` are wrong and
+            are sliced away.
+        op: Operator type, if it differs from that of the node.
+        table_rows: Rows of the first input that the piece has, for a partial result of a table lookup (Gather). The
+            piece gives 0 for indices of other rows, which needs `TABLE_LOOKUP_NODE_COUNT` additional nodes.
     """
 
     out: Region
@@ -173,11 +175,11 @@ class Piece:
 
 
 TABLE_LOOKUP_NODE_COUNT = 14
-"""Number of additional nodes around a lookup with `Piece.table_rows`."""
+"""Number of nodes that are added around a Gather with `Piece.table_rows`."""
 
 
 class OpCost(NamedTuple):
-    """Operations of a piece.
+    """Number of operations of a piece (the computation of a region of a node's output).
 
     Attributes:
         multiply_adds: Number of multiply-adds, which are two FLOP each.
@@ -195,12 +197,12 @@ CostFunction = Callable[[Operation, Shape, Sequence[Shape]], OpCost]
 
 
 def cost_per_output(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of an operator with one FLOP per output element.
+    """Return the cost of an operator with one FLOP per element of the output region.
 
     Args:
-        operation: The operation.
+        operation: The operation, which is ignored.
         out: Shape of the output region.
-        needs: Shapes of the input regions.
+        needs: Shapes of the input regions, which are ignored.
 
     Returns:
         The cost.
@@ -209,12 +211,12 @@ def cost_per_output(operation: Operation, out: Shape, needs: Sequence[Shape]) ->
 
 
 def zero_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return no cost, for operators that only move data.
+    """Return a cost of zero, for operators that only move data.
 
     Args:
-        operation: The operation.
-        out: Shape of the output region.
-        needs: Shapes of the input regions.
+        operation: The operation, which is ignored.
+        out: Shape of the output region, which is ignored.
+        needs: Shapes of the input regions, which are ignored.
 
     Returns:
         The cost.
@@ -223,11 +225,11 @@ def zero_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def cost_per_input(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of a reduction: one FLOP per element of the first input.
+    """Return the cost of a reduction: one FLOP per element of the first input's region.
 
     Args:
-        operation: The operation.
-        out: Shape of the output region.
+        operation: The operation, which is ignored.
+        out: Shape of the output region, which is ignored.
         needs: Shapes of the input regions.
 
     Returns:
@@ -238,28 +240,30 @@ def cost_per_input(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 @dataclass(frozen=True)
 class OperatorRule:
-    """Rule for one operator type.
+    """Rule that describes how one operator type can be divided, and its cost.
 
     Attributes:
         op: Operator type.
-        piece: Function `(operation, region of the output, reduce) → Piece`. `reduce` is None unless `reduction_length`
-            returns a number.
+        piece: Function (operation, region of the output, reduce) → Piece. `reduce` is the range of the reduction axis
+            for a partial sum. It is None unless `reduction_length` returns a number.
         domain: Domain of the operator.
-        is_elementwise: True if each output element depends only on input elements at the same place, with broadcasting.
-            Layers absorb such nodes. `Piece.out` must then be the requested region, or everything.
-        reduction_length: Function that returns the length of the axis that LIP cuts; None if this node has none.
-        cut_output: Index of the output that the rule divides.
-        merge_operator: Binary operator that combines partial results of two ranges: Add, Max or Min.
-        cost: Function `(operation, shape of the output region, shapes of the input regions) → OpCost`; the shape of an
-            omitted input is (). Operators that are only computed as a whole can have a cost as well.
+        is_elementwise: True if each output element depends only on input elements at the same position, with
+            broadcasting. Layers absorb such nodes. `Piece.out` must then be the requested region or the full region.
+        reduction_length: Function that returns the length of the reduction axis (input channels), along which LIP
+            (layer input partitioning) cuts. It returns None for a node that has no such axis.
+        cut_output: Index of the output that the rule divides into regions.
+        merge_operator: Binary operator that combines the partial results of two ranges: Add, Max or Min.
+        cost: Function (operation, shape of the output region, shapes of the input regions) → OpCost. The shape of an
+            omitted input is (). Operators that are only computed as a whole can have a cost too.
         read_share: Function that returns the smallest share of the first input that must be read for any split. It is
             below 1 if strides skip elements. None: all elements are read.
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
-        stand_in: Replacement in the exact check if the operator rounds small integers: an operator with the same
+        stand_in: Replacement of an operator that rounds small integers, for the exact check: an operator with the same
             inputs, or a function of `dicompiler.verify.exact`. '': the operator is exact.
-        constant_stand_ins: Kind of integer values for each constant input in the exact check, separated by spaces; the
-            last one is repeated, and '-' keeps the input.
-        attribute_stand_ins: The same for attributes with weights: "offset=shift scale=one post_transform=NONE".
+        constant_stand_ins: Kind of the integer values of each constant input in the exact check, separated by spaces.
+            The last kind is repeated, and '-' keeps the values of an input.
+        attribute_stand_ins: Kind of the integer values of each attribute with weights, in the exact check:
+            "offset=shift scale=one post_transform=NONE".
     """
 
     op: str
@@ -278,12 +282,12 @@ class OperatorRule:
 
     @property
     def can_cut(self) -> bool:
-        """True if the rule can compute regions of the output; otherwise it only has a cost."""
+        """True if the rule can compute regions of the output. False if it only describes the cost."""
         return self.piece is not whole_tensor
 
 
 def whole_tensor(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Return the piece that computes the whole output, as for operators without a rule.
+    """Return the piece that computes the whole output from all inputs, as for operators without a rule.
 
     Args:
         operation: The operation.
@@ -301,14 +305,8 @@ ORT_DOMAIN = "com.microsoft"
 
 
 def counted_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
-    """Return rules of operators that are computed as a whole and have a cost.
+    """Return rules with a cost for operators that are only computed as a whole.
 
-    Args:
-        cost: Cost function of the operators.
-        ops: Operator types, separated by spaces.
-        domain: Domain of the operators.
-
-    Returns:
-        One rule per operator.
+    `ops` has the operator types, separated by spaces.
     """
     return tuple(OperatorRule(op, whole_tensor, domain, cost=cost) for op in ops.split())

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decision:
-    """How a plan was made.
+    """Names of the strategy, objective and cost model with which a plan was made.
 
     Attributes:
-        strategy: Name of the strategy; "" if the plan was given.
-        objective: The objective.
+        strategy: Name of the strategy; "" if the user gave the plan.
+        objective: Objective that the strategy minimised.
         cost_model: Name of the cost model.
-        chosen_strategy: Strategy that made the plan, if `strategy` compares several.
+        chosen_strategy: Name of the strategy that made the plan, if `strategy` compares several strategies.
     """
 
     strategy: str
@@ -38,26 +38,26 @@ class Decision:
 
 @dataclass(frozen=True)
 class PipelineState:
-    """State of a compilation between two passes.
+    """Data of a compilation between two passes.
 
-    A pass returns a new one (`dataclasses.replace`). None: not yet known.
+    A pass returns a new state, made with `dataclasses.replace`. A value is None as long as no pass has set it.
 
     Attributes:
         model: The ONNX model.
-        layers: Its layers.
+        layers: Layers of the model.
         platform: The cluster.
         plan: Plan of the annotating passes or of a strategy.
         routing: Routing of the plan, set by the pass `partition`.
-        reference: The model before `partition`.
+        reference: The model before the pass `partition`.
         program: Steps of each device.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.
-        failure_metrics: Metrics of the plan itself and of each failure plan; () without failure plans.
-        decision: How the plan was made.
-        footprints: RAM and flash of each device as measured by the target; () if it does not measure them.
-        single_device_footprints: The same for one device that computes everything.
+        failure_metrics: Metrics of the plan itself and of each failure plan; () if there are no failure plans.
+        decision: Strategy, objective and cost model with which the plan was made.
+        footprints: RAM and flash that each device needs, as measured by the target; () if the target does not measure.
+        single_device_footprints: RAM and flash of one device that computes the whole model, as measured by the target.
         artifact_directory: Directory that the target wrote.
-        loaded_graph: The graph before the first pass, with the node names that users know (see `ir.node_origins`).
+        loaded_graph: The graph before the first pass. It has the node names that users know (see `ir.node_origins`).
     """
 
     model: Model

@@ -1,8 +1,7 @@
-"""Plan: which device computes which region of which layer's output.
+"""Plan: the assignment of regions of each layer's output to devices, which a strategy chooses.
 
-Strategies return it; it is stored as JSON.
-
-The schema is `base/schemas/plan.schema.json`. `partition.plan_validation` checks a plan against a model's layers.
+Plans are stored as JSON (schema: `base/schemas/plan.schema.json`). The module `partition.plan_validation` checks a plan
+against the layers of a model.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Json = Mapping[str, Any]
 
 
 class LayerShare(NamedTuple):
-    """Part of a layer without a device; by default the whole layer.
+    """Piece of a layer that is not yet assigned to a device; by default the whole layer.
 
     Attributes:
-        region: Region of the layer's output; None: all of it.
-        reduce: Range of the reduction axis, for a partial sum.
-        merge_count: Number of partial sums that the part adds; 0: none.
+        region: Region of the layer's output (one interval per axis); None: all of it.
+        reduce: Range of the reduction axis (input channels), if the piece is a partial sum.
+        merge_count: Number of partial sums of other pieces that this piece adds up; 0: none.
     """
 
     region: Region | None = None
@@ -42,9 +41,9 @@ class Part:
 
     Attributes:
         device: Name of the device.
-        region: Region of the layer's output that the part computes; None: all of it.
+        region: Region of the layer's output that the part computes (one interval per axis); None: all of it.
         reduce: Range of the reduction axis (input channels), if the part computes a partial sum.
-        lane: Lane of the device. Lanes run one after another and share the device's memory.
+        lane: Number of the device's lane. Lanes of a device run one after another and share its memory.
     """
 
     device: str
@@ -55,11 +54,11 @@ class Part:
 
 @dataclass(frozen=True)
 class FailurePlan:
-    """Plan that is used while exactly the devices `failed` are down.
+    """Plan that is used while exactly the devices in `failed` are down.
 
     Attributes:
         failed: Names of the failed devices.
-        plan: A plan that uses none of them.
+        plan: A plan that uses none of these devices.
     """
 
     failed: tuple[str, ...]
@@ -71,15 +70,16 @@ class Plan:
     """Parts of all layers, sources and sinks; optionally replicas and failure plans.
 
     Attributes:
-        layers: Parts by layer name.
-        source: Devices that hold every model input in full.
-        sink: Devices that receive every model output in full.
+        layers: By layer name, the parts (pieces of the layer on devices).
+        source: Names of the devices that hold every model input in full.
+        sink: Names of the devices that receive every model output in full.
         model_digest: Structural digest of the model that the plan was made for; '' in a plan written by hand.
         note: Reason why the strategy may return another plan next time: measurements or a time limit.
-        replicas: Renamings of the parts' devices (device: device that does its work); devices that are not named stay.
-            Frame i of a stream uses renaming i mod n. Source and sink are never renamed. (): no renaming.
+        replicas: Renamings, from the name of each device in the parts to the name of the device that does its work.
+            Devices without an entry keep their work. Frame i of a stream uses renaming i mod n. Sources and sinks are
+            never renamed. (): no renaming.
         wire_format: Element types in which tensors are sent.
-        failures: Failure plans. They have no failure plans themselves, and use this plan's digest and wire format.
+        failures: Failure plans. They get the digest and the wire format of this plan, and cannot have failure plans.
         chosen_strategy: Strategy that made the plan, if another strategy chose it. It is not stored in files.
     """
 
@@ -95,22 +95,23 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.failures:
-            failures = [FailurePlan(entry.failed, self._with_shared_fields(entry.plan)) for entry in self.failures]
+            shared: Json = {"model_digest": self.model_digest, "wire_format": self.wire_format}
+            failures = [
+                FailurePlan(entry.failed, replace(entry.plan, **shared, note="", failures=()))
+                for entry in self.failures
+            ]
             object.__setattr__(self, "failures", tuple(failures))
-
-    def _with_shared_fields(self, plan: Plan) -> Plan:
-        return replace(plan, model_digest=self.model_digest, note="", wire_format=self.wire_format, failures=())
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All devices of all roles in order of first mention.
+        """Names of all devices of all roles (replicas and failure plans), in order of first mention.
 
-        The order is source, layers role by role, sink, failure plans.
+        The order is sources, layers replica by replica, sinks, failure plans.
         """
-        parts = tuple(dict.fromkeys(p.device for parts in self.layers.values() for p in parts))
-        named = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in parts]
-        spare = [name for failure in self.failures for name in failure.plan.devices]
-        return tuple(dict.fromkeys([*self.source, *named, *self.sink, *spare]))
+        unrenamed = tuple(dict.fromkeys(part.device for parts in self.layers.values() for part in parts))
+        computing = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in unrenamed]
+        in_failures = [name for failure in self.failures for name in failure.plan.devices]
+        return tuple(dict.fromkeys([*self.source, *computing, *self.sink, *in_failures]))
 
     @property
     def roles(self) -> tuple[Plan, ...]:
@@ -119,9 +120,9 @@ class Plan:
 
     @property
     def roles_by_failure(self) -> tuple[FailurePlan, ...]:
-        """Each role with the failed devices for which it is used.
+        """Each role (replica or failure plan) with the failed devices for which it is used.
 
-        First come the replicas of the plan itself, then those of its failure plans.
+        The replicas of the plan itself come first, then the replicas of its failure plans.
         """
         return tuple(
             FailurePlan(entry.failed, role)
@@ -132,12 +133,16 @@ class Plan:
     @property
     def replica_roles(self) -> tuple[Plan, ...]:
         """Plan of each replica, used while no device is down: frame i uses entry i mod n."""
-        roles: list[Plan] = []
-        own = self.layers.items()
-        for new in self.replicas:
-            moved = {name: tuple(replace(p, device=new.get(p.device, p.device)) for p in parts) for name, parts in own}
-            roles.append(replace(self, layers=moved, replicas=(), failures=()))
-        return tuple(roles) or (replace(self, failures=()) if self.failures else self,)
+        if not self.replicas:
+            return (replace(self, failures=()) if self.failures else self,)
+        return tuple(self._rename_devices(renaming) for renaming in self.replicas)
+
+    def _rename_devices(self, renaming: Mapping[str, str]) -> Plan:
+        layers = {
+            name: tuple(replace(part, device=renaming.get(part.device, part.device)) for part in parts)
+            for name, parts in self.layers.items()
+        }
+        return replace(self, layers=layers, replicas=(), failures=())
 
 
 def _part_to_json(part: Part) -> dict[str, Any]:
@@ -153,23 +158,14 @@ def _part_from_json(record: Mapping[str, Any]) -> Part:
 
 
 def plan_from_json(document: Any, place: str = "plan") -> Plan:
-    """Return the plan in a JSON document.
-
-    Args:
-        document: The document.
-        place: Name of the file, as prefix of error messages.
-
-    Returns:
-        The plan.
+    """Return the plan in a JSON document. Error messages start with `place`, such as the file name.
 
     Raises:
         DicompilerError: The document violates the schema. The message names the key and the allowed values.
     """
     validate(document, "plan", place)
-    return _plan_from_record(
-        document,
-        tuple(FailurePlan(tuple(entry["failed"]), _plan_from_record(entry)) for entry in document.get("failures", ())),
-    )
+    failures = [FailurePlan(tuple(entry["failed"]), _plan_from_record(entry)) for entry in document.get("failures", ())]
+    return _plan_from_record(document, tuple(failures))
 
 
 def _plan_from_record(document: Mapping[str, Any], failures: tuple[FailurePlan, ...] = ()) -> Plan:
@@ -186,7 +182,7 @@ def _plan_from_record(document: Mapping[str, Any], failures: tuple[FailurePlan, 
 
 
 def load_plan(path: str | Path) -> Plan:
-    """Return the plan in a file.
+    """Return the plan in a JSON file.
 
     Args:
         path: The file.
@@ -201,28 +197,22 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def dumps(plan: Plan) -> str:
-    """Return the text of a plan file, with one line per part.
-
-    Args:
-        plan: The plan.
-
-    Returns:
-        JSON text that `load_plan` reads as an equal plan.
-    """
-    named = {"model_digest": plan.model_digest, "note": plan.note}
-    text = _format_plan(plan, {"format": FORMAT}, named, wire_format_to_json(plan.wire_format))
+    """Return the JSON text of a plan file, with one line per part. `load_plan` reads it as an equal plan."""
+    origin = {"model_digest": plan.model_digest, "note": plan.note}
+    text = _format_plan(plan, {"format": FORMAT}, origin, wire_format_to_json(plan.wire_format))
     if plan.failures:
         failures = [_format_plan(failure.plan, {"failed": list(failure.failed)}) for failure in plan.failures]
         text = text[:-1] + ',\n "failures": [\n' + ",\n".join(failures) + "]}"
     return text + "\n"
 
 
-def _format_plan(plan: Plan, first: Json, named: Json | None = None, wire: Json | None = None) -> str:
-    """Return the text of one plan.
+def _format_plan(plan: Plan, first: Json, before_replicas: Json | None = None, last: Json | None = None) -> str:
+    """Return the JSON text of a plan or of a failure plan, with one line per part.
 
-    `first` precedes its source; `named` and `wire` surround its replicas if not empty.
+    The entries `first` come before the sources. The other entries surround the replicas and are omitted if empty.
     """
-    optional = {**(named or {}), "replicas": [dict(names) for names in plan.replicas], **(wire or {})}
+    replicas = [dict(renaming) for renaming in plan.replicas]
+    optional = {**(before_replicas or {}), "replicas": replicas, **(last or {})}
     document = {**first, "source": list(plan.source), "sink": list(plan.sink)}
     head = json.dumps(document | {key: value for key, value in optional.items() if value}, indent=1)[:-2]
     texts = {name: [json.dumps(_part_to_json(part)) for part in parts] for name, parts in plan.layers.items()}

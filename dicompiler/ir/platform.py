@@ -1,6 +1,6 @@
 """Platform: hosts, devices and the network of a cluster, from a TOML file or a built-in family.
 
-The schema is `base/schemas/platform.schema.json`; the built-in boards are in `ir.builtin_boards`.
+The schema is `base/schemas/platform.schema.json`. The built-in boards are in `ir.builtin_boards`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dicompiler.base.units import (
     MEMORY,
     POWER,
     TIME,
+    Quantity,
     format_quantity,
     parse_bytes,
     parse_quantity,
@@ -39,14 +40,14 @@ FORMAT = "dicompiler.platform/2"
 
 @dataclass(frozen=True)
 class Platform(Memoizing):
-    """A cluster.
+    """A cluster of hosts with devices, and their network.
 
     Attributes:
         name: Name of the platform.
         hosts: The hosts.
         devices: The devices, in the order in which plans list them.
         network: The network between the hosts.
-        description: Sources of the numbers.
+        description: Hardware of the platform, and the sources of its rates, sizes and powers.
 
     Raises:
         DicompilerError: A name appears twice, a device or link names an unknown host, or no device can compute.
@@ -59,11 +60,14 @@ class Platform(Memoizing):
     description: str = ""
 
     def __post_init__(self) -> None:
-        _check_platform(self)
+        if self.network.kind not in get_args(NetworkKind):
+            kinds = ", ".join(get_args(NetworkKind))
+            raise DicompilerError(f"{self.name}: unknown kind of network {self.network.kind!r}: use one of {kinds}")
+        _check_names(self.name, self.hosts, self.devices, self.network)
 
     @cached_property
     def host_of(self) -> Mapping[str, str]:
-        """Host name by device name."""
+        """Name of the host of each device, by device name."""
         return {device.name: device.host for device in self.devices}
 
     @cached_property
@@ -76,7 +80,7 @@ class Platform(Memoizing):
 
     @cached_property
     def computing_devices(self) -> tuple[Device, ...]:
-        """Devices that can compute, in platform order; at least one."""
+        """Devices that can compute, in platform order. There is at least one."""
         return tuple(device for device in self.devices if device.can_compute)
 
     @property
@@ -121,26 +125,27 @@ class Platform(Memoizing):
         """Return the link between two devices, limited by the bandwidths of their hosts.
 
         Args:
-            a: Name of a device.
-            b: Name of a device.
+            a: Name of the first device.
+            b: Name of the second device.
 
         Returns:
             The link; None if both devices are on the same host.
         """
-        ends = self.host(self.device(a).host), self.host(self.device(b).host)
-        link = self.network.link(ends[0].name, ends[1].name)
-        widths = [host.bandwidth for host in ends if host.bandwidth is not None]
-        return link if link is None or not widths else replace(link, bandwidth=min(link.bandwidth, *widths))
+        hosts = self.host(self.device(a).host), self.host(self.device(b).host)
+        link = self.network.link(hosts[0].name, hosts[1].name)
+        limits = [host.bandwidth for host in hosts if host.bandwidth is not None]
+        return link if link is None or not limits else replace(link, bandwidth=min(link.bandwidth, *limits))
 
     @memoized
     def link_shares(self, link: Link) -> tuple[float, float]:
-        """Return the shares of its hosts' bandwidths that a link can use, each at most 1.
+        """Return the share of each host's bandwidth that a link between two hosts can use, at most 1.
 
         Args:
             link: A link of the platform.
 
         Returns:
-            The shares of both hosts; for a shared medium or a gateway, twice its share of the medium.
+            The shares for the two hosts of the link. For a shared medium or a gateway, both are the link's share of the
+            network's bandwidth.
         """
         if self.network.kind != "switch":
             share = min(1.0, link.bandwidth / self.network.bandwidth)
@@ -152,32 +157,32 @@ class Platform(Memoizing):
     def _host_bandwidth(self, host: str) -> float:
         """Return the bandwidth of a host's link to the switch in bit/s.
 
-        It is the host's own, else that of the network or of its widest link.
+        If the host does not state it, it is the largest bandwidth of the network and of the host's links.
         """
         links = [link.bandwidth for link in self.network.links if host in link.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
 
     @cached_property
     def transfer_times(self) -> NDArray[np.float64]:
-        """Seconds per byte, seconds per message and latency between all devices.
+        """Seconds per byte, seconds per message and latency in seconds between all pairs of devices.
 
-        The array has shape (3, n, n) in platform order; values between devices of one host are 0.
+        The array has shape (3, devices, devices), in platform order. Values between devices of one host are 0.
         """
         import numpy as np
 
         links = [self.link(a.name, b.name) for a in self.devices for b in self.devices]
-        once = self.network.message_overhead_s
-        rows = [(0.0, 0.0, 0.0) if link is None else (link.transfer_s(1), once, link.latency) for link in links]
+        message_s = self.network.message_overhead_s
+        rows = [(0.0, 0.0, 0.0) if link is None else (link.transfer_s(1), message_s, link.latency) for link in links]
         return np.ascontiguousarray(np.array(rows).T).reshape(3, len(self.devices), -1)
 
     @staticmethod
     def load(source: str | Path | Platform, known: Iterable[PlatformFamily] | None = None) -> Platform:
-        """Return a platform from a TOML file or by the name of a member of a family (`rpi4x4`).
+        """Return a platform from a TOML file or by the name of a built-in platform (`rpi4x4`).
 
         Args:
             source: Path, name, or a platform, which is returned unchanged.
-            known: Families and file formats to search; default: the built-in families. A source that none of them
-                accepts is a TOML file if it has a suffix or a directory.
+            known: Families and file formats of platforms to search; default: the built-in families. A source that none
+                of them accepts is a TOML file if it has a suffix or a directory.
 
         Returns:
             The platform.
@@ -193,24 +198,25 @@ class Platform(Memoizing):
             platform = family.find(str(source))
             if platform is not None:
                 return platform
-        path = Path(source)
+        path, names = Path(source), ", ".join(family.name for family in families)
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
-            return _load_platform_file(path, families)
+            return platform_from_toml(
+                read_text(path, f"no such platform file (built-in platforms: {names})"), str(path)
+            )
         examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
         close = did_you_mean(str(source), examples)
         hint = close if "did you mean" in close else ""
-        names = ", ".join(family.name for family in families)
         raise UsageError(f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999)")
 
 
 @dataclass(frozen=True)
 class PlatformFamily:
-    """Platforms of one kind that users select by name.
+    """Platforms of one kind, which differ in the number of hosts and are selected by name.
 
     Attributes:
-        name: Pattern of the names: "rpi4xN", with N as the number of hosts.
-        description: Sources of the numbers.
-        make: Function that returns the platform with a number of hosts.
+        name: Pattern of the names: "rpi4xN", with N in place of the number of hosts.
+        description: Hardware of the platforms, and the sources of its rates, sizes and powers.
+        make: Function that returns the platform with a given number of hosts.
     """
 
     name: str
@@ -218,7 +224,7 @@ class PlatformFamily:
     make: Callable[[Any], Platform]
 
     def find(self, source: str) -> Platform | None:
-        """Return the member of this family that `source` names.
+        """Return the platform of this family with the name `source`.
 
         Args:
             source: Name of a platform.
@@ -234,7 +240,7 @@ class PlatformFamily:
 class PlatformFormat(PlatformFamily):
     """Additional file format of platforms.
 
-    `name` is a pattern of file names ("*.txt"), and `make` takes the path of a file.
+    The attribute `name` is a pattern of file names ("*.txt"), and the function `make` gets the path of a file.
     """
 
     def find(self, source: str) -> Platform | None:
@@ -244,15 +250,15 @@ class PlatformFormat(PlatformFamily):
             source: Path of the file.
 
         Returns:
-            The platform; None if the file name does not match.
+            The platform; None if the file name does not match the pattern.
         """
         path = Path(source)
         return self.make(path) if path.match(self.name) else None
 
 
-def platform_file(source: str, known: Iterable[PlatformFamily]) -> Path | None:
-    """Return the file that `Platform.load` reads for `source`; None if it names a member of a family."""
-    for family in known:
+def platform_file(source: str, families: Iterable[PlatformFamily]) -> Path | None:
+    """Return the file that `Platform.load` reads for `source`; None if `source` names a member of a family."""
+    for family in families:
         if isinstance(family, PlatformFormat):
             if Path(source).match(family.name):
                 return Path(source)
@@ -263,14 +269,13 @@ def platform_file(source: str, known: Iterable[PlatformFamily]) -> Path | None:
 
 @cache
 def builtin_families() -> tuple[PlatformFamily, ...]:
-    """Return the built-in families."""
     return tuple(
         PlatformFamily(board.name + "N", board.description, partial(_make_board_platform, board)) for board in BOARDS
     )
 
 
 def _make_board_platform(board: BuiltinBoard, count: int) -> Platform:
-    """Return a platform with `count` copies of a board; hosts are numbered from 01."""
+    """Return a platform with `count` copies of a board. The hosts are numbered from 01."""
     names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
     return Platform(
         f"{board.name}{count}",
@@ -281,20 +286,8 @@ def _make_board_platform(board: BuiltinBoard, count: int) -> Platform:
     )
 
 
-def _load_platform_file(path: Path, known: Sequence[PlatformFamily]) -> Platform:
-    names = ", ".join(family.name for family in known)
-    return platform_from_toml(read_text(path, f"no such platform file (built-in platforms: {names})"), str(path))
-
-
 def platform_from_toml(text: str, place: str = "platform") -> Platform:
-    """Return the platform in a TOML text.
-
-    Args:
-        text: The TOML text.
-        place: Name of the file, as prefix of error messages.
-
-    Returns:
-        The platform.
+    """Return the platform in a TOML text. Error messages start with `place`, such as the file name.
 
     Raises:
         DicompilerError: The text is not TOML or violates the schema. The message names the key and the allowed values.
@@ -307,62 +300,53 @@ def platform_from_toml(text: str, place: str = "platform") -> Platform:
         raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)
     network = _parse_network(document["network"], document.get("link", []), place)
-    devices = []
-    for index, entry in enumerate(document["device"]):
-        key = f"{place}: device[{index}]"
-        devices.append(
-            Device(
-                entry["name"],
-                entry.get("host", entry["name"]),
-                parse_quantity(entry["rate"], COMPUTE_RATE, f"{key}.rate"),
-                entry.get("cores", 1),
-                parse_quantity(entry.get("power_active", "0 W"), POWER, f"{key}.power_active"),
-                parse_quantity(entry.get("power_idle", "0 W"), POWER, f"{key}.power_idle"),
-                entry.get("gpu", False),
-                parse_quantity(entry.get("power_network", "0 W"), POWER, f"{key}.power_network"),
-                parse_quantity(entry["memory_bandwidth"], BANDWIDTH, f"{key}.memory_bandwidth") / 8
-                if "memory_bandwidth" in entry
-                else 0.0,
-            )
-        )
-    hosts = tuple(_parse_host(entry, f"{place}: host[{index}]") for index, entry in enumerate(document["host"]))
+    devices = tuple(_parse_device(entry, f"{place}: device[{i}]") for i, entry in enumerate(document["device"]))
+    hosts = tuple(_parse_host(entry, f"{place}: host[{i}]") for i, entry in enumerate(document["host"]))
     _check_names(place, hosts, devices, network)
     name = document.get("name", Path(place).stem)
-    return Platform(name, hosts, tuple(devices), network, document.get("description", ""))
+    return Platform(name, hosts, devices, network, document.get("description", ""))
 
 
-def _parse_host(entry: Mapping[str, Any], key: str) -> Host:
-    """Return a host; in a file, `memory` is only the RAM if there is flash."""
-    flash = parse_bytes(entry["flash"], f"{key}.flash") if "flash" in entry else 0
-    bandwidth = parse_quantity(entry["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in entry else None
-    return Host(entry["name"], parse_bytes(entry["memory"], f"{key}.memory") + flash, bandwidth, flash)
+def _quantity(table: Mapping[str, Any], key: str, kind: Quantity, place: str, default: float = 0.0) -> float:
+    return parse_quantity(table[key], kind, f"{place}.{key}") if key in table else default
 
 
-def _parse_network(entry: Mapping[str, Any], links: Sequence[Mapping[str, Any]], place: str) -> Network:
-    bandwidth = parse_quantity(entry["bandwidth"], BANDWIDTH, f"{place}: network.bandwidth")
-    latency = parse_quantity(entry.get("latency", "0 s"), TIME, f"{place}: network.latency")
-    message = parse_quantity(entry.get("message_overhead", "0 s"), TIME, f"{place}: network.message_overhead")
-    overrides = []
-    for index, link in enumerate(links):
-        key = f"{place}: link[{index}]"
-        overrides.append(
-            Link(
-                (link["hosts"][0], link["hosts"][1]),
-                parse_quantity(link["bandwidth"], BANDWIDTH, f"{key}.bandwidth") if "bandwidth" in link else bandwidth,
-                parse_quantity(link["latency"], TIME, f"{key}.latency") if "latency" in link else latency,
-            )
-        )
-    return Network(entry["kind"], bandwidth, latency, tuple(overrides), message)
+def _parse_device(entry: Mapping[str, Any], place: str) -> Device:
+    return Device(
+        entry["name"],
+        entry.get("host", entry["name"]),
+        _quantity(entry, "rate", COMPUTE_RATE, place),
+        entry.get("cores", 1),
+        _quantity(entry, "power_active", POWER, place),
+        _quantity(entry, "power_idle", POWER, place),
+        entry.get("gpu", False),
+        _quantity(entry, "power_network", POWER, place),
+        _quantity(entry, "memory_bandwidth", BANDWIDTH, place) / 8,
+    )
 
 
-def _check_platform(platform: Platform) -> None:
-    if platform.network.kind not in get_args(NetworkKind):
-        raise DicompilerError(f"{platform.name}: unknown network {platform.network.kind!r}")
-    _check_names(platform.name, platform.hosts, platform.devices, platform.network)
+def _parse_host(entry: Mapping[str, Any], place: str) -> Host:
+    # In a file, `memory` is the RAM only. Host.memory includes flash.
+    flash = parse_bytes(entry["flash"], f"{place}.flash") if "flash" in entry else 0
+    bandwidth = _quantity(entry, "bandwidth", BANDWIDTH, place) or None
+    return Host(entry["name"], parse_bytes(entry["memory"], f"{place}.memory") + flash, bandwidth, flash)
+
+
+def _parse_network(entry: Mapping[str, Any], link_entries: Sequence[Mapping[str, Any]], file: str) -> Network:
+    place = f"{file}: network"
+    bandwidth = _quantity(entry, "bandwidth", BANDWIDTH, place)
+    latency = _quantity(entry, "latency", TIME, place)
+    message_s = _quantity(entry, "message_overhead", TIME, place)
+    links = []
+    for index, link in enumerate(link_entries):
+        place = f"{file}: link[{index}]"
+        link_bandwidth = _quantity(link, "bandwidth", BANDWIDTH, place, bandwidth)
+        links.append(Link(tuple(link["hosts"]), link_bandwidth, _quantity(link, "latency", TIME, place, latency)))
+    return Network(entry["kind"], bandwidth, latency, tuple(links), message_s)
 
 
 def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], network: Network) -> None:
-    """Raise DicompilerError for errors that a schema cannot detect."""
+    """Raise DicompilerError for duplicate names, unknown hosts, or if no device can compute."""
     host_names = [host.name for host in hosts]
     for key, names in (("host", host_names), ("device", [device.name for device in devices])):
         for index, name in enumerate(names):
@@ -387,68 +371,55 @@ def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], n
 
 
 def platform_to_toml(platform: Platform) -> str:
-    """Return the TOML text that `platform_from_toml` turns into an equal platform.
-
-    Args:
-        platform: The platform.
-
-    Returns:
-        The TOML text.
-    """
-    lines = [f'format = "{FORMAT}"', f"name = {_toml_string(platform.name)}"]
-    if platform.description:
-        lines.append(f"description = {_toml_string(platform.description)}")
+    """Return a TOML text from which `platform_from_toml` creates an equal platform."""
     network = platform.network
-    lines += [
-        "",
-        "[network]",
-        f'kind = "{network.kind}"',
-        f'bandwidth = "{format_quantity(network.bandwidth, BANDWIDTH)}"',
+    tables = [
+        _toml_table("", format=FORMAT, name=platform.name, description=platform.description or None),
+        _toml_table(
+            "[network]\n",
+            kind=network.kind,
+            bandwidth=format_quantity(network.bandwidth, BANDWIDTH),
+            latency=format_quantity(network.latency, TIME),
+            message_overhead=_format_unless_zero(network.message_overhead_s, TIME),
+        ),
     ]
-    lines.append(f'latency = "{format_quantity(network.latency, TIME)}"')
-    if network.message_overhead_s:
-        lines.append(f'message_overhead = "{format_quantity(network.message_overhead_s, TIME)}"')
     for host in platform.hosts:
-        lines += [
-            "",
-            "[[host]]",
-            f"name = {_toml_string(host.name)}",
-            f'memory = "{format_quantity(host.ram, MEMORY)}"',
-        ]
-        if host.flash:
-            lines.append(f'flash = "{format_quantity(host.flash, MEMORY)}"')
-        if host.bandwidth is not None:
-            lines.append(f'bandwidth = "{format_quantity(host.bandwidth, BANDWIDTH)}"')
+        flash, bandwidth = _format_unless_zero(host.flash, MEMORY), _format_unless_zero(host.bandwidth, BANDWIDTH)
+        memory = format_quantity(host.ram, MEMORY)
+        tables.append(_toml_table("[[host]]\n", name=host.name, memory=memory, flash=flash, bandwidth=bandwidth))
     for device in platform.devices:
-        lines += ["", "[[device]]", f"name = {_toml_string(device.name)}", f"host = {_toml_string(device.host)}"]
-        lines += [f'rate = "{format_quantity(device.rate, COMPUTE_RATE)}"', f"cores = {device.cores}"]
-        lines.append(f'power_active = "{format_quantity(device.power_active, POWER)}"')
-        lines.append(f'power_idle = "{format_quantity(device.power_idle, POWER)}"')
-        if device.gpu:
-            lines.append("gpu = true")
-        if device.power_network:
-            lines.append(f'power_network = "{format_quantity(device.power_network, POWER)}"')
-        if device.memory_bandwidth:
-            lines.append(f'memory_bandwidth = "{format_quantity(8 * device.memory_bandwidth, BANDWIDTH)}"')
+        table = _toml_table(
+            "[[device]]\n",
+            name=device.name,
+            host=device.host,
+            rate=format_quantity(device.rate, COMPUTE_RATE),
+            cores=device.cores,
+            power_active=format_quantity(device.power_active, POWER),
+            power_idle=format_quantity(device.power_idle, POWER),
+            gpu=device.gpu or None,
+            power_network=_format_unless_zero(device.power_network, POWER),
+            memory_bandwidth=_format_unless_zero(8 * device.memory_bandwidth, BANDWIDTH),
+        )
+        tables.append(table)
     for link in network.links:
-        lines += ["", "[[link]]", f"hosts = [{', '.join(map(_toml_string, link.hosts))}]"]
-        lines += [
-            f'bandwidth = "{format_quantity(link.bandwidth, BANDWIDTH)}"',
-            f'latency = "{format_quantity(link.latency, TIME)}"',
-        ]
-    return "\n".join(lines) + "\n"
+        bandwidth, latency = format_quantity(link.bandwidth, BANDWIDTH), format_quantity(link.latency, TIME)
+        tables.append(_toml_table("[[link]]\n", hosts=link.hosts, bandwidth=bandwidth, latency=latency))
+    return "\n".join(tables)
 
 
-def _toml_string(value: str) -> str:
+def _toml_table(header: str, **values: object) -> str:
+    """Return the text of a TOML table. Values that are None are omitted."""
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items() if value is not None}
     # TOML strings have the escapes of JSON, but DEL must be escaped too.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return header + "".join(f"{key} = {text}\n" for key, text in texts.items()).replace("\x7f", "\\u007f")
+
+
+def _format_unless_zero(value: float | None, kind: Quantity) -> str | None:
+    return format_quantity(value, kind) if value else None
 
 
 def uniform_platform(count: int) -> Platform:
-    """Return a platform of `count` equal devices d0, d1, … on separate hosts.
-
-    It serves uses in which only the split matters.
-    """
+    """Return a platform of equal devices d0, d1, … on separate hosts, for uses in which only the split matters."""
     hosts = tuple(Host(f"d{i}", 2**40) for i in range(count))
     devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))
     return Platform("uniform", hosts, devices, Network("switch", 1e9))

@@ -1,6 +1,6 @@
-"""Program: steps of each device, and transfers between devices.
+"""Program: the steps of each device, and the transfers between devices.
 
-Targets emit it, and executors and simulators run it.
+Targets write a program as an artifact. Executors run it, and the simulator predicts its times.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.tasks import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""Part to which a node belongs, and the model's node or the tensor for which it was made."""
+"""The part of a layer to which a node belongs, and the name of the model's node or tensor for which it was made."""
 
 NO_MODEL = onnx.ModelProto()
-"""Model of the segments of a program that is only simulated."""
+"""Empty model that all segments have in a program that is only simulated."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Tensor that is an input or output of the program or of a segment, or that is sent.
+    """Name, element type and shape of a tensor that is sent, or that is an input or output of a segment or the program.
 
     Attributes:
         name: Name of the tensor.
-        dtype: Element type, an onnx.TensorProto.DataType; 0 if it is not a tensor.
+        dtype: Element type, an onnx.TensorProto.DataType; 0 if the value is not a tensor.
         shape: Static shape; None if it is unknown.
     """
 
@@ -38,7 +38,7 @@ class TensorSpec:
 
     @property
     def is_fixed_size(self) -> bool:
-        """True if its size in bytes is known before the run."""
+        """True if the size of the tensor in bytes is known before the run."""
         return self.shape is not None and is_fixed_size(self.dtype)
 
     @property
@@ -50,13 +50,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One box of a tensor that one device sends to another.
+    """One box (region of a tensor) that one device sends to another.
 
     Attributes:
-        index: Index in the program's `transfers`, in the order of sending.
-        sender: Name of the device that sends it.
-        receiver: Name of the device that receives it.
-        value: The tensor.
+        index: Index in the program's `transfers`, which are in the order of sending.
+        sender: Name of the device that sends the box.
+        receiver: Name of the device that receives the box.
+        value: Name, element type and shape of the box.
     """
 
     index: int
@@ -74,9 +74,9 @@ class Segment:
         device: Name of the device.
         model: The sub-model. Large weights are placeholders (see `ir.onnx.weights`); the program's `weights` have their
             data under the same name.
-        inputs: Names of its input tensors on this device.
-        outputs: Names of its output tensors on this device.
-        node_marks: Marks of those nodes that belong to a part, in order.
+        inputs: Names of the input tensors on this device.
+        outputs: Names of the output tensors on this device.
+        node_marks: For the nodes that belong to a part of a layer, in order: the part, and the origin of the node.
     """
 
     name: str
@@ -89,11 +89,12 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """Step of a device.
+    """One step of a device: a receive, a run of a segment, or a send.
 
     Attributes:
         kind: `receive`, `run` or `send`.
-        index: Index of a transfer (`receive`, `send`), or of a segment of the device (`run`).
+        index: For `receive` and `send`, the index of the transfer. For `run`, the index of the segment in the device's
+            segments.
     """
 
     kind: Literal["receive", "run", "send"]
@@ -102,14 +103,14 @@ class Step:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """Piece of a state that a device keeps between frames.
+    """Piece of a state (a model output that becomes an input of the next frame) that a device keeps.
 
     Attributes:
-        value: Tensor that it reads.
-        written_name: Tensor of the previous frame that it reads.
-        past: Model input of the state.
-        present: Model output of the state.
-        region: Region of `past` that the piece contains.
+        value: Tensor with the state of the previous frame, which the device reads.
+        written_name: Name of the tensor with the new state, which the device computes and reads in the next frame.
+        past: Name of the model input of the state.
+        present: Name of the model output of the state.
+        region: Region of the model's tensors `past` and `present` that the piece contains.
     """
 
     value: TensorSpec
@@ -123,17 +124,17 @@ class DeviceState:
 class DeviceProgram:
     """Steps of one device for a frame.
 
-    Receives come first, because they are posted early. Then come the segments, each followed by the sends of its
-    outputs. A run waits for the inputs of its segment; a send does not wait.
+    The first steps are all receives, because the device posts them early. Then come the segments, each followed by the
+    sends of its outputs. A segment waits for its inputs; a send does not wait.
 
     Attributes:
         device: Name of the device.
-        host: Name of its host.
-        segments: Its segments.
-        steps: Its steps.
-        sources: Model inputs that are given to this device.
-        sinks: Model outputs that it delivers, by name of the tensor on this device.
-        states: Pieces of states that it keeps.
+        host: Name of the device's host.
+        segments: Segments that the device runs.
+        steps: Steps, in order.
+        sources: Names of the model inputs that this device gets from the client.
+        sinks: Names of the model outputs that it delivers, by name of the tensor on this device.
+        states: Pieces of states that it keeps from frame to frame.
     """
 
     device: str
@@ -155,10 +156,10 @@ class Program:
         inputs: Model inputs, without states.
         outputs: Model outputs, without states.
         weights: Data of large weights, by name.
-        segment_order: (device index, segment index) of all segments, in an order that respects dependencies.
-        other_roles: Programs of further roles of a plan with replicas or failure plans, for the same devices in the
-            same order. All other attributes are those of the first role.
-        failed: Failed devices for which this role is used.
+        segment_order: Pairs (device index, segment index) of all segments, in an order that respects dependencies.
+        other_roles: Programs of further roles (replicas and failure plans), for the same devices in the same order. All
+            other attributes belong to the first role.
+        failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
         states: Model inputs that are states.
     """
 
@@ -174,7 +175,7 @@ class Program:
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """Program of each role; roles of failure plans come last."""
+        """Program of each role (replica or failure plan); roles of failure plans come last."""
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
@@ -184,6 +185,6 @@ class Program:
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:
-        """Transfers of all roles with consecutive indices, as in artifacts and reports."""
+        """Transfers of all roles (replicas and failure plans), numbered consecutively as in artifacts and reports."""
         every = [transfer for role in self.roles for transfer in role.transfers]
         return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

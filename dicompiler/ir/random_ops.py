@@ -1,6 +1,6 @@
-"""Detection of nodes that draw random numbers, which differ between runs and devices.
+"""Detection of nodes that draw random numbers, and of the tensors that depend on such numbers.
 
-model or LayerGraph ⇒ nodes and layers that draw random numbers, and the tensors that depend on them.
+Random numbers differ between runs and between devices, so results that depend on them cannot be compared.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dicompiler.ir.operator_rule import Node
 RANDOM_OPERATORS = frozenset(
     "Bernoulli Multinomial RandomNormal RandomNormalLike RandomUniform RandomUniformLike".split()
 )
-"""Operators of the standard that draw random numbers. A seed only fixes the first numbers."""
+"""Standard operators that draw random numbers. Even with a seed, each run of a session gives other numbers."""
 
 
 def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
     """Return True if a node can draw random numbers.
 
-    It can by its operator, as a Dropout in training mode, or in its bodies.
+    Such a node is a random operator, a Dropout in training mode, or a node whose body or function contains one of them.
 
     Args:
         node: The node.
-        model: Its model. Functions are searched, and constants can show that a Dropout is inactive.
+        model: Model of the node. Its functions are searched, and its constants can show that a Dropout is inactive.
 
     Returns:
-        True if it can draw random numbers.
+        True if the node can draw random numbers.
     """
     nodes, constants = ((), ()) if model is None else (model.graph.node, model.graph.initializer)
     return _is_random(node, model, nodes, constants)
@@ -38,30 +38,30 @@ def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
 
 def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
     """Return the first random node of each layer that has one, by layer name."""
-    found = {layer.name: [node for node in layer.nodes if node.name in layers.random_nodes] for layer in layers.layers}
-    return {name: nodes[0] for name, nodes in found.items() if nodes}
+    names = layers.random_nodes
+    nodes = {layer.name: [node for node in layer.nodes if node.name in names] for layer in layers.layers}
+    return {layer_name: random_nodes[0] for layer_name, random_nodes in nodes.items() if random_nodes}
 
 
 def random_tensors(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = ()) -> Mapping[str, NodeProto]:
-    """Return, for each tensor that depends on random numbers, a node that draws them.
+    """Return a node that draws random numbers for each tensor that depends on them, by tensor name.
 
-    Args:
-        model: The model.
-        states: Pairs of the model input and the model output of each state.
+    `states` has the names of the model input and the model output of each state. Randomness of the output carries over
+    to the input, because the output is the input of the next frame.
     """
-    found, before = dict[str, NodeProto](), -1
-    while len(found) > before:
-        before = len(found)
+    causes, before = dict[str, NodeProto](), -1
+    while len(causes) > before:
+        before = len(causes)
         for node in model.graph.node:
-            cause = next((found[name] for name in tensors_read(node) if name in found), None)
+            cause = next((causes[name] for name in tensors_read(node) if name in causes), None)
             cause = node if cause is None and is_random(node, model) else cause
             if cause is not None:
                 for name in node.output:
-                    found.setdefault(name, cause)
+                    causes.setdefault(name, cause)
         for past, present in states:
-            if present in found:
-                found.setdefault(past, found[present])
-    return found
+            if present in causes:
+                causes.setdefault(past, causes[present])
+    return causes
 
 
 def _is_random(
@@ -69,7 +69,7 @@ def _is_random(
 ) -> bool:
     """Return True if a node can draw random numbers.
 
-    `nodes` and `constants` can define the mode of a Dropout.
+    The mode of a Dropout may be defined by one of `nodes` or `constants`, which are in the same graph.
     """
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""

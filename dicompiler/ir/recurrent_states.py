@@ -1,7 +1,8 @@
 """States: pairs of a model input and a model output that a device keeps from frame to frame.
 
-The output of a frame is the input of the next frame. The model's metadata lists the pairs, and the metadata of a placed
-model lists the piece of each state on each device. Only this module reads and writes them.
+The output of a frame is the input of the next frame. The model's metadata lists the pairs. The metadata of a placed
+model (the model after the pass `partition`) lists the piece of each state on each device. Only this module reads and
+writes these entries.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from dicompiler.ir.regions import Region, Shape, to_slices
 STATES_KEY, STATE_PIECES_KEY = "dicompiler.states", "dicompiler.pieces"
 
 StatePairs = tuple[tuple[str, str], ...]
-"""(model input, model output) of each state."""
+"""Names of the model input and the model output of each state."""
 StateInput = tuple[str, int, Shape]
 """Name, element type and shape of the model input of a state."""
 
 
 class StatePiece(NamedTuple):
-    """Piece of a state on a device.
+    """Piece of a state that one device keeps from frame to frame.
 
-    The device reads as `read_name` the value that it wrote as `written_name` in the previous frame.
+    In each frame, the tensor `read_name` has the value of the tensor `written_name` in the previous frame.
 
     Attributes:
         device: Name of the device.
-        past: Model input of the state.
-        present: Model output of the state.
-        region: Region of both that the piece contains.
-        read_name: Tensor that is read on this device.
-        written_name: Tensor that is computed on this device.
+        past: Name of the model input of the state.
+        present: Name of the model output of the state.
+        region: Region of `past` and `present` that the piece contains.
+        read_name: Name of the tensor that the device reads in the placed model.
+        written_name: Name of the tensor that the device computes in the placed model.
     """
 
     device: str
@@ -45,13 +46,13 @@ class StatePiece(NamedTuple):
 
 
 def read_states(model: onnx.ModelProto) -> StatePairs | None:
-    """Return the model's states.
+    """Return the model input and the model output of each state, as the model's metadata list them.
 
     Args:
         model: The model.
 
     Returns:
-        (model input, model output) of each state; None if the model's metadata do not mention states.
+        Pairs of the names of the model input and the model output; None if the metadata do not mention states.
     """
     text = _metadata_value(model, STATES_KEY)
     return None if text is None else tuple((past, present) for past, present in json.loads(text))
@@ -62,20 +63,13 @@ def write_states(model: onnx.ModelProto, pairs: Sequence[tuple[str, str]]) -> No
 
     Args:
         model: The model, which is changed.
-        pairs: (model input, model output) of each state.
+        pairs: Names of the model input and the model output of each state.
     """
     _set_metadata(model, STATES_KEY, [list(pair) for pair in pairs])
 
 
 def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], tuple[StateInput, ...]]:
-    """Return the pieces of a placed model's states, and the inputs of the states.
-
-    Args:
-        model: A placed model.
-
-    Returns:
-        The pieces, and the model inputs that are states.
-    """
+    """Return the pieces of a placed model's states on the devices, and the model inputs that are states."""
     pieces, states = json.loads(_metadata_value(model, STATE_PIECES_KEY) or "[[], []]")
     return (
         tuple(
@@ -87,24 +81,19 @@ def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], t
 
 
 def write_state_pieces(model: onnx.ModelProto, pieces: Sequence[StatePiece], states: Sequence[StateInput]) -> None:
-    """Store the pieces of states in the metadata of a placed model."""
+    """Store the pieces of states, and the model inputs that are states, in the metadata of a placed model."""
     _set_metadata(model, STATE_PIECES_KEY, [pieces, states])
 
 
 def inputs_with_states(pieces: Sequence[StatePiece], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a placed model, with the pieces of each state in place of the state.
+    """Return the inputs of a placed model: in place of each state, they have the state's pieces.
 
-    Args:
-        pieces: Pieces of the states.
-        inputs: Values by name of the model's input.
-
-    Returns:
-        Values by name of the placed model's input.
+    `inputs` has values by the name of the original model's input.
     """
     pasts = {piece.past for piece in pieces}
-    own = {name: value for name, value in inputs.items() if name not in pasts}
-    return own | {
-        piece.read_name: inputs[piece.past][to_slices(piece.region)] for piece in pieces if piece.past in inputs
+    present = [piece for piece in pieces if piece.past in inputs]
+    return {name: value for name, value in inputs.items() if name not in pasts} | {
+        piece.read_name: inputs[piece.past][to_slices(piece.region)] for piece in present
     }
 
 

@@ -1,7 +1,7 @@
-"""Regions: hyper-rectangles of a tensor, in elements of the whole tensor.
+"""Regions: hyper-rectangles of a tensor, in coordinates of the whole tensor.
 
-A Region has one half-open interval [start, stop) per axis. All that is split, stored or sent is described by regions.
-The region of a tensor of rank 0 is `()`, which is falsy: always test `is None`.
+A region has one half-open interval [start, stop) per axis. Everything that is split, stored or sent is described by
+regions. The region of a tensor of rank 0 is `()`, which is falsy, so test regions with `is None`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def full_region(shape: Sequence[int]) -> Region:
         shape: Shape of the tensor.
 
     Returns:
-        The region.
+        One interval per axis, from 0 to the extent of the axis.
     """
     return tuple([(0, extent) for extent in shape])
 
@@ -30,10 +30,10 @@ def region_shape(region: Region) -> Shape:
     """Return the shape of a region: ((1, 4), (0, 2)) ⇒ (3, 2).
 
     Args:
-        region: A region.
+        region: One half-open interval per axis.
 
     Returns:
-        Its extents.
+        Number of elements along each axis.
     """
     return tuple([stop - start for start, stop in region])
 
@@ -42,7 +42,7 @@ def volume(region: Region) -> int:
     """Return the number of elements of a region: 1 for rank 0, 0 for an empty region.
 
     Args:
-        region: A region.
+        region: One half-open interval per axis.
 
     Returns:
         The number of elements.
@@ -54,10 +54,10 @@ def is_empty(region: Region) -> bool:
     """Return True if a region has no elements. A region of rank 0 has one element.
 
     Args:
-        region: A region.
+        region: One half-open interval per axis.
 
     Returns:
-        True if an interval is empty.
+        True if the interval of at least one axis is empty.
     """
     for start, stop in region:  # noqa: SIM110  a generator takes three times as long
         if stop <= start:
@@ -66,11 +66,11 @@ def is_empty(region: Region) -> bool:
 
 
 def contains(outer: Region, inner: Region) -> bool:
-    """Return True if all elements of `inner` are in `outer`; an empty region is in every region.
+    """Return True if all elements of `inner` are in `outer`. An empty region is contained in every region.
 
     Args:
-        outer: The outer region.
-        inner: The inner region, of the same rank.
+        outer: Region with one half-open interval per axis.
+        inner: Region of the same tensor.
 
     Returns:
         True if `outer` contains `inner`.
@@ -79,14 +79,14 @@ def contains(outer: Region, inner: Region) -> bool:
 
 
 def intersect(a: Region, b: Region) -> Region | None:
-    """Return the intersection of two regions, or None if it is empty.
+    """Return the intersection of two regions of a tensor, or None if they have no common element.
 
     Args:
-        a: A region.
-        b: A region of the same rank.
+        a: Region with one half-open interval per axis.
+        b: Another region of the same tensor.
 
     Returns:
-        The intersection.
+        The region of the common elements.
     """
     both = []
     for (low, high), (start, stop) in zip(a, b, strict=True):
@@ -98,10 +98,10 @@ def intersect(a: Region, b: Region) -> Region | None:
 
 
 def bounding_region(regions: Iterable[Region | None]) -> Region | None:
-    """Return the smallest region that contains all given regions (the union of bounds inference).
+    """Return the smallest region that contains all given regions of a tensor.
 
     Args:
-        regions: Regions of the same rank; None and empty regions are ignored.
+        regions: Regions of the same tensor. None and empty regions are ignored.
 
     Returns:
         The bounding box; None if all regions are None or empty.
@@ -113,27 +113,12 @@ def bounding_region(regions: Iterable[Region | None]) -> Region | None:
 
 
 def relative_to(region: Region, origin: Region) -> Region:
-    """Return `region` relative to `origin`: ((5, 7),), ((4, 9),) ⇒ ((1, 3),).
-
-    Args:
-        region: A region within `origin`.
-        origin: The region that the tensor contains.
-
-    Returns:
-        The shifted region.
-    """
+    """Return a region in coordinates relative to the start of `origin`: ((5, 7),), ((4, 9),) ⇒ ((1, 3),)."""
     return tuple((start - o[0], stop - o[0]) for (start, stop), o in zip(region, origin, strict=True))
 
 
 def to_slices(region: Region) -> tuple[slice, ...]:
-    """Return a region as NumPy slices: `array[to_slices(region)]`.
-
-    Args:
-        region: A region.
-
-    Returns:
-        One slice per axis.
-    """
+    """Return the slices that select a region of a NumPy array: `array[to_slices(region)]`."""
     return tuple(slice(start, stop) for start, stop in region)
 
 
@@ -141,9 +126,9 @@ def with_interval(region: Region, axis: int, interval: Interval) -> Region:
     """Return a region with the interval of one axis replaced.
 
     Args:
-        region: A region.
-        axis: The axis.
-        interval: The new interval of this axis.
+        region: One half-open interval per axis.
+        axis: Index of the axis whose interval is replaced.
+        interval: New interval of this axis.
 
     Returns:
         The new region.
@@ -152,28 +137,19 @@ def with_interval(region: Region, axis: int, interval: Interval) -> Region:
 
 
 def block_interval(interval: Interval, size: int) -> Interval:
-    """Return the blocks of `size` elements that an interval overlaps: (5, 9), 4 ⇒ (1, 3).
-
-    Args:
-        interval: Interval in elements.
-        size: Elements per block.
-
-    Returns:
-        Interval in blocks.
-    """
+    """Return the range of blocks that an interval overlaps, if blocks have `size` elements: (5, 9), 4 ⇒ (1, 3)."""
     return interval[0] // size, -(-interval[1] // size)
 
 
 def split_proportionally(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
-    """Split 0..extent into intervals proportional to `weights`.
+    """Split the range from 0 to `extent` into consecutive intervals proportional to `weights`.
 
-    Rounding is by the largest remainder (ties: the earlier interval).
-
-    split_proportionally(10, (1, 1, 1)) ⇒ ((0, 4), (4, 7), (7, 10)).
+    For example, split_proportionally(10, (1, 1, 1)) returns ((0, 4), (4, 7), (7, 10)). Lengths are rounded by the
+    largest-remainder method; of equal remainders, the earlier interval gets the additional element.
 
     Args:
-        extent: Number of elements.
-        weights: Weights of the intervals.
+        extent: Number of elements to distribute.
+        weights: Relative length of each interval.
 
     Returns:
         One interval per weight. Intervals can be empty.

@@ -1,7 +1,7 @@
-"""Routing: the tasks that must run, and the boxes that they exchange.
+"""Routing: the computations that a plan requires, and the regions of tensors that devices exchange for them.
 
-`partition.routing` derives it from layers and plan alone. Placement and cost models both use it, so predicted and sent
-bytes are equal.
+The module `partition.routing` derives the routing from layers and plan alone. Placement and cost models both use it,
+so predicted bytes are equal to sent bytes.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dicompiler.ir.wire_dtype import sent_dtype
 
 
 class Box(NamedTuple):
-    """A region of a tensor, or of partial sums of it, that is stored on a device.
+    """Region of a tensor, or of partial sums of a tensor, that is stored on a device.
 
     Attributes:
-        key: The tensor.
+        key: Name of the tensor, with the range of the reduction axis for partial sums.
         region: The region; None for a tensor without static shape, which is stored as a whole.
         device: Name of the device.
-        lane: Lane of the device.
-        task: Task that computes the box; None for a model input on a source, and for a received box.
+        lane: Number of the device's lane. Lanes of a device run one after another and share its memory.
+        task: Task that computes the box; None for a received box, and for a model input on a source device.
         origin: For a received box, the computed box from which it was cut. Received boxes are never sent on.
     """
 
@@ -40,11 +40,11 @@ class Box(NamedTuple):
 
 
 class AssemblyLeaf(NamedTuple):
-    """Leaf of an assembly: a region of a box on the reader's device.
+    """Leaf of an assembly tree: a region that is read from one box, which is stored on the reading device.
 
     Attributes:
-        box: The box.
-        region: Region of it that is read.
+        box: The stored box.
+        region: Region that is read from it, in coordinates of the whole tensor.
     """
 
     box: Box
@@ -52,12 +52,7 @@ class AssemblyLeaf(NamedTuple):
 
 
 class AssemblyConcat(NamedTuple):
-    """Inner node of an assembly: its children, concatenated along an axis.
-
-    Attributes:
-        axis: The axis.
-        children: Assemblies, in order.
-    """
+    """Inner node of an assembly tree: the concatenation of its children along an axis."""
 
     axis: int
     children: tuple[Assembly, ...]
@@ -68,13 +63,13 @@ Assembly = AssemblyLeaf | AssemblyConcat
 
 @dataclass(frozen=True)
 class OutputDelivery:
-    """A model output on one of the sinks.
+    """A model output that one of the sinks (devices that receive the model's outputs) delivers.
 
     Attributes:
-        output: Name of the output.
+        output: Name of the model output.
         device: Name of the sink.
-        assembly: How it is assembled. None for a tensor without static shape, which the device that computes it
-            delivers (a sink, if one computes it).
+        assembly: Tree that builds the output from stored boxes. It is None for an output without static shape; such an
+            output is delivered by a device that computes it, preferably a sink.
     """
 
     output: str
@@ -84,14 +79,14 @@ class OutputDelivery:
 
 @dataclass(frozen=True)
 class StateRetention:
-    """A region of a state that a device keeps between frames.
+    """A region of a state (a model output that becomes an input of the next frame) that a device keeps.
 
     Attributes:
         device: Name of the device.
-        past: Model input of the state.
-        present: Model output of the state.
-        region: The region, of both.
-        assembly: How the region of `present` is assembled on the device at the end of a frame.
+        past: Name of the model input of the state.
+        present: Name of the model output of the state.
+        region: The region, which is the same for `past` and `present`.
+        assembly: Tree that builds the region of `present` on the device at the end of a frame.
     """
 
     device: str
@@ -103,20 +98,20 @@ class StateRetention:
 
 @dataclass(frozen=True)
 class Routing:
-    """Live tasks of a plan, and the tensors that they read.
+    """Live tasks of a plan (computations of parts of layers with read results), and the tensors that they read.
 
     Attributes:
         layers: The layers.
-        tasks: Live tasks in step order: by run, then by lane, then in layer order.
-        reads: Assembly of each tensor that a task reads, by task and tensor.
+        tasks: Live tasks in execution order: by run, then by lane, then in layer order.
+        reads: By task and tensor, the tree that builds the read region of the tensor from stored boxes.
         deliveries: Model outputs on the sinks.
-        received_boxes: All boxes that are sent between devices.
-        dropped_tasks: Parts with unread results.
-        runs: Number of the run of each live task (see `number_lane_runs`).
-        other_roles: Routings of further roles of a plan with replicas or failure plans. All other attributes are those
-            of the first role.
-        failed: Failed devices for which this role is used.
-        state_retentions: Regions of states that devices keep.
+        received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
+        dropped_tasks: Tasks of the plan whose results nothing reads.
+        runs: Number of the run of each live task. Within a run, each device computes its lanes one after another.
+        other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
+            role.
+        failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
+        state_retentions: Regions of states that devices keep from frame to frame.
     """
 
     layers: LayerGraph = field(repr=False)
@@ -132,7 +127,7 @@ class Routing:
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """Routing of each role; roles of failure plans come last."""
+        """Routing of each role (replica or failure plan); roles of failure plans come last."""
         return (changed(self, other_roles=()), *self.other_roles)
 
     @property
@@ -141,13 +136,13 @@ class Routing:
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:
-        """Return the raw bytes of a box; for a received box, those that are sent.
+        """Return the bytes of a box: the stored bytes of a computed box, or the sent bytes of a received box.
 
         Args:
             box: A box with static shape.
 
         Returns:
-            Number of bytes.
+            Number of bytes. For a received box, they depend on the wire type of the tensor.
         """
         assert box.region is not None
         dtype = self.layers.tensors[box.key.tensor].dtype
@@ -161,16 +156,14 @@ class Routing:
 
 
 def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
-    """Return the leaves of an assembly, in order.
+    """Return the leaves of an assembly tree: the regions of stored boxes that are concatenated.
 
     Args:
-        tree: The assembly.
+        tree: The assembly tree.
 
     Returns:
-        Its leaves.
+        Its leaves, in the order of concatenation.
     """
-    return (
-        (tree,)
-        if isinstance(tree, AssemblyLeaf)
-        else tuple([leaf for child in tree.children for leaf in assembly_leaves(child)])
-    )
+    if isinstance(tree, AssemblyLeaf):
+        return (tree,)
+    return tuple([leaf for child in tree.children for leaf in assembly_leaves(child)])

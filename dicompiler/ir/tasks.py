@@ -1,4 +1,4 @@
-"""Tasks: the nodes that compute one part of a layer. `partition.bounds_inference` makes them."""
+"""Tasks: the nodes that compute one part (a device's piece of a layer). `partition.bounds_inference` makes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dicompiler.ir.operator_rule import Node, Piece
 from dicompiler.ir.regions import Interval, Region
 
 TaskKind = Literal["plain", "partial", "merger"]
-TaskId = tuple[str, int]  # (layer name, index of the part in the plan's list for that layer)
+TaskId = tuple[str, int]
+"""Name of a layer, and the index of a part in the plan's list of the layer's parts."""
 
 
 class TensorKey(NamedTuple):
@@ -27,11 +28,11 @@ class TensorKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)  # Compared by identity, because results are memoized per node.
 class TaskNode:
-    """A node of a task.
+    """A node of a task, with the region of its output that the task computes.
 
     Attributes:
         node: The node.
-        piece: How to compute it; None: unchanged, on whole tensors (in layers that stay whole).
+        piece: Computation of the region; None: the unchanged node on whole tensors, in layers that stay whole.
     """
 
     node: Node
@@ -40,16 +41,16 @@ class TaskNode:
 
 @dataclass(frozen=True)
 class ShareTask:
-    """Task of a share of a layer, on any device.
+    """Nodes that compute a share (a piece of a layer that is not assigned to a device).
 
     Attributes:
         layer: Name of the layer.
-        kind: `partial`: computes a partial sum of the anchor; `merger`: adds partial sums and computes the absorbed
-            nodes; `plain`: computes all nodes.
+        kind: `partial`: computes a partial sum of the anchor (the layer's main operator); `merger`: adds partial sums
+            and computes the other nodes of the layer; `plain`: computes all nodes.
         nodes: The nodes, in topological order.
         outputs: Region of each computed tensor; None for a tensor without static shape.
         needs: Region that is needed of each input tensor, without weights.
-        state_needs: Region that is needed of the input of each state.
+        state_needs: Region that is needed of the model input of each state.
     """
 
     layer: str
@@ -62,12 +63,12 @@ class ShareTask:
 
 @dataclass(frozen=True)
 class Task(ShareTask):
-    """Task of one part of a layer on one device.
+    """Nodes that compute one part (a piece of a layer on one device).
 
     Attributes:
-        index: Index of the part in the plan's list for the layer.
+        index: Index of the part in the plan's list of the layer's parts.
         device: Name of the device.
-        lane: Lane of the device.
+        lane: Number of the device's lane. Lanes of a device run one after another and share its memory.
     """
 
     index: int
@@ -76,12 +77,5 @@ class Task(ShareTask):
 
 
 def task_id(task: Task) -> TaskId:
-    """Return the key of a task in a routing: the layer's name and the part's index.
-
-    Args:
-        task: The task.
-
-    Returns:
-        The key.
-    """
+    """Return the key of a task in a routing: the name of the layer and the index of the part."""
     return task.layer, task.index

@@ -1,6 +1,6 @@
 """Wire format: the element types in which tensors are sent between devices, if a plan narrows them.
 
-text or JSON ⇔ WireFormat. All code that counts sent bytes asks this module.
+It is parsed from text or JSON. All code that counts sent bytes uses this module.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ _NARROWABLE_DTYPES: Mapping[str, frozenset[int]] = {
     "int8": frozenset({onnx.TensorProto.FLOAT}),
     EXACT_STAND_IN: _FLOAT_DTYPES,
 }
-"""Element types of tensors that each wire type can narrow. All others are sent unchanged."""
+"""Element types that each wire type can narrow. Tensors of other element types are sent unchanged."""
 _SENT_DTYPES = {
     "float16": int(onnx.TensorProto.FLOAT16),
     "bfloat16": int(onnx.TensorProto.BFLOAT16),
     "int8": int(onnx.TensorProto.INT8),
 }
 WIRE_DTYPE_NAMES = (*_SENT_DTYPES, UNCHANGED)
-_MIN_SCALE = 1.2e-38  # smallest normal number of float32
+_MIN_SCALE = 1.2e-38
+"""Minimum scale of int8 values, the smallest normal number of float32."""
 
 ValueRange = tuple[float, float]
 WireDtypes = tuple[tuple[str, str], ...]
@@ -46,8 +47,9 @@ class WireFormat:
     """Element types in which tensors are sent.
 
     Attributes:
-        dtypes: Pairs of a layer or model input (or `ALL_TENSORS`) and the name of a type. Others are sent unchanged.
-        ranges: Smallest and largest value of each tensor that is sent as int8, by `range_name`.
+        dtypes: Pairs of the name of a layer or model input (or `ALL_TENSORS`) and the name of an element type. Tensors
+            without a pair are sent unchanged.
+        ranges: Smallest and largest value of each tensor that is sent as int8, by the key that `range_name` returns.
     """
 
     dtypes: WireDtypes = ()
@@ -55,7 +57,7 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The same format with stand-ins that do not change numbers."""
+        """The same format with a lossless type in place of each narrow type, for the exact check."""
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
     def __str__(self) -> str:
@@ -63,42 +65,33 @@ class WireFormat:
         return ",".join(kind if name == ALL_TENSORS else f"{name}={kind}" for name, kind in self.dtypes)
 
 
-def parse_wire_format(given: str | Mapping[str, str] | WireFormat | None) -> WireFormat | None:
-    """Return a wire format from text or a mapping.
+def parse_wire_format(source: str | Mapping[str, str] | WireFormat | None) -> WireFormat | None:
+    """Return a wire format from text or a mapping, such as "float16,conv1=float32" or {"conv1": "float32"}.
 
-    Examples: "float16", "float16,conv1=float32", {"*": "float16", "conv1": "float32"}.
-
-    Args:
-        given: Text, mapping, or a wire format, which is returned unchanged.
-
-    Returns:
-        The wire format; None for None.
+    The name "*", or a type without a name, means all tensors. None and a WireFormat are returned unchanged.
 
     Raises:
         UsageError: A type is unknown, or a name has two types.
     """
-    if given is None or isinstance(given, WireFormat):
-        return given
-    if isinstance(given, str):
-        items = [item.rpartition("=") for item in given.split(",")]
+    if source is None or isinstance(source, WireFormat):
+        return source
+    if isinstance(source, str):
+        items = [item.rpartition("=") for item in source.split(",")]
         pairs = [(name.strip() if equals else ALL_TENSORS, kind.strip()) for name, equals, kind in items]
     else:
-        pairs = list(given.items())
+        pairs = list(source.items())
     for name, kind in pairs:
         if kind not in WIRE_DTYPE_NAMES:
-            raise UsageError(
-                f"wire: unknown type {kind!r}{did_you_mean(kind, WIRE_DTYPE_NAMES)}: "
-                f"use one of {', '.join(WIRE_DTYPE_NAMES)}"
-            )
+            close = did_you_mean(kind, WIRE_DTYPE_NAMES)
+            raise UsageError(f"wire: unknown type {kind!r}{close}: use one of {', '.join(WIRE_DTYPE_NAMES)}")
         if [other for other, _ in pairs].count(name) > 1:
-            raise UsageError(
-                f"wire: {'all layers have' if name == ALL_TENSORS else f'{name!r} has'} two types: give one"
-            )
+            subject = "all layers have" if name == ALL_TENSORS else f"{name!r} has"
+            raise UsageError(f"wire: {subject} two types: give one")
     return WireFormat(tuple(sorted(pairs)))
 
 
 def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
-    """Return the keys of a plan file that describe a wire format; {} if nothing is narrowed."""
+    """Return the entries of a plan file that describe a wire format; {} if nothing is narrowed."""
     types = dict(wire.dtypes)
     entries = {
         "wire_dtype": types[ALL_TENSORS] if types.keys() == {ALL_TENSORS} else types,
@@ -108,40 +101,43 @@ def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
 
 
 def wire_format_from_json(document: Mapping[str, Any]) -> WireFormat:
-    """Return the wire format in a validated plan document."""
+    """Return the wire format of a plan file. The document must match the schema of plans."""
     wire = parse_wire_format(document["wire_dtype"]) if "wire_dtype" in document else WireFormat()
     assert wire is not None
     return replace(wire, ranges={name: (low, high) for name, (low, high) in document.get("wire_ranges", {}).items()})
 
 
 def range_name(key: TensorKey) -> str:
-    """Return the key of a tensor, or of its partial sums, in `WireFormat.ranges`."""
+    """Return the key in `WireFormat.ranges` for a tensor, or for its partial sums over one range."""
     return key.tensor if key.reduce is None else "{}+{}:{}".format(key.tensor, *key.reduce)
 
 
 @memoized
 def with_wire_dtypes(layers: LayerGraph, types: WireDtypes) -> LayerGraph:
-    """Return the layers with wire types; raise UsageError if a name is neither a layer nor a model input."""
-    known = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
+    """Return the layers with the wire types; raise UsageError if a name is neither a layer nor a model input."""
+    names = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
     for name, _ in types:
-        if name not in known:
-            raise UsageError(f"wire: the network has no layer and no input {name!r}{did_you_mean(name, known)}")
+        if name not in names:
+            raise UsageError(f"wire: the network has no layer and no input {name!r}{did_you_mean(name, names)}")
     return replace(layers, wire_dtypes=types)
 
 
 @memoized
 def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the requested wire type of each tensor that should not be sent unchanged."""
+    """Return the requested wire type of each tensor that should not be sent unchanged, by tensor name."""
     types = dict(layers.wire_dtypes)
     owners = {name: name for name in layers.inputs}
     owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
-    found = {tensor: types.get(name, types.get(ALL_TENSORS, UNCHANGED)) for tensor, name in owners.items()}
-    return {tensor: kind for tensor, kind in found.items() if kind != UNCHANGED}
+    kinds = {tensor: types.get(name, types.get(ALL_TENSORS, UNCHANGED)) for tensor, name in owners.items()}
+    return {tensor: kind for tensor, kind in kinds.items() if kind != UNCHANGED}
 
 
 @memoized
 def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the wire type of each tensor that is narrowed; tensors of other types are sent unchanged."""
+    """Return the wire type of each tensor that is narrowed, by tensor name.
+
+    A tensor is sent unchanged if its element type cannot be narrowed to the requested wire type.
+    """
     return {
         name: kind
         for name, kind in requested_wire_dtypes(layers).items()
@@ -150,26 +146,26 @@ def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 
 
 def sent_dtype(layers: LayerGraph, tensor: str) -> int:
-    """Return the onnx.TensorProto.DataType in which a tensor, or its partial sums, are sent.
+    """Return the element type in which a tensor, or a partial sum of it, is sent.
 
     Args:
-        layers: The layers, with wire types.
+        layers: The layers, with the wire types that the plan requests.
         tensor: Name of the tensor.
 
     Returns:
-        The element type.
+        The element type, an onnx.TensorProto.DataType.
     """
-    own = layers.tensors[tensor].dtype
-    return _SENT_DTYPES.get(effective_wire_dtypes(layers).get(tensor, ""), own) if layers.wire_dtypes else own
+    dtype = layers.tensors[tensor].dtype
+    return _SENT_DTYPES.get(effective_wire_dtypes(layers).get(tensor, ""), dtype) if layers.wire_dtypes else dtype
 
 
 def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
-    """Return the bytes that are sent for a piece of a tensor, or of its partial sums.
+    """Return the number of bytes that are sent for a region of a tensor, or for a partial sum of it.
 
     Args:
-        layers: The layers, with wire types.
+        layers: The layers, with the wire types that the plan requests.
         tensor: Name of the tensor.
-        shape: Shape of the piece.
+        shape: Shape of the region.
 
     Returns:
         Number of bytes.
@@ -178,7 +174,7 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
 
 
 def int8_scale_and_zero_point(measured: ValueRange) -> tuple[float, int]:
-    """Return the int8 scale and zero point for a range of values; 0 is represented exactly."""
+    """Return the int8 scale and zero point for values in a measured range. 0 is represented exactly."""
     low, high = min(measured[0], 0.0), max(measured[1], 0.0)
     scale = (high - low) / 255
     scale = scale if scale >= _MIN_SCALE else 1.0
